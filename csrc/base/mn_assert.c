@@ -1,0 +1,25 @@
+/* What happens when an assertion fails, and the hooks tests put in its way.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "base/mn_assert.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void
+mn_assert_print(const char *file, int line, const char *text)
+{
+    (void)fprintf(stderr, "minato: %s:%d: assertion failed: %s\n", file, line, text);
+    (void)fflush(stderr);
+}
+
+void (*mn_assert_hook)(const char *file, int line, const char *text) = mn_assert_print;
+
+void (*mn_fault_hook)(const char *name) = NULL;
+
+void
+mn_assert_failed(const char *file, int line, const char *text)
+{
+    mn_assert_hook(file, line, text);
+    abort();
+}

@@ -1,0 +1,24 @@
+/* Compiler attributes and compile-time checks used by every floor.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose: one spelling for what gcc and clang call by different names.
+ * Knows nothing: no OS, no Python, no allocation. Macros only.
+ */
+#ifndef MN_ATTR_H
+#define MN_ATTR_H
+
+/* 64 is the line size of every x86-64 and of most AArch64 cores. It is a constant and
+ * not looked up, because it decides the layout of memory that processes share. */
+#define MN_CACHELINE 64
+
+#define MN_ALIGNED(n) __attribute__((aligned(n)))
+#define MN_UNUSED __attribute__((unused))
+#define MN_NORETURN __attribute__((noreturn))
+#define MN_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+
+#define mn_likely(x) __builtin_expect(!!(x), 1)
+#define mn_unlikely(x) __builtin_expect(!!(x), 0)
+
+#define MN_STATIC_ASSERT(cond, msg) _Static_assert(cond, msg)
+
+#endif /* MN_ATTR_H */

@@ -1,0 +1,29 @@
+/* How much memory this process may use, in bytes.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The machine's figures from /proc/meminfo, lowered by every memory limit from this
+ * process's control group up to the root (versions 1 and 2). What a group uses counts
+ * without its inactive file cache, which the kernel drops before it refuses memory; pages
+ * of shared memory files do count. 0 means that nothing could be read.
+ */
+#ifndef MN_MEM_H
+#define MN_MEM_H
+
+#include <stdint.h>
+
+/* The most that this process could ever have: RAM or the lowest limit. */
+uint64_t
+mn_mem_total(void);
+
+/* What could be allocated now without swapping or meeting a limit. */
+uint64_t
+mn_mem_available(void);
+
+/* The same with root put before every path that is read, for tests. */
+uint64_t
+mn_mem_total_at(const char *root);
+
+uint64_t
+mn_mem_available_at(const char *root);
+
+#endif /* MN_MEM_H */

@@ -1,0 +1,160 @@
+/* Process liveness by pidfd and /proc.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "os/mn_proc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+struct mn_proc_stat {
+    char state;
+    long threads;
+    uint64_t start;
+};
+
+int
+mn_proc_pidfd(pid_t pid)
+{
+    long fd = syscall(SYS_pidfd_open, pid, 0u);
+    return fd >= 0 ? (int)fd : -errno;
+}
+
+/* Reads a whole small file. Returns its length or -errno. */
+static int
+mn_proc_slurp(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    size_t len = 0;
+    int rc = 0;
+    while (len < size - 1) {
+        ssize_t got = read(fd, text + len, size - 1 - len);
+        if (got < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            rc = -errno;
+            break;
+        }
+        if (got == 0) {
+            break;
+        }
+        len += (size_t)got;
+    }
+    (void)close(fd);
+    text[len] = '\0';
+    return rc != 0 ? rc : (int)len;
+}
+
+static int
+mn_proc_read_stat(pid_t pid, struct mn_proc_stat *out)
+{
+    char path[64];
+    char text[1024];
+    (void)snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
+    int rc = pid > 0 ? mn_proc_slurp(path, text, sizeof(text)) : -ESRCH;
+    if (rc == -ENOENT) { /* no such process, or no /proc at all */
+        return access("/proc/self/stat", F_OK) == 0 ? -ESRCH : -ENOENT;
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    /* Field 2 is the program's name in parentheses and may hold anything, parentheses
+     * included; the last one ends it. Fields 3, 20 and 22 are what we are after. */
+    char *after = strrchr(text, ')');
+    if (after == NULL
+        || sscanf(after + 1,
+                  " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s"
+                  " %ld %*s %" SCNu64,
+                  &out->state, &out->threads, &out->start)
+               != 3) {
+        return -EPROTO;
+    }
+    return 0;
+}
+
+int
+mn_proc_start_time(pid_t pid, uint64_t *ticks)
+{
+    struct mn_proc_stat st;
+    int rc = mn_proc_read_stat(pid, &st);
+    if (rc == 0) {
+        *ticks = st.start;
+    }
+    return rc;
+}
+
+/* A zombie with more than one thread is a process whose first thread has ended while
+ * others run on and may write memory. */
+static bool
+mn_proc_stat_dead(const struct mn_proc_stat *st)
+{
+    return st->state == 'X' || (st->state == 'Z' && st->threads <= 1);
+}
+
+int
+mn_proc_alive(pid_t pid, uint64_t start)
+{
+    struct mn_proc_stat st;
+    int rc = mn_proc_read_stat(pid, &st);
+    if (rc == -ESRCH) {
+        return 0;
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    return st.start == start && !mn_proc_stat_dead(&st);
+}
+
+int
+mn_proc_kill(pid_t pid, uint64_t start, int sig)
+{
+    int fd = mn_proc_pidfd(pid);
+    if (fd < 0) {
+        return fd == -EINVAL ? -ESRCH : fd; /* EINVAL: not the id of a whole process */
+    }
+    /* The descriptor came first, so if the wanted process is there now it also was when the
+     * descriptor was made, and the descriptor is its. */
+    int rc = mn_proc_alive(pid, start);
+    if (rc == 1) {
+        rc = syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0u) == 0 ? 0 : -errno;
+    }
+    else if (rc == 0) {
+        rc = -ESRCH;
+    }
+    (void)close(fd);
+    return rc;
+}
+
+int
+mn_proc_wait_pidfd(int fd, int64_t timeout_ns)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    struct timespec ts;
+    struct timespec *timeout = NULL;
+    if (timeout_ns >= 0) {
+        ts.tv_sec = (time_t)(timeout_ns / 1000000000);
+        ts.tv_nsec = (long)(timeout_ns % 1000000000);
+        timeout = &ts;
+    }
+    int n = ppoll(&p, 1, timeout, NULL);
+    if (n < 0) {
+        return -errno;
+    }
+    if (n == 0) {
+        return -ETIMEDOUT;
+    }
+    return (p.revents & POLLNVAL) != 0 ? -EBADF : 0;
+}

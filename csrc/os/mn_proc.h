@@ -1,0 +1,40 @@
+/* Whether a process still lives, its end, and killing exactly it.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose: a process is named by (pid, start time), because a pid alone may be reused.
+ * The start time is in clock ticks since boot, as /proc/PID/stat has it; two processes
+ * with one pid cannot share it, as reuse takes a full turn of the pid space.
+ * "Dead" means that the process can no longer write memory: gone, or a zombie all of whose
+ * threads have ended. A process whose first thread alone has ended is alive.
+ * Reaping is the parent's business; nothing here reaps.
+ *
+ *   mn_proc_pidfd    close(fd)
+ */
+#ifndef MN_PROC_H
+#define MN_PROC_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+/* A close-on-exec descriptor that becomes readable when the process ends; or -errno. */
+int
+mn_proc_pidfd(pid_t pid);
+
+/* Start time in ticks since boot. -ESRCH when there is no such process. */
+int
+mn_proc_start_time(pid_t pid, uint64_t *ticks);
+
+/* 1: the process of that pid and start time lives; 0: it does not; or -errno when that
+ * cannot be found out (no /proc, no descriptor left). */
+int
+mn_proc_alive(pid_t pid, uint64_t start);
+
+/* Signals that very process. -ESRCH when it is dead or the pid is another's by now. */
+int
+mn_proc_kill(pid_t pid, uint64_t start, int sig);
+
+/* Waits for the end of the process (< 0: forever). 0, -ETIMEDOUT, -EINTR, -EBADF. */
+int
+mn_proc_wait_pidfd(int fd, int64_t timeout_ns);
+
+#endif /* MN_PROC_H */

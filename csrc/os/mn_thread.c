@@ -1,0 +1,100 @@
+/* Threads without signals, and private locks, on pthreads.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "os/mn_thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/mn_assert.h"
+
+static void *
+mn_thread_main(void *self)
+{
+    struct mn_thread *thread = self;
+    (void)pthread_setname_np(pthread_self(), thread->name); /* only a name: may fail */
+    thread->fn(thread->arg);
+    return NULL;
+}
+
+int
+mn_thread_start(struct mn_thread *thread, const char *name, void (*fn)(void *), void *arg)
+{
+    sigset_t all, before;
+    thread->fn = fn;
+    thread->arg = arg;
+    thread->owner = 0;
+    (void)snprintf(thread->name, sizeof(thread->name), "%s", name);
+
+    /* The mask is inherited, so it is set here: a signal must not find the new thread in
+     * the moment before it could block it itself. */
+    (void)sigfillset(&all);
+    int rc = pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (rc != 0) {
+        return -rc;
+    }
+    rc = pthread_create(&thread->id, NULL, mn_thread_main, thread);
+    int restored = pthread_sigmask(SIG_SETMASK, &before, NULL);
+    mn_assert(restored == 0);
+    (void)restored;
+    if (rc == 0) {
+        thread->owner = getpid();
+    }
+    return -rc;
+}
+
+int
+mn_thread_join(struct mn_thread *thread)
+{
+    if (thread->owner == 0) {
+        return -EINVAL;
+    }
+    if (thread->owner != getpid()) {
+        return -ESRCH;
+    }
+    int rc = pthread_join(thread->id, NULL);
+    if (rc == 0) {
+        thread->owner = 0;
+    }
+    return -rc;
+}
+
+int
+mn_mutex_init(struct mn_mutex *mutex)
+{
+    return -pthread_mutex_init(&mutex->m, NULL);
+}
+
+void
+mn_mutex_fini(struct mn_mutex *mutex)
+{
+    int rc = pthread_mutex_destroy(&mutex->m);
+    mn_assert(rc == 0);
+    (void)rc;
+}
+
+void
+mn_mutex_lock(struct mn_mutex *mutex)
+{
+    int rc = pthread_mutex_lock(&mutex->m);
+    mn_assert(rc == 0);
+    (void)rc;
+}
+
+int
+mn_mutex_trylock(struct mn_mutex *mutex)
+{
+    return -pthread_mutex_trylock(&mutex->m);
+}
+
+void
+mn_mutex_unlock(struct mn_mutex *mutex)
+{
+    int rc = pthread_mutex_unlock(&mutex->m);
+    mn_assert(rc == 0);
+    (void)rc;
+}

@@ -1,0 +1,139 @@
+/* An event count with one sleeper: "wake me if anything happens" without locks.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   One thread (the sleeper) waits until something that others publish elsewhere is true.
+ *   Publishing costs one load while the sleeper is busy and one system call while it
+ *   sleeps. The bell carries no data and counts nothing.
+ *
+ * Actors and owners
+ *   word     the sleeper alone moves AWAKE -> ASLEEP; sleeper and ringers move it back.
+ *   sleeper  one thread at a time, in any process that maps the bell.
+ *   ringers  any number of threads of any processes.
+ *
+ * The two call sequences
+ *
+ *   sleeper                                    ringer
+ *     mn_bell_announce(b)              [B1]      publish X                      [B2]
+ *     if X is there (seq_cst load)     [B3]      mn_bell_ring(b)                [B4]
+ *         mn_bell_retract(b)
+ *     else
+ *         mn_bell_sleep(b, timeout)
+ *     look for X again, whatever came back
+ *
+ * No wake-up is lost (order pairs)
+ *   [B1] -> [B4], [B2] -> [B3]  all four seq_cst. In their single total order either B1
+ *         precedes B4, which then reads ASLEEP and wakes; or B4 precedes B1, hence B2
+ *         precedes B3, which then reads X. Acquire and release are not enough: both
+ *         sides store one word and load another, and both loads may run first.
+ *         So the publish MUST be a seq_cst store or read-modify-write (mn_a32_*_seqcst),
+ *         and the look between announce and sleep a seq_cst load of the same word.
+ *   [B5] -> [B6]  for a publish that is release only (the rings of mn_spsc.h), use
+ *         mn_bell_ring_released: B5, its read-modify-write of the bell (acq_rel), and B6,
+ *         the announce, are exchanges of one word and so are ordered. B5 after B6 reads
+ *         ASLEEP and wakes. B6 after B5 reads from it, directly or through the chain of
+ *         exchanges between them (no plain store ever touches the word after init, which
+ *         is why retract is an exchange too), so the publish happens before the look, for
+ *         which acquire is then enough.
+ *   [B7] -> [B8]  B7, the ringer's exchange to AWAKE, releases; B8, the sleeper's read of
+ *         AWAKE in mn_bell_sleep, acquires: what was published before the ring is visible
+ *         after a sleep that returns 0.
+ *   A ringer writes before it wakes, and the kernel compares the word under its own lock
+ *   before it puts the sleeper to bed, so a ring between announce and sleep is not lost
+ *   either.
+ *
+ * Spurious wake-ups
+ *   0 from mn_bell_sleep means that somebody rang since the announce, maybe about something
+ *   that B3's look had found already: a late ringer may meet the next announce.
+ *   Always look again. Wake-ups of the futex without a ring go back to sleep inside.
+ *
+ * Wrap and ABA: two values and no counter, so nothing wraps. AWAKE -> ASLEEP -> AWAKE seen
+ *   by a slow ringer costs one useless system call or one spurious ring, nothing else.
+ *
+ * What a crash leaves behind
+ *   Dead sleeper: the word stays ASLEEP. The next ring sets it AWAKE and wakes nobody, at
+ *   the price of one system call; no count is off. Whoever sleeps there next just announces.
+ *   Dead ringer: killed after B7 but before its system call, it leaves the word AWAKE and
+ *   the sleeper in the kernel, where later rings would not see it. So a sleeper whose
+ *   ringers can be killed bounds its sleep, or whoever confirms such a death calls
+ *   mn_bell_kick, which wakes without looking at the word first.
+ *   Dead after B2, before B4: published and not rung; the same kick repairs it.
+ *
+ *   call                 pairs with
+ *   mn_bell_announce     exactly one of mn_bell_retract, mn_bell_sleep
+ */
+#ifndef MN_BELL_H
+#define MN_BELL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mn_atomic.h"
+#include "base/mn_attr.h"
+
+#define MN_BELL_AWAKE 0u
+#define MN_BELL_ASLEEP 1u
+
+/* Put each bell on a cache line that its sleeper's peers seldom write. */
+struct mn_bell {
+    mn_a32 word;
+};
+
+MN_STATIC_ASSERT(sizeof(struct mn_bell) == 4, "layout shared between processes");
+
+/* Zeroed memory is a bell already. */
+static inline void
+mn_bell_init(struct mn_bell *bell)
+{
+    mn_a32_store_relaxed(&bell->word, MN_BELL_AWAKE);
+}
+
+/* Sleeper: from now on rings count. Look at the condition after this. */
+static inline void
+mn_bell_announce(struct mn_bell *bell)
+{
+    (void)mn_a32_xchg_seqcst(&bell->word, MN_BELL_ASLEEP); /* [B1] [B6] */
+}
+
+/* Sleeper: the look found something, no sleep. */
+static inline void
+mn_bell_retract(struct mn_bell *bell)
+{
+    (void)mn_a32_xchg_acqrel(&bell->word, MN_BELL_AWAKE); /* keeps the chain of B5, B6 */
+}
+
+/* Sleeper, after announce: waits for a ring for at most timeout_ns (< 0: forever, 0: only
+ * looks). 0 rung, -ETIMEDOUT, -EINTR. A ring that comes together with a timeout or a signal
+ * counts as a ring. On every return the bell is AWAKE again. */
+int
+mn_bell_sleep(struct mn_bell *bell, int64_t timeout_ns);
+
+/* The rare half of ringing: claims the sleeper and wakes it. True if this call did. */
+bool
+mn_bell_wake(struct mn_bell *bell);
+
+/* Ringer, after a seq_cst publish. True when an announced sleeper was told. */
+static inline bool
+mn_bell_ring(struct mn_bell *bell)
+{
+    if (mn_likely(mn_a32_load_seqcst(&bell->word) == MN_BELL_AWAKE)) { /* [B4] */
+        return false;
+    }
+    return mn_bell_wake(bell);
+}
+
+/* Ringer, after a publish of release order: always one read-modify-write. */
+static inline bool
+mn_bell_ring_released(struct mn_bell *bell)
+{
+    if (mn_likely(mn_a32_add_acqrel(&bell->word, 0) == MN_BELL_AWAKE)) { /* [B5] */
+        return false;
+    }
+    return mn_bell_wake(bell);
+}
+
+/* Anyone, after a ringer's death was confirmed: ends the current sleep, if there is one. */
+void
+mn_bell_kick(struct mn_bell *bell);
+
+#endif /* MN_BELL_H */

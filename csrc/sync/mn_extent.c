@@ -1,0 +1,411 @@
+/* A treap of free ranges, by offset, with the largest length below each node.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "sync/mn_extent.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+
+struct mn_extent {
+    uint64_t off;
+    uint64_t len;
+    uint64_t max; /* largest len in this subtree */
+    struct mn_extent *left;  /* or the next spare node */
+    struct mn_extent *right;
+    uint32_t rank; /* random; a parent's is not below its children's */
+};
+
+struct mn_extents {
+    struct mn_extent *root;
+    struct mn_extent *spare;
+    uint64_t spares;
+    uint64_t promised;
+    uint64_t base_off;
+    uint64_t bytes;
+    uint64_t free_bytes;
+    uint32_t granule;
+    uint32_t seed;
+};
+
+/* Spare nodes beyond the promises that are kept and not given back to malloc: enough for
+ * the ranges of a few batches, a few kilobytes. */
+#define MN_EXTENT_SLACK 64
+
+/* ---- nodes ---- */
+
+/* Marsaglia's xorshift32. The shape of the tree needs no better randomness, and a fixed
+ * seed makes a failing trace repeat. */
+static uint32_t
+mn_extent_rank(struct mn_extents *e)
+{
+    uint32_t x = e->seed;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    return e->seed = x;
+}
+
+static void
+mn_extent_retire(struct mn_extents *e, struct mn_extent *node)
+{
+    if (e->spares >= e->promised + MN_EXTENT_SLACK) {
+        free(node);
+        return;
+    }
+    node->left = e->spare;
+    e->spare = node;
+    e->spares++;
+}
+
+/* Makes sure of that many spare nodes. */
+static int
+mn_extent_stock(struct mn_extents *e, uint64_t wanted)
+{
+    while (e->spares < wanted) {
+        struct mn_extent *node = malloc(sizeof(*node));
+        if (node == NULL) {
+            return -ENOMEM;
+        }
+        node->left = e->spare;
+        e->spare = node;
+        e->spares++;
+    }
+    return 0;
+}
+
+static struct mn_extent *
+mn_extent_take(struct mn_extents *e, uint64_t off, uint64_t len)
+{
+    struct mn_extent *node = e->spare;
+    e->spare = node->left;
+    e->spares--;
+    *node = (struct mn_extent){.off = off, .len = len, .max = len};
+    node->rank = mn_extent_rank(e);
+    return node;
+}
+
+/* ---- treap: every function returns the subtree's new root ---- */
+
+static uint64_t
+mn_extent_max(const struct mn_extent *node)
+{
+    return node != NULL ? node->max : 0;
+}
+
+static struct mn_extent *
+mn_extent_pull(struct mn_extent *node)
+{
+    uint64_t max = node->len;
+    uint64_t left = mn_extent_max(node->left);
+    uint64_t right = mn_extent_max(node->right);
+    max = left > max ? left : max;
+    node->max = right > max ? right : max;
+    return node;
+}
+
+/* All offsets in left lie below those in right. */
+static struct mn_extent *
+mn_extent_merge(struct mn_extent *left, struct mn_extent *right)
+{
+    if (left == NULL || right == NULL) {
+        return left != NULL ? left : right;
+    }
+    if (left->rank >= right->rank) {
+        left->right = mn_extent_merge(left->right, right);
+        return mn_extent_pull(left);
+    }
+    right->left = mn_extent_merge(left, right->left);
+    return mn_extent_pull(right);
+}
+
+/* Splits into offsets below off and offsets from off on. */
+static void
+mn_extent_split(struct mn_extent *node, uint64_t off, struct mn_extent **below,
+                struct mn_extent **from)
+{
+    if (node == NULL) {
+        *below = *from = NULL;
+        return;
+    }
+    if (node->off < off) {
+        mn_extent_split(node->right, off, &node->right, from);
+        *below = mn_extent_pull(node);
+        return;
+    }
+    mn_extent_split(node->left, off, below, &node->left);
+    *from = mn_extent_pull(node);
+}
+
+static struct mn_extent *
+mn_extent_insert(struct mn_extent *root, struct mn_extent *node)
+{
+    if (root == NULL || node->rank > root->rank) {
+        mn_extent_split(root, node->off, &node->left, &node->right);
+        return mn_extent_pull(node);
+    }
+    if (node->off < root->off) {
+        root->left = mn_extent_insert(root->left, node);
+    }
+    else {
+        root->right = mn_extent_insert(root->right, node);
+    }
+    return mn_extent_pull(root);
+}
+
+static struct mn_extent *
+mn_extent_erase(struct mn_extent *root, const struct mn_extent *node)
+{
+    if (root == node) {
+        return mn_extent_merge(root->left, root->right);
+    }
+    if (node->off < root->off) {
+        root->left = mn_extent_erase(root->left, node);
+    }
+    else {
+        root->right = mn_extent_erase(root->right, node);
+    }
+    return mn_extent_pull(root);
+}
+
+/* Gives a node another place and length. It stays between its neighbours, so only the
+ * largest lengths above it change. */
+static void
+mn_extent_resize(struct mn_extent *root, struct mn_extent *node, uint64_t off, uint64_t len)
+{
+    if (root == node) {
+        node->off = off;
+        node->len = len;
+    }
+    else {
+        mn_extent_resize(node->off < root->off ? root->left : root->right, node, off, len);
+    }
+    (void)mn_extent_pull(root);
+}
+
+/* The last free range that begins at or before off, and the first that begins after. */
+static void
+mn_extent_around(const struct mn_extents *e, uint64_t off, struct mn_extent **before,
+                 struct mn_extent **after)
+{
+    struct mn_extent *node = e->root;
+    *before = *after = NULL;
+    while (node != NULL) {
+        if (node->off <= off) {
+            *before = node;
+            node = node->right;
+        }
+        else {
+            *after = node;
+            node = node->left;
+        }
+    }
+}
+
+/* ---- the allocator ---- */
+
+int
+mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
+                uint32_t granule)
+{
+    bool power = granule != 0 && (granule & (granule - 1)) == 0;
+    if (!power || bytes == 0 || base_off % granule != 0 || bytes % granule != 0
+        || base_off > (UINT64_MAX >> 1) || bytes > (UINT64_MAX >> 1) - base_off) {
+        return -EINVAL;
+    }
+    struct mn_extents *e = calloc(1, sizeof(*e));
+    if (e == NULL) {
+        return -ENOMEM;
+    }
+    e->base_off = base_off;
+    e->bytes = bytes;
+    e->free_bytes = bytes;
+    e->granule = granule;
+    e->seed = 2463534242u; /* Marsaglia's own; any but zero will do */
+    if (mn_extent_stock(e, 1) != 0) {
+        free(e);
+        return -ENOMEM;
+    }
+    e->root = mn_extent_take(e, base_off, bytes);
+    *out = e;
+    return 0;
+}
+
+static void
+mn_extent_drop(struct mn_extent *node)
+{
+    while (node != NULL) { /* recursion on one side only: as deep as the tree at most */
+        struct mn_extent *right = node->right;
+        mn_extent_drop(node->left);
+        free(node);
+        node = right;
+    }
+}
+
+void
+mn_extents_close(struct mn_extents *e)
+{
+    if (e == NULL) {
+        return;
+    }
+    mn_extent_drop(e->root);
+    while (e->spare != NULL) {
+        struct mn_extent *next = e->spare->left;
+        free(e->spare);
+        e->spare = next;
+    }
+    free(e);
+}
+
+static uint64_t
+mn_extents_round(const struct mn_extents *e, uint64_t bytes)
+{
+    uint64_t mask = (uint64_t)e->granule - 1;
+    return (bytes + mask) & ~mask;
+}
+
+int
+mn_extents_alloc(struct mn_extents *e, uint64_t bytes, uint64_t *off)
+{
+    if (bytes == 0) {
+        return -EINVAL;
+    }
+    if (bytes > e->bytes) { /* also keeps the rounding from wrapping */
+        return -ENOMEM;
+    }
+    uint64_t len = mn_extents_round(e, bytes);
+    if (len > mn_extent_max(e->root) || mn_extent_stock(e, e->promised + 1) != 0) {
+        return -ENOMEM;
+    }
+    struct mn_extent *node = e->root;
+    for (;;) {
+        if (mn_extent_max(node->left) >= len) {
+            node = node->left;
+        }
+        else if (node->len >= len) {
+            break;
+        }
+        else {
+            node = node->right;
+        }
+    }
+    *off = node->off;
+    e->promised++;
+    e->free_bytes -= len;
+    if (node->len == len) {
+        e->root = mn_extent_erase(e->root, node);
+        mn_extent_retire(e, node);
+    }
+    else {
+        mn_extent_resize(e->root, node, node->off + len, node->len - len);
+    }
+    return 0;
+}
+
+int
+mn_extents_reserve(struct mn_extents *e, uint32_t n)
+{
+    if (mn_extent_stock(e, e->promised + n) != 0) {
+        return -ENOMEM;
+    }
+    e->promised += n;
+    return 0;
+}
+
+/* Enters [off, off + len) among the free, between its neighbours before and after. */
+static void
+mn_extents_put(struct mn_extents *e, uint64_t off, uint64_t len, struct mn_extent *before,
+               struct mn_extent *after)
+{
+    bool joins_before = before != NULL && before->off + before->len == off;
+    bool joins_after = after != NULL && off + len == after->off;
+    if (joins_before && joins_after) {
+        uint64_t whole = before->len + len + after->len;
+        e->root = mn_extent_erase(e->root, after);
+        mn_extent_retire(e, after);
+        mn_extent_resize(e->root, before, before->off, whole);
+    }
+    else if (joins_before) {
+        mn_extent_resize(e->root, before, before->off, before->len + len);
+    }
+    else if (joins_after) {
+        mn_extent_resize(e->root, after, off, after->len + len);
+    }
+    else {
+        e->root = mn_extent_insert(e->root, mn_extent_take(e, off, len));
+    }
+}
+
+int
+mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes)
+{
+    struct mn_extent *before, *after;
+    uint64_t end = e->base_off + e->bytes;
+    if (bytes == 0 || off < e->base_off || off >= end || off % e->granule != 0
+        || bytes > end - off) {
+        return -EINVAL;
+    }
+    uint64_t len = mn_extents_round(e, bytes);
+    mn_extent_around(e, off, &before, &after);
+    if ((before != NULL && before->off + before->len > off)
+        || (after != NULL && after->off < off + len)) {
+        return -EINVAL;
+    }
+    if (mn_extent_stock(e, 1) != 0) { /* fails only past all promises */
+        return -ENOMEM;
+    }
+    mn_extents_put(e, off, len, before, after);
+    e->free_bytes += len;
+    e->promised -= e->promised > 0 ? 1 : 0;
+    /* Each free returns a granule at least, so more promises than granules in use are left
+     * over from ranges that were freed in fewer pieces than announced. */
+    uint64_t most = mn_extents_used(e) / e->granule;
+    e->promised = e->promised < most ? e->promised : most;
+    mn_assert(e->spares >= e->promised);
+    return 0;
+}
+
+uint64_t
+mn_extents_used(const struct mn_extents *e)
+{
+    return e->bytes - e->free_bytes;
+}
+
+uint64_t
+mn_extents_top(const struct mn_extents *e)
+{
+    const struct mn_extent *last = e->root;
+    uint64_t end = e->base_off + e->bytes;
+    while (last != NULL && last->right != NULL) {
+        last = last->right;
+    }
+    return last != NULL && last->off + last->len == end ? last->off : end;
+}
+
+uint64_t
+mn_extents_largest(const struct mn_extents *e)
+{
+    return mn_extent_max(e->root);
+}
+
+int
+mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *off,
+                     uint64_t *len)
+{
+    struct mn_extent *before, *after;
+    mn_extent_around(e, from_off, &before, &after);
+    if (before != NULL && before->off + before->len > from_off) {
+        *off = from_off;
+        *len = before->off + before->len - from_off;
+        return MN_OK;
+    }
+    if (after == NULL) {
+        return MN_EMPTY;
+    }
+    *off = after->off;
+    *len = after->len;
+    return MN_OK;
+}

@@ -1,0 +1,85 @@
+/* Which ranges of an arena are free: first fit at the lowest address.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   Hands out ranges of [base_off, base_off + bytes) of an arena that it never touches.
+ *   Lowest address first: memory that was in use a moment ago is warm, and the cold upper
+ *   end stays in one piece that can be given back to the system.
+ *
+ * Actors and owners
+ *   One thread at a time; the trainer's engine alone. Everything lives in private memory,
+ *   so a worker killed at any instruction cannot damage it, and no order is needed.
+ *   A child made by fork has a dead copy that it must not use to free.
+ *
+ * Data
+ *   A treap of the free ranges by offset; each node also holds the largest length
+ *   below it, which makes first fit, free and every question O(log n) in the number of free
+ *   ranges. There is no record of allocations: who holds a range knows its length.
+ *
+ * Invariants
+ *   Free ranges are disjoint, not empty, never adjacent (coalesced), whole granules.
+ *   used == bytes - sum of the lengths of free ranges.
+ *   spare nodes >= promised frees, see below.
+ *
+ * When malloc fails
+ *   An allocation needs no node, but the free that ends it may. So alloc sets a node aside
+ *   (a promise), and fails with -ENOMEM when it cannot, with nothing changed. Each free
+ *   uses up one promise. A range that will be freed in n pieces wants n - 1 promises more:
+ *   mn_extents_reserve. A free past all promises asks malloc, and may return -ENOMEM with
+ *   nothing changed and the range still allocated; it can be tried again later.
+ *
+ * Wrap: offsets are 64 bits and open refuses a range whose end passes 2^63.
+ *
+ *   mn_extents_open     mn_extents_close
+ *   mn_extents_alloc    mn_extents_free, once or in pieces
+ */
+#ifndef MN_EXTENT_H
+#define MN_EXTENT_H
+
+#include <stdint.h>
+
+struct mn_extents;
+
+/* All of [base_off, base_off + bytes) is free. granule is a power of two of which both are
+ * multiples. 0, -EINVAL, -ENOMEM. */
+int
+mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
+                uint32_t granule);
+
+/* Forgets everything; NULL is allowed. */
+void
+mn_extents_close(struct mn_extents *e);
+
+/* Takes bytes, rounded up to granules, at the lowest offset where they fit. 0, -ENOMEM when
+ * no free range is long enough or malloc failed, -EINVAL for 0 bytes. */
+int
+mn_extents_alloc(struct mn_extents *e, uint64_t bytes, uint64_t *off);
+
+/* Promises n more frees that cannot fail. 0 or -ENOMEM. */
+int
+mn_extents_reserve(struct mn_extents *e, uint32_t n);
+
+/* Frees any part of what is allocated; off is a multiple of the granule, bytes is rounded
+ * up. 0; -EINVAL if any of it is free already or out of range; -ENOMEM as told above. */
+int
+mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes);
+
+/* Bytes allocated, whole granules. */
+uint64_t
+mn_extents_used(const struct mn_extents *e);
+
+/* End of the highest allocated range; base_off when nothing is allocated. */
+uint64_t
+mn_extents_top(const struct mn_extents *e);
+
+/* Length of the longest free range: the largest allocation that would fit. */
+uint64_t
+mn_extents_largest(const struct mn_extents *e);
+
+/* The first free bytes at or after from_off, up to the end of their range. MN_OK, or
+ * MN_EMPTY when there are none; to go on, ask from *off + *len. */
+int
+mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *off,
+                     uint64_t *len);
+
+#endif /* MN_EXTENT_H */
