@@ -52,13 +52,21 @@ mn_extent_rank(struct mn_extents *e)
 static void
 mn_extent_retire(struct mn_extents *e, struct mn_extent *node)
 {
-    if (e->spares >= e->promised + MN_EXTENT_SLACK) {
-        free(node);
-        return;
-    }
     node->left = e->spare;
     e->spare = node;
     e->spares++;
+}
+
+/* Gives spare nodes back to malloc down to that many. */
+static void
+mn_extent_trim(struct mn_extents *e, uint64_t wanted)
+{
+    while (e->spares > wanted) {
+        struct mn_extent *node = e->spare;
+        e->spare = node->left;
+        e->spares--;
+        free(node);
+    }
 }
 
 /* Makes sure of that many spare nodes. */
@@ -70,9 +78,7 @@ mn_extent_stock(struct mn_extents *e, uint64_t wanted)
         if (node == NULL) {
             return -ENOMEM;
         }
-        node->left = e->spare;
-        e->spare = node;
-        e->spares++;
+        mn_extent_retire(e, node);
     }
     return 0;
 }
@@ -252,11 +258,7 @@ mn_extents_close(struct mn_extents *e)
         return;
     }
     mn_extent_drop(e->root);
-    while (e->spare != NULL) {
-        struct mn_extent *next = e->spare->left;
-        free(e->spare);
-        e->spare = next;
-    }
+    mn_extent_trim(e, 0);
     free(e);
 }
 
@@ -365,6 +367,7 @@ mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes)
     uint64_t most = mn_extents_used(e) / e->granule;
     e->promised = e->promised < most ? e->promised : most;
     mn_assert(e->spares >= e->promised);
+    mn_extent_trim(e, e->promised + MN_EXTENT_SLACK);
     return 0;
 }
 

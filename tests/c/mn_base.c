@@ -1,0 +1,148 @@
+/* Floor 0: the atomics do what their names say, results have names, assertions tell.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <setjmp.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_atomic.h"
+#include "base/mn_error.h"
+#include "mn_test.h"
+
+#define WORD_TEST(W, T)                                                                 \
+    static void W##_words(void)                                                         \
+    {                                                                                   \
+        W w;                                                                            \
+        T big = (T)~(T)0, seen;                                                         \
+        W##_store_relaxed(&w, big);                                                     \
+        CHECK(W##_load_relaxed(&w) == big);                                             \
+        W##_store_release(&w, 5);                                                       \
+        CHECK(W##_load_acquire(&w) == 5);                                               \
+        W##_store_seqcst(&w, 6);                                                        \
+        CHECK(W##_load_seqcst(&w) == 6);                                                \
+        CHECK(W##_xchg_acqrel(&w, 7) == 6 && W##_xchg_seqcst(&w, 8) == 7);              \
+        seen = 7;                                                                       \
+        CHECK(!W##_cas_acqrel(&w, &seen, 9) && seen == 8);                              \
+        CHECK(W##_cas_acqrel(&w, &seen, 9) && seen == 8 && W##_load_relaxed(&w) == 9);  \
+        CHECK(!W##_cas_seqcst(&w, &seen, 1) && seen == 9);                              \
+        CHECK(W##_cas_seqcst(&w, &seen, big) && W##_load_relaxed(&w) == big);           \
+        CHECK(W##_add_relaxed(&w, 1) == big && W##_load_relaxed(&w) == 0);              \
+        CHECK(W##_add_acqrel(&w, (T)0 - 3) == 0 && W##_add_seqcst(&w, 3) == (T)0 - 3);  \
+        CHECK(W##_load_relaxed(&w) == 0);                                               \
+    }
+
+WORD_TEST(mn_a32, uint32_t)
+WORD_TEST(mn_a64, uint64_t)
+
+enum { ADDERS = 3, ADDS = 20000 };
+
+static mn_a32 sum32;
+static mn_a64 sum64;
+
+static void *
+adder(void *arg)
+{
+    for (int i = 0; i < ADDS; i++) {
+        mn_a32_add_relaxed(&sum32, 1);
+        uint64_t seen = mn_a64_load_relaxed(&sum64);
+        while (!mn_a64_cas_acqrel(&sum64, &seen, seen + 3)) {
+            mn_cpu_pause();
+        }
+    }
+    return arg;
+}
+
+static void
+sums_from_threads(void)
+{
+    pthread_t t[ADDERS];
+    for (int i = 0; i < ADDERS; i++) {
+        CHECK(pthread_create(&t[i], NULL, adder, NULL) == 0);
+    }
+    for (int i = 0; i < ADDERS; i++) {
+        CHECK(pthread_join(t[i], NULL) == 0);
+    }
+    CHECK_EQ(mn_a32_load_relaxed(&sum32), ADDERS * ADDS);
+    CHECK_EQ(mn_a64_load_relaxed(&sum64), 3 * ADDERS * ADDS);
+}
+
+static void
+names_of_results(void)
+{
+    CHECK(strcmp(mn_strerror_name(MN_OK), "MN_OK") == 0);
+    CHECK(strcmp(mn_strerror_name(MN_EMPTY), "MN_EMPTY") == 0);
+    CHECK(strcmp(mn_strerror_name(MN_FULL), "MN_FULL") == 0);
+    CHECK(strcmp(mn_strerror_name(MN_CLOSED), "MN_CLOSED") == 0);
+    CHECK(strcmp(mn_strerror_name(-ENOMEM), "ENOMEM") == 0);
+    CHECK(strcmp(mn_strerror_name(-ETIMEDOUT), "ETIMEDOUT") == 0);
+    CHECK(strcmp(mn_strerror_name(-99999), "EUNKNOWN") == 0);
+    CHECK(strcmp(mn_strerror_name(ENOMEM), "EUNKNOWN") == 0);
+}
+
+static jmp_buf back;
+static int told;
+
+static void
+note_assertion(const char *file, int line, const char *text)
+{
+    told = strstr(file, "mn_base.c") != NULL && line > 0 && strcmp(text, "1 > 2") == 0;
+    longjmp(back, 1);
+}
+
+static void
+assertions_tell_the_hook(void)
+{
+    void (*before)(const char *, int, const char *) = mn_assert_hook;
+    mn_assert(2 > 1);
+    mn_assert_hook = note_assertion;
+    if (setjmp(back) == 0) {
+        mn_assert(1 > 2);
+    }
+    mn_assert_hook = before;
+    CHECK(told);
+}
+
+static void
+fail_an_assertion(void *arg)
+{
+    (void)!freopen("/dev/null", "w", stderr);
+    mn_assert(arg != NULL);
+}
+
+static void
+assertions_abort(void)
+{
+    int status = mn_test_reap(mn_test_fork(fail_an_assertion, NULL));
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+static char label[32];
+
+static void
+note_fault(const char *name)
+{
+    snprintf(label, sizeof(label), "%s", name);
+}
+
+static void
+fault_points_call_the_hook(void)
+{
+    MN_FAULT("test.unset"); /* no hook: nothing */
+    mn_fault_hook = note_fault;
+    MN_FAULT("test.set");
+    mn_fault_hook = NULL;
+    CHECK(strcmp(label, "test.set") == 0);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", mn_a32_words),
+    MN_TEST("plain", mn_a64_words),
+    MN_TEST("plain", names_of_results),
+    MN_TEST("plain", assertions_tell_the_hook),
+    MN_TEST("plain", fault_points_call_the_hook),
+    MN_TEST("thread", sums_from_threads),
+    MN_TEST("fork", assertions_abort),
+};
+
+MN_TEST_MAIN(tests)

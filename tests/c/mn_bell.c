@@ -1,0 +1,497 @@
+/* The bell: no wake-up is lost, whoever dies.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The stress bodies sleep without a timeout and every publish is answered before the next,
+ * so one lost wake-up stops them for good and the deadline of the program reports it.
+ * Linked with --wrap=mn_futex_wait, which lets the plain cases script the kernel.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "base/mn_assert.h"
+#include "mn_test.h"
+#include "os/mn_futex.h"
+#include "sync/mn_bell.h"
+
+/* ---- a scripted kernel ---- */
+
+struct script {
+    int rc;      /* what the wait returns; 1: end of script, the real thing */
+    bool rings;  /* somebody rings meanwhile */
+};
+
+static const struct script *script;
+
+/* A kernel that takes its time to put us to bed. With it a round of the conversation costs
+ * less than a microsecond instead of fifty, and a hundred times more of them meet the moment
+ * in which a wake-up could be lost. A lost one still ends in the real sleep. */
+static bool kernel_dawdles;
+
+int __real_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns);
+int __wrap_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns);
+
+int
+__wrap_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
+{
+    if (script == NULL || script->rc == 1) {
+        for (int spins = kernel_dawdles ? 2000 : 0; spins > 0; spins--) {
+            if (mn_a32_load_relaxed(word) != expected) {
+                return -EAGAIN;
+            }
+            mn_cpu_pause();
+        }
+        return __real_mn_futex_wait(word, expected, timeout_ns);
+    }
+    if (script->rings) {
+        CHECK(mn_bell_ring((struct mn_bell *)(void *)word));
+    }
+    return script++->rc;
+}
+
+static int
+sleep_with(struct mn_bell *bell, const struct script *lines, int64_t timeout_ns)
+{
+    mn_bell_announce(bell);
+    script = lines;
+    int rc = mn_bell_sleep(bell, timeout_ns);
+    script = NULL;
+    CHECK_EQ(mn_a32_load_relaxed(&bell->word), MN_BELL_AWAKE);
+    return rc;
+}
+
+static void
+results_of_a_sleep(void)
+{
+    struct mn_bell bell;
+    mn_bell_init(&bell);
+    const struct script rung[] = {{0, true}, {1, false}};
+    const struct script spurious[] = {{0, false}, {0, false}, {-EAGAIN, true}, {1, false}};
+    const struct script late[] = {{0, false}, {-ETIMEDOUT, false}, {1, false}};
+    const struct script both[] = {{-ETIMEDOUT, true}, {1, false}};
+    const struct script signal[] = {{-EINTR, false}, {1, false}};
+    const struct script signal_and_ring[] = {{-EINTR, true}, {1, false}};
+    CHECK_EQ(sleep_with(&bell, rung, -1), 0);
+    CHECK_EQ(sleep_with(&bell, spurious, -1), 0);
+    CHECK_EQ(sleep_with(&bell, spurious, 1000000000), 0);
+    CHECK_EQ(sleep_with(&bell, late, -1), -ETIMEDOUT);
+    CHECK_EQ(sleep_with(&bell, both, -1), 0);
+    CHECK_EQ(sleep_with(&bell, signal, -1), -EINTR);
+    CHECK_EQ(sleep_with(&bell, signal_and_ring, -1), 0);
+}
+
+static void
+a_timeout_holds_through_spurious_wakes(void)
+{
+    struct mn_bell bell = {0};
+    const struct script spurious[] = {{0, false}, {0, false}, {1, false}};
+    CHECK_EQ(sleep_with(&bell, spurious, 3000000), -ETIMEDOUT);
+    CHECK_EQ(sleep_with(&bell, NULL, 0), -ETIMEDOUT);
+}
+
+static void
+rings_tell_whether_somebody_slept(void)
+{
+    struct mn_bell bell = {0};
+    CHECK(!mn_bell_ring(&bell) && !mn_bell_ring_released(&bell));
+    mn_bell_announce(&bell);
+    CHECK(mn_bell_ring(&bell) && !mn_bell_ring(&bell));
+    CHECK_EQ(mn_bell_sleep(&bell, -1), 0); /* rung before the sleep began */
+    mn_bell_announce(&bell);
+    CHECK(mn_bell_ring_released(&bell) && !mn_bell_ring_released(&bell));
+    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
+    mn_bell_announce(&bell);
+    mn_bell_retract(&bell);
+    CHECK(!mn_bell_ring(&bell));
+    mn_bell_announce(&bell);
+    mn_bell_kick(&bell);
+    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
+}
+
+/* ---- two that answer each other ---- */
+
+struct side {
+    MN_ALIGNED(MN_CACHELINE) struct mn_bell bell;
+    MN_ALIGNED(MN_CACHELINE) mn_a32 said; /* published by this side */
+    MN_ALIGNED(MN_CACHELINE) uint32_t plain[2]; /* ordinary data that goes with it */
+};
+
+struct talk {
+    struct side side[2];
+    uint64_t seed;
+    uint64_t stop_ns;
+    mn_a32 rounds;
+    bool released; /* publish with release and ring_released, look with acquire */
+};
+
+#define LAST UINT32_MAX
+
+static void
+say(struct talk *t, int me, uint32_t value)
+{
+    struct side *mine = &t->side[me];
+    mine->plain[value & 1] = value;
+    if (t->released) {
+        mn_a32_store_release(&mine->said, value);
+        (void)mn_bell_ring_released(&t->side[1 - me].bell);
+    }
+    else {
+        mn_a32_store_seqcst(&mine->said, value);
+        (void)mn_bell_ring(&t->side[1 - me].bell);
+    }
+}
+
+static uint32_t
+hear(struct talk *t, int me)
+{
+    const mn_a32 *said = &t->side[1 - me].said;
+    return t->released ? mn_a32_load_acquire(said) : mn_a32_load_seqcst(said);
+}
+
+/* Waits for the peer's next word, after looking a few times so that the announce often
+ * falls on the peer's ring. */
+static uint32_t
+await(struct talk *t, int me, uint32_t not_this, uint64_t *random)
+{
+    struct mn_bell *bell = &t->side[me].bell;
+    uint32_t heard = not_this;
+    for (uint64_t spins = mn_test_random(random) % 128; spins > 0; spins--) {
+        if ((heard = hear(t, me)) != not_this) {
+            return heard;
+        }
+    }
+    while (heard == not_this) {
+        mn_bell_announce(bell);
+        if ((heard = hear(t, me)) != not_this) {
+            mn_bell_retract(bell);
+            break;
+        }
+        CHECK_EQ(mn_bell_sleep(bell, -1), 0);
+        heard = hear(t, me);
+    }
+    CHECK(t->side[1 - me].plain[heard & 1] == heard);
+    return heard;
+}
+
+static void
+pause_a_little(uint64_t *random)
+{
+    for (uint64_t spins = mn_test_random(random) % 8; spins > 0; spins--) {
+        mn_cpu_pause();
+    }
+}
+
+/* The two sides on two CPUs. Left alone, the scheduler brings who wakes and who is woken
+ * together on one, where no two instructions ever run at once and no order can be wrong. */
+static void
+settle(int me)
+{
+    cpu_set_t all, one;
+    CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
+    int nth = me % CPU_COUNT(&all);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &all) && nth-- == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+            return;
+        }
+    }
+}
+
+static void
+ask(struct talk *t)
+{
+    uint64_t random = t->seed;
+    uint32_t i = 0;
+    while (i % 64 != 63 || mn_test_clock_ns() < t->stop_ns) {
+        say(t, 0, ++i);
+        CHECK_EQ(await(t, 0, i - 1, &random), i);
+        pause_a_little(&random);
+    }
+    say(t, 0, LAST);
+    mn_a32_store_relaxed(&t->rounds, i);
+}
+
+static void
+answer(void *arg)
+{
+    struct talk *t = arg;
+    uint64_t random = t->seed + 1;
+    settle(1);
+    for (uint32_t last = 0;;) {
+        uint32_t heard = await(t, 1, last, &random);
+        if (heard == LAST) {
+            return;
+        }
+        CHECK_EQ(heard, last + 1);
+        say(t, 1, last = heard);
+        pause_a_little(&random);
+    }
+}
+
+static void *
+answer_in_thread(void *arg)
+{
+    answer(arg);
+    return NULL;
+}
+
+static void
+converse(bool forked, bool released)
+{
+    struct talk *t = mn_test_shared(sizeof(*t));
+    t->seed = mn_test_seed();
+    t->stop_ns = mn_test_stop_ns();
+    t->released = released;
+    kernel_dawdles = true;
+    cpu_set_t before;
+    CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
+    if (forked) {
+        pid_t pid = mn_test_fork(answer, t);
+        settle(0);
+        ask(t);
+        CHECK_EQ(mn_test_reap(pid), 0);
+    }
+    else {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, answer_in_thread, t) == 0);
+        settle(0);
+        ask(t);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+    CHECK(sched_setaffinity(0, sizeof(before), &before) == 0);
+    kernel_dawdles = false;
+    printf("  %u rounds\n", mn_a32_load_relaxed(&t->rounds));
+    CHECK(munmap(t, sizeof(*t)) == 0);
+}
+
+static void
+threads_converse(void)
+{
+    converse(false, false);
+}
+
+static void
+threads_converse_released(void)
+{
+    converse(false, true);
+}
+
+static void
+processes_converse(void)
+{
+    converse(true, false);
+}
+
+static void
+processes_converse_released(void)
+{
+    converse(true, true);
+}
+
+/* ---- several ringers ---- */
+
+enum { RINGERS = 3 };
+
+struct crowd {
+    struct mn_bell bell;
+    mn_a32 next;
+    uint64_t stop_ns;
+    struct {
+        MN_ALIGNED(MN_CACHELINE) mn_a32 asked;
+        mn_a32 served;
+    } each[RINGERS];
+    mn_a32 left;
+};
+
+static void
+crowd_ring(void *arg)
+{
+    struct crowd *c = arg;
+    uint32_t me = mn_a32_add_relaxed(&c->next, 1);
+    for (uint32_t n = 1; n < 100 || mn_test_clock_ns() < c->stop_ns; n++) {
+        mn_a32_store_seqcst(&c->each[me].asked, n);
+        (void)mn_bell_ring(&c->bell);
+        while (mn_a32_load_acquire(&c->each[me].served) != n) {
+            sched_yield();
+        }
+    }
+    (void)mn_a32_add_seqcst(&c->left, 1);
+    (void)mn_bell_ring(&c->bell);
+}
+
+static bool
+crowd_serve(struct crowd *c)
+{
+    bool any = mn_a32_load_seqcst(&c->left) == RINGERS;
+    for (int i = 0; i < RINGERS; i++) {
+        uint32_t asked = mn_a32_load_seqcst(&c->each[i].asked);
+        if (asked != mn_a32_load_relaxed(&c->each[i].served)) {
+            mn_a32_store_release(&c->each[i].served, asked);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void
+crowd_sleep(struct crowd *c)
+{
+    while (mn_a32_load_seqcst(&c->left) != RINGERS) {
+        if (crowd_serve(c)) {
+            continue;
+        }
+        mn_bell_announce(&c->bell);
+        if (crowd_serve(c)) {
+            mn_bell_retract(&c->bell);
+        }
+        else {
+            CHECK_EQ(mn_bell_sleep(&c->bell, -1), 0);
+        }
+    }
+}
+
+static void *
+crowd_ring_in_thread(void *arg)
+{
+    crowd_ring(arg);
+    return NULL;
+}
+
+static void
+threads_ring_one_sleeper(void)
+{
+    struct crowd *c = mn_test_shared(sizeof(*c));
+    pthread_t t[RINGERS];
+    c->stop_ns = mn_test_stop_ns();
+    for (int i = 0; i < RINGERS; i++) {
+        CHECK(pthread_create(&t[i], NULL, crowd_ring_in_thread, c) == 0);
+    }
+    crowd_sleep(c);
+    for (int i = 0; i < RINGERS; i++) {
+        CHECK(pthread_join(t[i], NULL) == 0);
+    }
+    CHECK(munmap(c, sizeof(*c)) == 0);
+}
+
+static void
+processes_ring_one_sleeper(void)
+{
+    struct crowd *c = mn_test_shared(sizeof(*c));
+    pid_t pid[RINGERS];
+    c->stop_ns = mn_test_stop_ns();
+    for (int i = 0; i < RINGERS; i++) {
+        pid[i] = mn_test_fork(crowd_ring, c);
+    }
+    crowd_sleep(c);
+    for (int i = 0; i < RINGERS; i++) {
+        CHECK_EQ(mn_test_reap(pid[i]), 0);
+    }
+    CHECK(munmap(c, sizeof(*c)) == 0);
+}
+
+/* ---- deaths ---- */
+
+static const char *die_at;
+
+static void
+die_here(const char *name)
+{
+    if (strcmp(name, die_at) == 0) {
+        raise(SIGKILL);
+    }
+}
+
+struct pair {
+    struct mn_bell bell;
+    mn_a32 announced;
+};
+
+static void
+sleep_once(void *arg)
+{
+    struct pair *p = arg;
+    mn_bell_announce(&p->bell);
+    mn_a32_store_seqcst(&p->announced, 1);
+    CHECK_EQ(mn_bell_sleep(&p->bell, -1), 0);
+}
+
+static void
+ring_and_die(void *arg)
+{
+    struct pair *p = arg;
+    mn_fault_hook = die_here;
+    (void)mn_bell_ring(&p->bell);
+}
+
+static pid_t
+start_sleeper(struct pair *p)
+{
+    pid_t pid = mn_test_fork(sleep_once, p);
+    while (mn_a32_load_seqcst(&p->announced) == 0 || mn_test_state(pid, pid) != 'S') {
+        sched_yield();
+    }
+    mn_a32_store_seqcst(&p->announced, 0);
+    return pid;
+}
+
+static bool
+was_killed(pid_t pid)
+{
+    int status = mn_test_reap(pid);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+}
+
+static void
+a_sleeper_killed_leaks_nothing(void)
+{
+    struct pair *p = mn_test_shared(sizeof(*p));
+    pid_t pid = start_sleeper(p);
+    CHECK(kill(pid, SIGKILL) == 0 && was_killed(pid));
+    CHECK_EQ(mn_a32_load_relaxed(&p->bell.word), MN_BELL_ASLEEP);
+    CHECK(mn_bell_ring(&p->bell)); /* one call in vain */
+    CHECK(!mn_bell_ring(&p->bell));
+    pid = start_sleeper(p);
+    CHECK(mn_bell_ring(&p->bell));
+    CHECK_EQ(mn_test_reap(pid), 0);
+
+    die_at = "bell.announced";
+    mn_fault_hook = die_here;
+    CHECK(was_killed(mn_test_fork(sleep_once, p)));
+    mn_fault_hook = NULL;
+    mn_a32_store_seqcst(&p->announced, 0);
+    pid = start_sleeper(p); /* without anybody cleaning up */
+    CHECK(mn_bell_ring(&p->bell));
+    CHECK_EQ(mn_test_reap(pid), 0);
+    CHECK(munmap(p, sizeof(*p)) == 0);
+}
+
+static void
+a_kick_repairs_a_ringer_killed(void)
+{
+    struct pair *p = mn_test_shared(sizeof(*p));
+    pid_t sleeper = start_sleeper(p);
+    die_at = "bell.claimed";
+    CHECK(was_killed(mn_test_fork(ring_and_die, p)));
+    CHECK(!mn_bell_ring(&p->bell)); /* the dead one claimed the sleeper */
+    CHECK_EQ(mn_test_state(sleeper, sleeper), 'S');
+    mn_bell_kick(&p->bell);
+    CHECK_EQ(mn_test_reap(sleeper), 0);
+    CHECK(munmap(p, sizeof(*p)) == 0);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", results_of_a_sleep),
+    MN_TEST("plain", a_timeout_holds_through_spurious_wakes),
+    MN_TEST("plain", rings_tell_whether_somebody_slept),
+    MN_TEST("thread", threads_converse),
+    MN_TEST("thread", threads_converse_released),
+    MN_TEST("thread", threads_ring_one_sleeper),
+    MN_TEST("fork", processes_converse),
+    MN_TEST("fork", processes_converse_released),
+    MN_TEST("fork", processes_ring_one_sleeper),
+    MN_TEST("fork", a_sleeper_killed_leaks_nothing),
+    MN_TEST("fork", a_kick_repairs_a_ringer_killed),
+};
+
+MN_TEST_MAIN(tests)

@@ -1,0 +1,209 @@
+/* Liveness of processes: running, half ended, zombies, gone, and pids of somebody else.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include "mn_test.h"
+#include "os/mn_proc.h"
+
+struct lifeline {
+    int up[2];   /* the child says that it is ready */
+    int down[2]; /* the child lives until this closes */
+};
+
+static void
+lifeline_open(struct lifeline *l)
+{
+    CHECK(pipe2(l->up, O_CLOEXEC) == 0 && pipe2(l->down, O_CLOEXEC) == 0);
+}
+
+static void
+child_ready(struct lifeline *l)
+{
+    close(l->down[1]);
+    CHECK(write(l->up[1], "x", 1) == 1);
+}
+
+static void
+child_wait(struct lifeline *l)
+{
+    char c;
+    (void)!read(l->down[0], &c, 1);
+}
+
+static void
+live(void *arg)
+{
+    /* A name made to mislead a reader of /proc/PID/stat. */
+    CHECK(prctl(PR_SET_NAME, ") Z 1 (x) 7") == 0);
+    child_ready(arg);
+    child_wait(arg);
+}
+
+static void
+parent_await(struct lifeline *l)
+{
+    char c;
+    CHECK(read(l->up[0], &c, 1) == 1);
+}
+
+static void
+lifeline_end(struct lifeline *l)
+{
+    close(l->up[0]);
+    close(l->up[1]);
+    close(l->down[0]);
+    if (l->down[1] >= 0) {
+        close(l->down[1]);
+    }
+}
+
+static void
+ourselves(void)
+{
+    uint64_t start = 0;
+    CHECK_EQ(mn_proc_start_time(getpid(), &start), 0);
+    CHECK(start > 0);
+    CHECK_EQ(mn_proc_alive(getpid(), start), 1);
+    CHECK_EQ(mn_proc_alive(getpid(), start + 1), 0);
+    CHECK_EQ(mn_proc_kill(getpid(), start, 0), 0);
+    CHECK_EQ(mn_proc_kill(getpid(), start - 1, SIGKILL), -ESRCH);
+    int fd = mn_proc_pidfd(getpid());
+    CHECK(fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, 0), -ETIMEDOUT);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, 1000000), -ETIMEDOUT);
+    CHECK(close(fd) == 0);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, 0), -EBADF);
+}
+
+static void
+nobody(void)
+{
+    uint64_t start;
+    CHECK_EQ(mn_proc_start_time(0, &start), -ESRCH);
+    CHECK_EQ(mn_proc_start_time(-5, &start), -ESRCH);
+    CHECK_EQ(mn_proc_alive(0, 1), 0);
+    CHECK_EQ(mn_proc_kill(0, 1, SIGKILL), -ESRCH);
+    CHECK_EQ(mn_proc_kill(-1, 1, SIGKILL), -ESRCH);
+}
+
+static void
+a_life(void)
+{
+    struct lifeline l;
+    uint64_t start = 0;
+    lifeline_open(&l);
+    pid_t pid = mn_test_fork(live, &l);
+    parent_await(&l);
+    CHECK_EQ(mn_proc_start_time(pid, &start), 0);
+    CHECK_EQ(mn_proc_alive(pid, start), 1);
+    CHECK_EQ(mn_proc_kill(pid, start + 1, SIGKILL), -ESRCH);
+    CHECK_EQ(mn_proc_alive(pid, start), 1);
+
+    int fd = mn_proc_pidfd(pid);
+    CHECK(fd >= 0);
+    CHECK_EQ(mn_proc_kill(pid, start, SIGKILL), 0);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, -1), 0);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, 0), 0);
+    CHECK_EQ(mn_test_state(pid, pid), 'Z');
+    CHECK_EQ(mn_proc_alive(pid, start), 0); /* a zombie, not reaped yet */
+    CHECK_EQ(mn_proc_kill(pid, start, SIGKILL), -ESRCH);
+    int status = mn_test_reap(pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    CHECK_EQ(mn_proc_alive(pid, start), 0);
+    CHECK_EQ(mn_proc_start_time(pid, &start), -ESRCH);
+    CHECK_EQ(mn_proc_kill(pid, start, SIGKILL), -ESRCH);
+    CHECK_EQ(mn_proc_pidfd(pid), -ESRCH);
+    close(fd);
+    lifeline_end(&l);
+}
+
+static void *
+live_on(void *arg)
+{
+    struct lifeline *l = arg;
+    while (mn_test_state(getpid(), getpid()) != 'Z') {
+        sched_yield();
+    }
+    child_ready(l);
+    child_wait(l);
+    _exit(0);
+}
+
+static void
+lose_the_first_thread(void *arg)
+{
+    pthread_t t;
+    CHECK(pthread_create(&t, NULL, live_on, arg) == 0);
+    pthread_exit(NULL);
+}
+
+static void
+a_headless_process_lives(void)
+{
+    struct lifeline l;
+    uint64_t start = 0;
+    lifeline_open(&l);
+    pid_t pid = mn_test_fork(lose_the_first_thread, &l);
+    parent_await(&l);
+    CHECK_EQ(mn_test_state(pid, pid), 'Z'); /* looks dead, and is not */
+    CHECK_EQ(mn_proc_start_time(pid, &start), 0);
+    CHECK_EQ(mn_proc_alive(pid, start), 1);
+    int fd = mn_proc_pidfd(pid);
+    CHECK(fd >= 0);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, 0), -ETIMEDOUT);
+    close(l.down[1]);
+    l.down[1] = -1;
+    CHECK_EQ(mn_proc_wait_pidfd(fd, -1), 0);
+    CHECK_EQ(mn_proc_alive(pid, start), 0);
+    CHECK_EQ(mn_test_reap(pid), 0);
+    close(fd);
+    lifeline_end(&l);
+}
+
+static void
+ignore(int sig)
+{
+    (void)sig;
+}
+
+static void
+wait_for_parent(void *arg)
+{
+    struct lifeline *l = arg;
+    struct sigaction act = {.sa_handler = ignore};
+    CHECK(sigaction(SIGUSR1, &act, NULL) == 0);
+    int fd = mn_proc_pidfd(getppid());
+    CHECK(fd >= 0);
+    child_ready(l);
+    CHECK_EQ(mn_proc_wait_pidfd(fd, -1), -EINTR);
+}
+
+static void
+signals_end_the_wait(void)
+{
+    struct lifeline l;
+    lifeline_open(&l);
+    pid_t pid = mn_test_fork(wait_for_parent, &l);
+    parent_await(&l);
+    while (mn_test_state(pid, pid) != 'S') {
+        sched_yield();
+    }
+    CHECK(kill(pid, SIGUSR1) == 0);
+    CHECK_EQ(mn_test_reap(pid), 0);
+    lifeline_end(&l);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", ourselves),
+    MN_TEST("plain", nobody),
+    MN_TEST("fork", a_life),
+    MN_TEST("fork", a_headless_process_lives),
+    MN_TEST("fork", signals_end_the_wait),
+};
+
+MN_TEST_MAIN(tests)
