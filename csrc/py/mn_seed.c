@@ -1,0 +1,324 @@
+/* The type Seeder; see mn_seed.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/mn_seed.h"
+
+#include "py/mn_seed_target.h"
+
+struct mn_seeder {
+    PyObject_HEAD
+    const struct mn_seed_isa *isa;
+    PyObject *plan_bitgen;      /* minato._seeding_plans', for exchanged ones */
+    Py_ssize_t ntargets;
+    struct mn_seed_target *targets;
+};
+
+/* ---- building ----------------------------------------------------------------------- */
+
+static int
+load_targets(struct mn_seeder *self, PyObject *entries)
+{
+    PyObject *list = PySequence_Fast(entries, "the plans must be a sequence");
+    if (list == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    self->targets = PyMem_Calloc((size_t)n + 1, sizeof *self->targets);
+    if (self->targets == NULL) {
+        Py_DECREF(list);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (mn_seed_target_open(&self->targets[i], PySequence_Fast_GET_ITEM(list, i)) < 0) {
+            Py_DECREF(list);
+            return -1;
+        }
+        self->ntargets = i + 1;
+    }
+    Py_DECREF(list);
+    return 0;
+}
+
+/* seeding: the module minato._seeding_plans; entries: what its plan_all returns. */
+static PyObject *
+new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
+{
+    struct mn_seeder *self = (struct mn_seeder *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->isa = mn_seed_isa_pick(1);
+    self->plan_bitgen = PyObject_GetAttrString(seeding, "plan_bitgen");
+    if (self->plan_bitgen == NULL || load_targets(self, entries) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"private", "hooks", "force", NULL};
+    PyObject *private = NULL, *hooks = NULL, *force = NULL, *made = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO", names, &private, &hooks,
+                                     &force)) {
+        return NULL;
+    }
+    PyObject *seeding = PyImport_ImportModule("minato._seeding_plans");
+    if (seeding == NULL) {
+        return NULL;
+    }
+    PyObject *none = PyTuple_New(0);
+    PyObject *entries =
+        none == NULL ? NULL
+                     : PyObject_CallMethod(seeding, "plan_all", "OOO", private ? private : none,
+                                           hooks ? hooks : none, force ? force : Py_None);
+    if (entries != NULL) {
+        made = new_seeder(type, entries, seeding);
+    }
+    Py_XDECREF(none);
+    Py_XDECREF(entries);
+    Py_DECREF(seeding);
+    return made;
+}
+
+static PyObject *
+seeder_from_plans(PyObject *type, PyObject *entries)
+{
+    PyObject *seeding = PyImport_ImportModule("minato._seeding_plans");
+    if (seeding == NULL) {
+        return NULL;
+    }
+    PyObject *made = new_seeder((PyTypeObject *)type, entries, seeding);
+    Py_DECREF(seeding);
+    return made;
+}
+
+static int
+seeder_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->plan_bitgen);
+    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
+        int rc = mn_seed_target_visit(&self->targets[i], visit, arg);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static int
+seeder_clear(PyObject *op)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    while (self->ntargets > 0) {
+        mn_seed_target_close(&self->targets[--self->ntargets]);
+    }
+    Py_CLEAR(self->plan_bitgen);
+    return 0;
+}
+
+static void
+seeder_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    seeder_clear(op);
+    PyMem_Free(((struct mn_seeder *)op)->targets);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- seeding ------------------------------------------------------------------------ */
+
+int
+mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
+               uint32_t domain)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    struct mn_seed_key key = mn_seed_key_make(base_seed, epoch, position, domain);
+    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
+        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Converter for PyArg_Parse: the "K" code would wrap silently. */
+static int
+to_u64(PyObject *obj, void *out)
+{
+    PyObject *index = PyNumber_Index(obj);
+    if (index == NULL) {
+        return 0;
+    }
+    unsigned long long value = PyLong_AsUnsignedLongLong(index);
+    Py_DECREF(index);
+    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
+        return 0;
+    }
+    *(uint64_t *)out = value;
+    return 1;
+}
+
+static int
+to_domain(PyObject *obj, void *out)
+{
+    uint64_t value = 0;
+    if (!to_u64(obj, &value)) {
+        return 0;
+    }
+    if (value > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "domain must fit 32 bits");
+        return 0;
+    }
+    *(uint32_t *)out = (uint32_t)value;
+    return 1;
+}
+
+static PyObject *
+seeder_seed(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"base_seed", "epoch", "position", "domain", NULL};
+    uint64_t base_seed, epoch, position;
+    uint32_t domain = MN_SEED_SAMPLE;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&|O&", names, to_u64, &base_seed,
+                                     to_u64, &epoch, to_u64, &position, to_domain,
+                                     &domain)) {
+        return NULL;
+    }
+    if (mn_seeder_seed(self, base_seed, epoch, position, domain) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- looking at it ------------------------------------------------------------------ */
+
+static PyObject *
+seeder_describe(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *dict = PyDict_New();
+    for (Py_ssize_t i = 0; dict != NULL && i < self->ntargets; i++) {
+        PyObject *path = PyUnicode_FromString(mn_seed_target_path(&self->targets[i]));
+        if (path == NULL || PyDict_SetItem(dict, self->targets[i].label, path) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(path);
+    }
+    return dict;
+}
+
+static PyObject *
+seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
+{
+    return PyBytes_FromStringAndSize((const char *)obj, Py_TYPE(obj)->tp_basicsize);
+}
+
+static PyObject *
+seeder_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"base_seed", "epoch", "position", "domain", "stream",
+                            "n",         "vector", "wide",    NULL};
+    uint64_t base_seed, epoch, position, number;
+    uint32_t domain;
+    Py_ssize_t n;
+    int vector = 1, wide = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&O&n|pp", names, to_u64,
+                                     &base_seed, to_u64, &epoch, to_u64, &position,
+                                     to_domain, &domain, to_u64, &number, &n, &vector,
+                                     &wide)) {
+        return NULL;
+    }
+    if (n < 0 || n > 1 << 20) {
+        PyErr_SetString(PyExc_ValueError, "n out of range");
+        return NULL;
+    }
+    struct mn_seed_stream s =
+        mn_seed_stream_make(mn_seed_key_make(base_seed, epoch, position, domain), number);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (wide ? 8 : 4));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    void *data = PyBytes_AS_STRING(bytes);
+    const struct mn_seed_isa *isa = mn_seed_isa_pick(vector);
+    if (wide) {
+        isa->wide(&s, data, (size_t)n);
+    }
+    else {
+        isa->words(&s, data, (size_t)n);
+    }
+    return Py_BuildValue("(NK)", bytes, (unsigned long long)s.seed);
+}
+
+/* ---- the type ----------------------------------------------------------------------- */
+
+PyDoc_STRVAR(seed_doc,
+"seed($self, /, base_seed, epoch, position, domain=0)\n--\n\n"
+"Put every generator into the state that belongs to one sample (domain 0) or to one\n"
+"batch (domain 1).  All four are unsigned, 64 bits (domain 32); OverflowError\n"
+"otherwise.  What a hook raises passes through.");
+PyDoc_STRVAR(describe_doc,
+"describe($self, /)\n--\n\n"
+"Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
+"(the same state through its public API), \"called\" (a function is given a 63-bit\n"
+"seed) or \"absent\" (the library is not installed).");
+PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
+PyDoc_STRVAR(words_doc,
+"(words, seed) of one stream: n words of 4 bytes (wide: 8), and its 63-bit seed.");
+PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan).");
+PyDoc_STRVAR(type_doc,
+"Seeder(private=(), *, hooks=(), force=None)\n--\n\n"
+"Seeds random, NumPy's legacy generator, torch's default CPU generator and the private\n"
+"generators given, one sample at a time.\n\n"
+"private: generators in a fixed order (it decides their streams): numpy.random\n"
+"Generator, BitGenerator and RandomState, random.Random, torch.Generator; TypeError\n"
+"for anything else.\n"
+"hooks: functions that take a 63-bit seed, called after all generators are seeded.\n"
+"force: \"setstate\" uses the public APIs throughout, with the same states; for tests.");
+
+static PyMethodDef seeder_methods[] = {
+    {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
+     seed_doc},
+    {"describe", seeder_describe, METH_NOARGS, describe_doc},
+    {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
+    {"_words", (PyCFunction)(void (*)(void))seeder_words,
+     METH_VARARGS | METH_KEYWORDS | METH_STATIC, words_doc},
+    {"_from_plans", seeder_from_plans, METH_O | METH_CLASS, from_plans_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot seeder_slots[] = {
+    {Py_tp_doc, (void *)type_doc},
+    {Py_tp_new, seeder_new},
+    {Py_tp_dealloc, seeder_dealloc},
+    {Py_tp_traverse, seeder_traverse},
+    {Py_tp_clear, seeder_clear},
+    {Py_tp_methods, seeder_methods},
+    {0, NULL},
+};
+
+static PyType_Spec seeder_spec = {
+    .name = "minato._core.Seeder",
+    .basicsize = sizeof(struct mn_seeder),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = seeder_slots,
+};
+
+int
+mn_seed_add_types(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &seeder_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int rc = PyModule_AddObjectRef(module, "Seeder", type);
+    Py_DECREF(type);
+    return rc;
+}

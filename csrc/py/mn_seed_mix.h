@@ -1,0 +1,67 @@
+/* Counter-based generator states: the pure arithmetic of per-sample seeding.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Three levels, each a function of its input alone:
+ *
+ *   key     = (base_seed, epoch, position, domain) absorbed into 2 x 64 bits.  Two
+ *             chains of one 64-bit bijection (Pelle Evensen's "moremur" constants)
+ *             with different offsets; with the other inputs fixed each chain is a
+ *             bijection of the one that varies, so two positions of an epoch can
+ *             never share a key.
+ *   stream  = (key, stream number) mixed into 128 bits k0..k3; with the key fixed
+ *             the first half is a bijection of the stream number.
+ *   word i  = the low-bias 32-bit finaliser (two multiplications, constants
+ *             0x21f0aaad and 0x735a2d97 of Chris Wellons' and "TheIronBorn"'s search)
+ *             applied to i * (k3 | 1) + k0, with k1 added between its halves and k2
+ *             xored to its result.
+ *
+ * Neither level is cryptographic.  The two multiplications are enough because a word
+ * only has to differ from its neighbours in one state: everything that distinguishes
+ * samples and generators has been through the 64-bit mixer before.  The results are
+ * part of minato's reproducibility promise: changing any constant changes every
+ * seeded run, so tests/test_seeding.py pins them with a twin written in Python.
+ *
+ * Word i does not depend on how many words are asked for, and not on the instruction
+ * set: both variants below are one body compiled twice.
+ */
+#ifndef MN_SEED_MIX_H
+#define MN_SEED_MIX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
+#define MN_SEED_MT_WORDS 624
+
+struct mn_seed_key {
+    uint64_t lo;
+    uint64_t hi;
+};
+
+struct mn_seed_stream {
+    uint32_t k0;
+    uint32_t k1;
+    uint32_t k2;
+    uint32_t k3;
+    uint64_t seed;              /* 63 bits, for whatever takes a number as its seed */
+};
+
+/* How words are written: one uint32_t each, or each in the low half of a uint64_t
+ * (torch's state keeps them so). */
+struct mn_seed_isa {
+    void (*words)(const struct mn_seed_stream *s, uint32_t *dst, size_t n);
+    void (*wide)(const struct mn_seed_stream *s, uint64_t *dst, size_t n);
+};
+
+struct mn_seed_key
+mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
+                 uint32_t domain);
+
+struct mn_seed_stream
+mn_seed_stream_make(struct mn_seed_key key, uint64_t number);
+
+/* The fastest variant this processor runs, or the baseline if vector is 0. */
+const struct mn_seed_isa *
+mn_seed_isa_pick(int vector);
+
+#endif
