@@ -1,0 +1,72 @@
+"""What no loader could beat on this machine: the bounds printed beside every result.
+
+* work bound: samples x mean cost of a sample / workers, all of it in parallel;
+* synthetic ceiling: steps x time of a step on a resident batch;
+* copy bound: the epoch's batches copied once through one core into warm memory;
+* core bound, where model and workers share the CPU: all CPU work / cores.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from unet3d.parallel import available_cores
+
+COPY_REPEATS = 5
+STEPS_TIMED = 3
+
+
+def sample_cost(dataset: Dataset, indices: Sequence[int]) -> float:
+    """Mean seconds per sample, made one after the other in this process.
+
+    Each volume is read once beforehand, so that the cost is that of a warm page cache.
+    """
+    for path in {p for i in indices for p in (dataset.case(i).image, dataset.case(i).label)}:
+        path.read_bytes()
+    began = time.perf_counter()
+    for index in indices:
+        dataset[index]
+    return (time.perf_counter() - began) / len(indices)
+
+
+def copy_rate(nbytes: int) -> float:
+    """Bytes per second of copying `nbytes` between two warm buffers, the best of some."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    best = float("inf")
+    for _ in range(COPY_REPEATS):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - began)
+    return nbytes / best
+
+
+def step_cost(step: Callable[[], object]) -> float:
+    """Median seconds of a training step; the first one only warms up."""
+    times = []
+    for _ in range(1 + STEPS_TIMED):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[1:]))
+
+
+def combine(samples: int, steps: int, nbytes: int, costs: dict[str, float], workers: int,
+            threads: int | None) -> dict[str, float]:
+    """The bounds of an epoch in seconds.
+
+    `costs` holds sample_s, step_s and copy_bytes_s as measured; `threads` are the CPU
+    threads of the model, None if it runs elsewhere. `bound_s` is the largest.
+    """
+    work = samples * costs["sample_s"]
+    bounds = {"work_bound_s": work / max(1, workers),
+              "synthetic_bound_s": steps * costs["step_s"],
+              "copy_bound_s": nbytes / costs["copy_bytes_s"]}
+    if threads is not None:
+        total = work + bounds["synthetic_bound_s"] * threads
+        bounds["core_bound_s"] = total / available_cores()
+    if workers == 0:  # nothing runs beside the training step
+        bounds["work_bound_s"] = work + bounds["synthetic_bound_s"]
+    return bounds | {"bound_s": max(bounds.values())}

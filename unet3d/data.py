@@ -1,0 +1,147 @@
+"""Preprocessed cases as a map-style dataset, and the split into training and evaluation.
+
+Seeding: with ``seed=None`` the global generators are left to the loader (each loader then
+draws other augmentations). With a seed the dataset seeds them itself before each sample
+from (seed, epoch, index), so that every loader, any number of workers and a resumed run
+produce the same bytes, and a comparison measures the same work.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from unet3d import spec
+from unet3d.nifti import DataError
+from unet3d.preprocess import read_manifest
+from unet3d.transforms import Compose
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One preprocessed volume pair; `nbytes` counts both files."""
+
+    name: str
+    image: Path
+    label: Path
+    nbytes: int
+
+    def load(self) -> tuple[np.ndarray, np.ndarray]:
+        """Read (float32 image, uint8 label), both [1, z, y, x]. Raises DataError."""
+        arrays = []
+        for path in (self.image, self.label):
+            try:
+                arrays.append(np.load(path, allow_pickle=False))
+            except (OSError, ValueError, EOFError) as error:
+                raise DataError(f"{path}: cannot be read: {error}") from error
+        image, label = arrays
+        if image.ndim != 4 or image.shape != label.shape:
+            raise DataError(f"{self.image}: shapes {image.shape} and {label.shape} are no "
+                            "pair of [1, z, y, x] volumes")
+        return image, label
+
+
+def list_cases(folder: Path) -> list[Case]:
+    """All cases of a preprocessed folder, sorted. Raises DataError if it has none."""
+    manifest = read_manifest(folder)
+    if manifest is None or not manifest["cases"]:
+        raise DataError(f"{folder}: holds no preprocessed cases; run "
+                        "`python -m unet3d.preprocess --source NIFTI --out "
+                        f"{folder}` first")
+    cases = []
+    for name in sorted(manifest["cases"]):
+        image, label = folder / f"{name}_x.npy", folder / f"{name}_y.npy"
+        for path in (image, label):
+            if not path.is_file():
+                raise DataError(f"{path}: missing; preprocess again")
+        cases.append(Case(name, image, label,
+                          image.stat().st_size + label.stat().st_size))
+    return cases
+
+
+def is_kits19(cases: Sequence[Case]) -> bool:
+    """Whether these are the 210 public KiTS19 cases, by name."""
+    names = {case.name for case in cases}
+    return names == {f"case_{i:05d}" for i in range(spec.KITS19_CASES)}
+
+
+def split(cases: Sequence[Case], seed: int = 0,
+          kind: str = "auto") -> tuple[list[Case], list[Case]]:
+    """Return (training, evaluation) cases.
+
+    ``kits19``: the reference's 42 evaluation cases. ``seeded``: as large a share, one
+    fifth, drawn with `seed`. ``auto``: the first if these are the 210 KiTS19 cases.
+    Raises DataError where a part would be empty.
+    """
+    if kind == "auto":
+        kind = "kits19" if is_kits19(cases) else "seeded"
+    if kind == "kits19":
+        chosen = {f"case_{i:05d}" for i in spec.KITS19_EVALUATION}
+    elif kind == "seeded":
+        share = len(spec.KITS19_EVALUATION) / spec.KITS19_CASES
+        count = max(1, round(len(cases) * share))
+        names = sorted(case.name for case in cases)
+        chosen = set(random.Random(f"unet3d split {seed}").sample(names, min(count, len(names))))
+    else:
+        raise ValueError(f"unknown split {kind!r}; choose auto, kits19 or seeded")
+    train = [case for case in cases if case.name not in chosen]
+    evaluation = [case for case in cases if case.name in chosen]
+    if not train or not evaluation:
+        raise DataError(f"{len(cases)} cases cannot be split into training and evaluation")
+    return train, evaluation
+
+
+def mix(*numbers: int) -> int:
+    """A 64-bit seed from integers, the same on every machine."""
+    packed = struct.pack(f"<{len(numbers)}q", *numbers)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+class VolumeDataset(Dataset):
+    """Training samples: index i is case i mod len(cases), `repeat` times over.
+
+    A sample is (image float32 [1, *patch], label uint8 [1, *patch], index int), so that
+    what was delivered can be counted from the batches themselves.
+    """
+
+    def __init__(self, cases: Sequence[Case], transform: Compose, seed: int | None = None,
+                 repeat: int = 1) -> None:
+        self.cases = list(cases)
+        self.transform = transform
+        self.seed = seed
+        self.repeat = repeat
+        # Shared, so that workers that live across epochs see the new number.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch whose samples are asked for next."""
+        self._epoch[0] = epoch
+
+    def __len__(self) -> int:
+        return len(self.cases) * self.repeat
+
+    def case(self, index: int) -> Case:
+        """The case behind sample `index`."""
+        return self.cases[index % len(self.cases)]
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if self.seed is not None:
+            number = mix(self.seed, int(self._epoch[0]), index)
+            random.seed(number)
+            np.random.seed(number & 0xFFFFFFFF)
+        case = self.case(index)
+        image, label = case.load()
+        try:
+            image, label = self.transform(image, label)
+        except ValueError as error:
+            raise DataError(f"{case.image}: {error}") from error
+        return image, label, index

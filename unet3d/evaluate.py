@@ -1,0 +1,146 @@
+"""Sliding-window inference and evaluation.
+
+    python -m unet3d.evaluate --data data/npy --checkpoint runs/x/checkpoint.pt
+"""
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import distributed
+from tqdm import tqdm
+
+from unet3d import spec
+from unet3d.data import Case, list_cases, split
+from unet3d.losses import dice_score
+from unet3d.model import UNet3D
+from unet3d.nifti import DataError
+
+# Windows predicted together. One at a time, a single CPU thread would take torch's slow
+# path for 3-D convolutions: measured 95 ms against 20 ms for a window of the quick preset.
+WINDOW_BATCH = 4
+
+
+def gaussian_weights(patch: Sequence[int]) -> torch.Tensor:
+    """float32 [*patch]: cube root of the outer product of three Gaussians, maximum 1.
+
+    Standard deviation one eighth of the patch: 16 voxels for 128.
+    """
+    axes = []
+    for size in patch:
+        distance = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
+        axes.append(torch.exp(-0.5 * (distance / (size / 8)) ** 2))
+    product = torch.einsum("i,j,k->ijk", *axes)
+    weights = product ** (1.0 / 3.0)
+    return (weights / weights.max()).float()
+
+
+def fit_axis(size: int, patch: int, stride: int) -> tuple[int, int, int, int]:
+    """How one axis is made a whole number of strides: (trim before, trim after,
+    pad before, pad after). A remainder under half a stride is trimmed, else padded; an
+    axis shorter than the patch is padded to it."""
+    rest = size % stride
+    trim = rest if rest < stride // 2 and size > patch else 0
+    kept = size - trim
+    padding = (-kept) % stride
+    if kept + padding < patch:
+        padding = patch - kept
+    return trim // 2, trim - trim // 2, padding // 2, padding - padding // 2
+
+
+def sliding_window(model: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor,
+                   patch: Sequence[int], overlap: float = 0.5, classes: int = spec.CLASSES,
+                   ) -> tuple[torch.Tensor, tuple[slice, ...]]:
+    """Predict a volume [1, 1, z, y, x] window by window.
+
+    Returns (float32 logits [1, classes, z', y', x'], the slices of z, y, x they cover:
+    the trimmed axes). Labels must be cut by these slices before scoring.
+    """
+    strides = [max(1, int(p * (1 - overlap))) for p in patch]
+    fits = [fit_axis(n, p, s) for n, p, s in zip(image.shape[2:], patch, strides)]
+    kept = tuple(slice(f[0], n - f[1]) for f, n in zip(fits, image.shape[2:]))
+    image = image[(..., *kept)]
+    inner = tuple(slice(f[2], f[2] + n) for f, n in zip(fits, image.shape[2:]))
+    padding = [p for f in reversed(fits) for p in f[2:]]
+    image = torch.nn.functional.pad(image, padding, value=spec.PAD_VALUE)
+    weights = gaussian_weights(patch).to(image.device)
+    result = torch.zeros((classes, *image.shape[2:]), device=image.device)
+    norm = torch.zeros(image.shape[2:], device=image.device)
+    starts = [range(0, n - p + 1, s) for n, p, s in zip(image.shape[2:], patch, strides)]
+    windows = [tuple(slice(c, c + p) for c, p in zip(corner, patch))
+               for corner in itertools.product(*starts)]
+    for first in range(0, len(windows), WINDOW_BATCH):
+        some = windows[first:first + WINDOW_BATCH]
+        logits = model(torch.cat([image[(..., *window)] for window in some])).float()
+        for window, values in zip(some, logits * weights):
+            result[(..., *window)] += values
+            norm[window] += weights
+    result /= norm
+    return result[(..., *inner)][None], kept
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int],
+             device: torch.device, overlap: float = 0.5, amp: bool = False,
+             progress: bool = True) -> dict:
+    """Mean Dice over `cases`, each volume with equal weight however ranks share them.
+
+    Under torch.distributed each rank evaluates every world-size-th case and the sums are
+    added up. Returns {"kidney", "tumour", "mean_dice", "volumes"}.
+    """
+    rank, world = 0, 1
+    if distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    training = model.training
+    model.eval()
+    total = torch.zeros(spec.CLASSES, dtype=torch.float64, device=device)
+    for case in tqdm(cases[rank::world], desc="evaluate", unit="volume", leave=False,
+                     disable=not progress or rank != 0):
+        image, label = (torch.from_numpy(a)[None].to(device) for a in case.load())
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            logits, kept = sliding_window(model, image, patch, overlap)
+        total[:-1] += dice_score(logits, label[(..., *kept)]).double()
+        total[-1] += 1
+    if distributed.is_initialized():
+        distributed.all_reduce(total)
+    model.train(training)
+    kidney, tumour = (total[:-1] / total[-1]).tolist()
+    return {"kidney": kidney, "tumour": tumour, "mean_dice": (kidney + tumour) / 2,
+            "volumes": int(total[-1])}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="unet3d.evaluate", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="preprocessed folder")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--split", choices=["auto", "kits19", "seeded", "all"],
+                        default="auto", help="which cases: the evaluation part, or all")
+    parser.add_argument("--amp", choices=["none", "bf16"], default="none")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    try:
+        state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        cases = list_cases(args.data)
+        if args.split != "all":
+            _, cases = split(cases, state["config"]["seed"], args.split)
+        device = torch.device(args.device)
+        model = UNet3D(state["config"]["filters"]).to(device)
+        model.load_state_dict(state["model"])
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    result = evaluate(model, cases, state["config"]["patch"], device,
+                      state["config"]["overlap"], args.amp == "bf16")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

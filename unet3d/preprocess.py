@@ -1,0 +1,258 @@
+"""Turn NIfTI cases into the .npy volumes that training reads, once.
+
+    python -m unet3d.preprocess --source data/kits19 --out data/npy
+    python -m unet3d.preprocess --out data/npy --verify
+
+Per case, after the MLPerf Training 3D U-Net reference: resample to 1.6 x 1.2 x 1.2 mm
+(image trilinear with aligned corners, label nearest), clip to [-79, 304] HU, subtract
+101.0, divide by 76.9, pad with edge values to at least 128^3, write ``case_NNNNN_x.npy``
+(float32 [1, z, y, x]) and ``case_NNNNN_y.npy`` (uint8 [1, z, y, x]). Files appear whole
+or not at all; a second run does only what is missing. ``checksums.json`` lists the
+SHA-256 of every file.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from unet3d import nifti, spec
+from unet3d.nifti import DataError
+from unet3d.parallel import available_cores, each
+
+MANIFEST = "checksums.json"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides the bytes of the output."""
+
+    spacing: tuple[float, float, float] = spec.TARGET_SPACING
+    min_shape: tuple[int, int, int] = spec.MIN_SHAPE
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "spacing": list(self.spacing),
+                "min_shape": list(self.min_shape)}
+
+
+def resample(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, float],
+             target: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Resample [z, y, x] volumes to `target` mm; new size is int(spacing/target * size).
+
+    Image trilinear with aligned corners, label nearest. Volumes that have the target
+    spacing are returned as they are. Raises DataError if an axis would vanish.
+    """
+    if tuple(spacing) == tuple(target):
+        return image, label
+    ratio = np.array(spacing) / np.array(target)
+    size = (ratio * np.array(image.shape)).astype(int).tolist()
+    if min(size) < 1:
+        raise DataError(f"shape {image.shape} at spacing {spacing} mm resamples to {size}")
+    moving = torch.from_numpy(np.ascontiguousarray(image))[None, None]
+    image = interpolate(moving, size=size, mode="trilinear", align_corners=True)
+    classes = torch.from_numpy(np.ascontiguousarray(label))[None, None]
+    label = interpolate(classes, size=size, mode="nearest")
+    return image[0, 0].numpy(), label[0, 0].numpy()
+
+
+def normalise(image: np.ndarray) -> np.ndarray:
+    """Clip float32 HU to the specified window, then shift and scale. Same shape."""
+    low, high = (np.float32(v) for v in spec.CLIP_HU)
+    clipped = np.clip(image, low, high)
+    clipped -= np.float32(spec.MEAN_HU)
+    clipped /= np.float32(spec.STD_HU)
+    return clipped
+
+
+def pad(volume: np.ndarray, min_shape: tuple[int, int, int]) -> np.ndarray:
+    """Pad [z, y, x] with edge values to at least `min_shape`, floor half first."""
+    missing = [max(0, want - have) for want, have in zip(min_shape, volume.shape)]
+    if not any(missing):
+        return volume
+    return np.pad(volume, [(m // 2, m - m // 2) for m in missing], mode="edge")
+
+
+def prepare(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, float],
+            settings: Settings = Settings()) -> tuple[np.ndarray, np.ndarray]:
+    """The whole path for one case: [z, y, x] in, [1, z, y, x] float32 and uint8 out."""
+    image, label = resample(image, label, spacing, settings.spacing)
+    image = pad(normalise(image), settings.min_shape)
+    label = pad(label, settings.min_shape)
+    return (np.ascontiguousarray(image[None], np.float32),
+            np.ascontiguousarray(label[None], np.uint8))
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _save(path: Path, array: np.ndarray) -> dict[str, Any]:
+    """Write `array` as .npy atomically and durably; returns its manifest entry."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        with open(temporary, "wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+            stream.flush()
+            os.fsync(stream.fileno())
+        entry = {"sha256": sha256(temporary), "bytes": temporary.stat().st_size,
+                 "shape": list(array.shape)}
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return entry
+
+
+def _stamp(case: Path) -> list[list[int]]:
+    """Size and modification time of a case's two source files."""
+    found = []
+    for name in (nifti.IMAGE_NAME, nifti.LABEL_NAME):
+        try:
+            status = (case / name).stat()
+        except OSError as error:
+            raise DataError(f"{case / name}: {error.strerror}") from error
+        found.append([status.st_size, status.st_mtime_ns])
+    return found
+
+
+def process_case(case: Path, out: Path, settings: Settings) -> tuple[str, dict[str, Any]]:
+    """Prepare and save one case. Returns (name, manifest entries). Raises DataError."""
+    stamp = _stamp(case)
+    image, spacing = nifti.read_image(case / nifti.IMAGE_NAME)
+    label, _ = nifti.read_label(case / nifti.LABEL_NAME)
+    if image.shape != label.shape:
+        raise DataError(f"{case}: image shape {image.shape} and label shape "
+                        f"{label.shape} differ")
+    try:
+        image, label = prepare(image, label, spacing, settings)
+    except DataError as error:
+        raise DataError(f"{case}: {error}") from error
+    files = {f"{case.name}_x.npy": _save(out / f"{case.name}_x.npy", image),
+             f"{case.name}_y.npy": _save(out / f"{case.name}_y.npy", label)}
+    return case.name, {"source": stamp, "files": files}
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a preprocessed folder, None if absent. Raises DataError."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["settings"]["format"] != FORMAT:
+            raise DataError(f"{path}: format {manifest['settings']['format']}, "
+                            f"this program reads {FORMAT}")
+        manifest["cases"].items()
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a manifest of this program: {error!r}") from error
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    temporary = folder / f".tmp-{os.getpid()}-{MANIFEST}"
+    manifest["cases"] = dict(sorted(manifest["cases"].items()))
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+    os.replace(temporary, folder / MANIFEST)
+
+
+def _is_done(case: Path, out: Path, manifest: dict[str, Any]) -> bool:
+    """Whether `case` was made from these very source files and is still all there."""
+    entry = manifest["cases"].get(case.name)
+    if entry is None or entry["source"] != _stamp(case):
+        return False
+    return all((out / name).is_file() and (out / name).stat().st_size == file["bytes"]
+               for name, file in entry["files"].items())
+
+
+def preprocess(source: Path, out: Path, settings: Settings = Settings(),
+               workers: int = 1) -> tuple[int, int]:
+    """Prepare all cases of `source` into `out`. Returns (made, kept). Raises DataError."""
+    cases = nifti.find_cases(source, nifti.IMAGE_NAME)
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(out) or {"settings": settings.as_json(), "cases": {}}
+    if manifest["settings"] != settings.as_json():
+        raise DataError(f"{out / MANIFEST}: made with {manifest['settings']}, now asked "
+                        f"for {settings.as_json()}; use another folder")
+    for leftover in out.glob(".tmp-*"):  # of a run that was killed
+        leftover.unlink()
+    missing = [case for case in cases if not _is_done(case, out, manifest)]
+    work = functools.partial(process_case, out=out, settings=settings)
+    for name, entry in each(work, missing, workers, "preprocess"):
+        manifest["cases"][name] = entry
+        _write_manifest(out, manifest)
+    return len(missing), len(cases) - len(missing)
+
+
+def _damage(item: tuple[Path, dict[str, Any]]) -> str | None:
+    path, entry = item
+    if not path.is_file():
+        return f"{path}: missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"{path}: {path.stat().st_size} bytes, expected {entry['bytes']}"
+    if sha256(path) != entry["sha256"]:
+        return f"{path}: content differs from its checksum"
+    return None
+
+
+def verify(folder: Path, workers: int = 1) -> list[str]:
+    """Check every file of a preprocessed folder. Returns what is wrong, one a line.
+
+    Raises DataError if the folder holds no manifest.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder / MANIFEST}: missing; was this folder preprocessed?")
+    items = [(folder / name, entry) for case in manifest["cases"].values()
+             for name, entry in case["files"].items()]
+    wrong = [line for line in each(_damage, items, workers, "verify") if line]
+    listed = {path.name for path, _ in items}
+    wrong += [f"{path}: not in {MANIFEST}" for path in sorted(folder.glob("*.npy"))
+              if path.name not in listed]
+    return sorted(wrong)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="unet3d.preprocess", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="folder of case_*/imaging.nii.gz")
+    parser.add_argument("--out", type=Path, required=True, help="folder of .npy files")
+    parser.add_argument("--verify", action="store_true", help="check the files of --out")
+    parser.add_argument("--spacing", type=float, nargs=3, default=spec.TARGET_SPACING,
+                        metavar="MM", help="target spacing z y x (default 1.6 1.2 1.2)")
+    parser.add_argument("--min-shape", type=int, nargs=3, default=spec.MIN_SHAPE,
+                        metavar="N", help="pad to at least this (default 128 128 128)")
+    parser.add_argument("--workers", type=int, default=available_cores())
+    args = parser.parse_args(argv)
+    if (args.source is None) == (not args.verify):
+        parser.error("give either --source or --verify")
+    if min(args.spacing) <= 0 or min(args.min_shape) < 1:
+        parser.error("--spacing and --min-shape must be positive")
+    try:
+        if args.verify:
+            wrong = verify(args.out, args.workers)
+            print("\n".join(wrong) if wrong else f"{args.out}: all files are intact")
+            return 1 if wrong else 0
+        settings = Settings(tuple(args.spacing), tuple(args.min_shape))
+        made, kept = preprocess(args.source, args.out, settings, args.workers)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{made} cases made, {kept} already there, in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Where a run writes: CSV, JSON lines, MLPerf log lines, TensorBoard if installed."""
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+EPOCH_COLUMNS = (
+    "epoch", "loader", "samples", "steps", "epoch_s", "startup_s", "samples_s", "mb_s",
+    "read_mb_s", "wait_s", "wait_share", "wait_mean_s", "wait_p50_s", "wait_p99_s",
+    "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "loss", "learning_rate",
+    "index_hash", "content_hash", "resumed_at", "work_bound_s", "synthetic_bound_s",
+    "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice",
+)
+CSV_NAME, LINES_NAME, MLPERF_NAME = "epochs.csv", "log.jsonl", "mlperf.log"
+RESULT_NAME, CHECKPOINT_NAME = "result.json", "checkpoint.pt"
+
+
+class Records:
+    """The files of one run; every method does nothing on ranks other than 0."""
+
+    def __init__(self, folder: Path, active: bool, append: bool) -> None:
+        self.folder, self.active = folder, active
+        if not active:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if not append:
+            for name in (CSV_NAME, LINES_NAME, MLPERF_NAME, RESULT_NAME, CHECKPOINT_NAME):
+                (folder / name).unlink(missing_ok=True)
+        fresh = not (folder / CSV_NAME).exists()
+        self._csv_file = open(folder / CSV_NAME, "a", newline="")
+        self._csv = csv.DictWriter(self._csv_file, EPOCH_COLUMNS, restval="",
+                                   extrasaction="ignore")
+        if fresh:
+            self._csv.writeheader()
+        self._lines = open(folder / LINES_NAME, "a")
+        self._mlperf = open(folder / MLPERF_NAME, "a")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+            self._board = SummaryWriter(str(folder / "tensorboard"))
+        except ImportError:
+            self._board = None
+
+    def line(self, event: str, **fields: Any) -> None:
+        """One JSON line {"event", "time", ...}."""
+        if self.active:
+            row = {"event": event, "time": time.time(), **fields}
+            self._lines.write(json.dumps(row) + "\n")
+
+    def mlperf(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
+        """One line in the manner of MLPerf logging; `kind` is start, end or event."""
+        if self.active:
+            kinds = {"start": "INTERVAL_START", "end": "INTERVAL_END",
+                     "event": "POINT_IN_TIME"}
+            row = {"namespace": "", "time_ms": int(time.time() * 1000),
+                   "event_type": kinds[kind], "key": key, "value": value,
+                   "metadata": metadata}
+            self._mlperf.write(f":::MLLOG {json.dumps(row)}\n")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """One epoch into the CSV, the JSON lines and TensorBoard; files are flushed."""
+        if not self.active:
+            return
+        self._csv.writerow(row)
+        self.line("epoch", **row)
+        if self._board is not None:
+            for name, value in row.items():
+                if isinstance(value, (int, float)) and name != "epoch":
+                    self._board.add_scalar(name, value, row["epoch"])
+        self.flush()
+
+    def result(self, result: dict[str, Any]) -> None:
+        """The summary of the whole run."""
+        if self.active:
+            path = self.folder / RESULT_NAME
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+    def flush(self) -> None:
+        """Bring everything to the files."""
+        if self.active:
+            for stream in (self._csv_file, self._lines, self._mlperf):
+                stream.flush()
+            if self._board is not None:
+                self._board.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self.active:
+            for stream in (self._csv_file, self._lines, self._mlperf):
+                stream.close()
+            if self._board is not None:
+                self._board.close()

@@ -1,0 +1,78 @@
+"""Which samples an epoch holds, in which order, and what is left of it after a resume."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch.utils.data import Dataset, DistributedSampler, Sampler
+
+from unet3d.data import mix
+
+
+class DeliveryError(RuntimeError):
+    """A loader lost or repeated samples."""
+
+
+def epoch_sampler(dataset: Dataset, seed: int, rank: int = 0,
+                  world: int = 1) -> DistributedSampler:
+    """Torch's own sampler: a permutation given by (seed, epoch), dealt out to ranks.
+
+    Call ``set_epoch`` before each epoch. Where the length does not divide by `world` the
+    permutation's tail is left out, so that every rank takes equally many steps.
+    """
+    return DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True,
+                              seed=mix(seed) & 0x7FFFFFFF, drop_last=True)
+
+
+def epoch_order(dataset: Dataset, seed: int, epoch: int) -> list[int]:
+    """The permutation of `epoch` before it is dealt out."""
+    sampler = epoch_sampler(dataset, seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class RestSampler(Sampler[int]):
+    """A given list of indices: what remains of an epoch."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices = list(indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def remaining(order: Sequence[int], delivered: Iterable[int], rank: int = 0,
+              world: int = 1) -> list[int]:
+    """This rank's share of `order` less what all ranks together had `delivered`.
+
+    With as many ranks as before and a loader that keeps the order, each rank goes on
+    exactly where it stopped.
+    """
+    done = set(delivered)
+    rest = [index for index in order if index not in done]
+    return rest[:len(rest) - len(rest) % world][rank::world]
+
+
+def expected_count(planned: int, batch_size: int, drop_last: bool) -> int:
+    """How many of `planned` samples a loader must deliver."""
+    return planned - planned % batch_size if drop_last else planned
+
+
+def check_delivery(planned: Sequence[int], delivered: Sequence[int], batch_size: int,
+                   drop_last: bool, epoch: int) -> None:
+    """Raise DeliveryError unless exactly the planned samples were delivered, once each."""
+    want = expected_count(len(planned), batch_size, drop_last)
+    counts = Counter(delivered)
+    repeated = sorted(index for index, n in counts.items() if n > 1)
+    foreign = sorted(set(counts) - set(planned))
+    missing = sorted(set(planned) - set(counts))
+    if drop_last and len(missing) == len(planned) - want:
+        missing = []
+    if len(delivered) != want or repeated or foreign or missing:
+        raise DeliveryError(
+            f"epoch {epoch}: {len(delivered)} samples delivered, {want} expected; "
+            f"missing {missing[:10]}, repeated {repeated[:10]}, never asked for "
+            f"{foreign[:10]} (first ten of each)")

@@ -1,0 +1,111 @@
+"""The command line of train.py: a preset, and options that override it."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d.loaders import LOADERS
+from unet3d.parallel import available_cores
+from unet3d.spec import PRESETS, Preset
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The parser of train.py."""
+    parser = argparse.ArgumentParser(prog="unet3d.train", description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--loader", choices=LOADERS, required=True)
+    add("--preset", choices=PRESETS, default="quick")
+    add("--data", type=Path, required=True, help="folder made by unet3d.preprocess")
+    add("--out", type=Path, required=True, help="folder for logs and checkpoint")
+    add("--resume", nargs="?", const=True, type=Path, metavar="CHECKPOINT",
+        help="go on from OUT/checkpoint.pt, or from the file named")
+    add("--seed", type=int, default=0)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--amp", choices=["none", "bf16"], default="none")
+    add("--threads", type=int, help="CPU threads of the model while training "
+        "(default: the cores that the workers leave, at least 1)")
+    work = parser.add_argument_group("work (default: the preset's)")
+    work.add_argument("--epochs", type=int)
+    work.add_argument("--workers", type=int)
+    work.add_argument("--batch-size", type=int, help="per process")
+    work.add_argument("--patch", type=int, nargs=3, metavar="N")
+    work.add_argument("--filters", type=int, nargs="+", metavar="N")
+    work.add_argument("--repeat", type=int, help="times each case is listed in an epoch")
+    work.add_argument("--accumulate", type=int, help="batches per optimiser step")
+    work.add_argument("--learning-rate", type=float)
+    work.add_argument("--drop-last", action=argparse.BooleanOptionalAction, default=None)
+    work.add_argument("--split", choices=["auto", "kits19", "seeded"], default="auto")
+    work.add_argument("--seeding", choices=["sample", "loader"], default="sample",
+                      help="sample: the dataset seeds itself by (seed, epoch, index), the "
+                      "same bytes under every loader; loader: as the loader seeds its "
+                      "workers")
+    work.add_argument("--brightness-around-one", action="store_true",
+                      help="brightness x f, not the reference's x (1 + f)")
+    work.add_argument("--reference-starts", action="store_true",
+                      help="never crop at an axis's last position, as the reference")
+    watch = parser.add_argument_group("checkpoints, evaluation, measurement")
+    watch.add_argument("--checkpoint-every", type=int, default=0, metavar="BATCHES",
+                       help="also within epochs (default: at epoch ends only)")
+    watch.add_argument("--stop-after", type=int, metavar="BATCHES",
+                       help="write a checkpoint and stop after so many batches")
+    watch.add_argument("--eval-every", type=int, metavar="EPOCHS",
+                       help="0: after the last epoch only")
+    watch.add_argument("--no-eval", action="store_true")
+    watch.add_argument("--no-bounds", action="store_true",
+                       help="do not measure the bounds before the first epoch")
+    watch.add_argument("--hash-content", action="store_true",
+                       help="hash the bytes of all samples too")
+    watch.add_argument("--cache", choices=["warm", "cold"], default="warm",
+                       help="cold: drop the data from the page cache before each epoch")
+    return parser
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A run, fully decided."""
+
+    args: argparse.Namespace
+    preset: Preset
+    threads: int
+
+    def as_config(self, train_cases: list[str]) -> dict[str, Any]:
+        """Plain data: what the run does, for the logs and the checkpoint."""
+        args = self.args
+        config = {name: getattr(args, name) for name in (
+            "loader", "seed", "device", "amp", "split", "seeding", "brightness_around_one",
+            "reference_starts", "hash_content", "cache")}
+        config |= dataclasses.asdict(self.preset)
+        config |= {"preset": args.preset, "data": str(args.data), "threads": self.threads,
+                   "train_cases": train_cases}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+
+
+def parse(description: str, argv: list[str] | None) -> Settings:
+    """Parse and check the command line; exits with a message if it makes no sense."""
+    parser = make_parser(description)
+    args = parser.parse_args(argv)
+    names = {field.name for field in dataclasses.fields(Preset)}
+    changes = {name: tuple(value) if isinstance(value, list) else value
+               for name, value in vars(args).items() if name in names and value is not None}
+    preset = dataclasses.replace(PRESETS[args.preset], **changes)
+    for name in ("epochs", "batch_size", "repeat", "accumulate"):
+        if getattr(preset, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if preset.workers < 0 or args.checkpoint_every < 0 or preset.eval_every < 0:
+        parser.error("--workers, --checkpoint-every and --eval-every cannot be negative")
+    if args.stop_after is not None and args.stop_after < 1:
+        parser.error("--stop-after must be at least 1")
+    if args.threads is not None and args.threads < 1:
+        parser.error("--threads must be at least 1")
+    divisor = 2 ** len(preset.filters)
+    if any(p < 1 or p % divisor for p in preset.patch):
+        parser.error(f"--patch must be multiples of {divisor} for {len(preset.filters)} filters")
+    if args.no_eval and args.eval_every is not None:
+        parser.error("--no-eval and --eval-every exclude each other")
+    threads = args.threads or max(1, available_cores() - preset.workers)
+    return Settings(args, preset, threads)

@@ -1,0 +1,447 @@
+"""Train the 3D U-Net: one loop, any loader.
+
+    python -m unet3d.train --loader pytorch --preset quick --data data/npy --out runs/a
+    torchrun --nproc-per-node 2 -m unet3d.train --loader pytorch ...
+
+Exit status: 0 done, 1 an input or the delivery of samples was wrong, 3 stopped early with
+a checkpoint (--stop-after, SIGTERM, SIGINT): go on with --resume.
+"""
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from unet3d import bounds, checkpoint, pagecache, records, sampling
+from unet3d.data import VolumeDataset, list_cases, mix, split
+from unet3d.evaluate import evaluate
+from unet3d.loaders import LoaderUnavailable, build
+from unet3d.losses import dice_ce_loss
+from unet3d.meters import DeliveryHash, EpochClock, wait_summary
+from unet3d.model import UNet3D
+from unet3d.nifti import DataError
+from unet3d.parallel import available_cores
+from unet3d.ranks import Ranks
+from unet3d.settings import Settings, parse
+from unet3d.transforms import train_transforms
+from unet3d.usage import UsageSampler
+
+STOPPED = 3
+BOUND_SAMPLES = 32  # samples timed for the work bound
+WEIGHT_DECAY, MOMENTUM = 0.0, 0.9
+
+
+class Progress:
+    """The state of the epoch under way; survives in the checkpoint."""
+
+    def __init__(self, with_content: bool, state: dict[str, Any] | None = None) -> None:
+        self.epoch: int = state["epoch"] if state else 1
+        self.delivered: list[int] = list(state["delivered"]) if state else []
+        self.losses: list[float] = list(state["losses"]) if state else []
+        self.hash = DeliveryHash(with_content, state["hash"] if state else None)
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "delivered": self.delivered, "losses": self.losses,
+                "hash": self.hash.state()}
+
+
+class Trainer:
+    """One run, from settings to result."""
+
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self.settings, self.ranks = settings, ranks
+        self.args, self.preset, self.device = settings.args, settings.preset, ranks.device
+        args, preset = self.args, self.preset
+        torch.set_num_threads(settings.threads)
+        train, self.evaluation = split(list_cases(args.data), args.seed, args.split)
+        transform = train_transforms(preset.patch, args.brightness_around_one,
+                                     args.reference_starts)
+        seed = args.seed if args.seeding == "sample" else None
+        self.dataset = VolumeDataset(train, transform, seed, preset.repeat)
+        self.config = settings.as_config([case.name for case in train])
+        if len(self.dataset) // ranks.world < preset.batch_size and preset.drop_last:
+            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
+                            f"full batch of {preset.batch_size} on {ranks.world} ranks")
+        if len(self.dataset) < ranks.world:
+            raise DataError(f"{args.data}: fewer samples than ranks")
+        self.sampler = sampling.epoch_sampler(self.dataset, args.seed, ranks.rank, ranks.world)
+        self.generator = torch.Generator()
+        self.model, self.optimizer = self._make_model()
+        self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)
+        self.progress = Progress(args.hash_content)
+        self.loader: Iterable | None = None
+        self.stop_asked = False
+        self.batches_run = 0
+        self.costs: dict[str, float] | None = None
+        self.rows: list[dict[str, Any]] = []
+
+    def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer]:
+        torch.manual_seed(self.args.seed)
+        model = UNet3D(self.preset.filters).to(self.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.preset.learning_rate,
+                                    momentum=MOMENTUM, nesterov=True,
+                                    weight_decay=WEIGHT_DECAY)
+        return model, optimizer
+
+    # -- checkpoints ---------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the checkpoint; every rank must call it."""
+        states = self.ranks.gather(self.progress.state())
+        if self.ranks.rank == 0:
+            checkpoint.save(self.args.out / records.CHECKPOINT_NAME, {
+                "config": self.config, "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(), "ranks": states})
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint, possibly of another number of ranks."""
+        state = checkpoint.load(path, self.config)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        ranks = state["ranks"]
+        self.everything_delivered = [i for rank in ranks for i in rank["delivered"]]
+        if len(ranks) == self.ranks.world:
+            self.progress = Progress(self.args.hash_content, ranks[self.ranks.rank])
+        else:  # one rank carries on what all had; the sums come out the same
+            carried = Progress(self.args.hash_content, {**ranks[0],
+                               "delivered": self.everything_delivered})
+            for other in ranks[1:]:
+                carried.hash.merge(other["hash"])
+            fresh = Progress(self.args.hash_content)
+            fresh.epoch = carried.epoch
+            self.progress = carried if self.ranks.rank == 0 else fresh
+
+    # -- one epoch -----------------------------------------------------------------
+
+    def _loader(self, sampler: torch.utils.data.Sampler) -> Iterable:
+        return build(self.args.loader, self.dataset, batch_size=self.preset.batch_size,
+                     sampler=sampler, workers=self.preset.workers,
+                     drop_last=self.preset.drop_last, generator=self.generator,
+                     pin_memory=self.device.type == "cuda", device=self.device)
+
+    def _plan(self, epoch: int) -> tuple[Iterable, list[int]]:
+        """The loader of this epoch, or of what is left of it, and the samples it owes."""
+        self.dataset.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
+        self.generator.manual_seed(mix(self.args.seed, epoch, self.ranks.rank) >> 1)
+        # Samples made in this process (no workers) draw from its own generators.
+        random.seed(mix(self.args.seed, epoch, self.ranks.rank))
+        np.random.seed(mix(self.args.seed, epoch, self.ranks.rank) & 0xFFFFFFFF)
+        done = getattr(self, "everything_delivered", [])
+        self.everything_delivered = []
+        if done:
+            order = sampling.epoch_order(self.dataset, self.args.seed, epoch)
+            rest = sampling.remaining(order, done, self.ranks.rank, self.ranks.world)
+            return self._loader(sampling.RestSampler(rest)), rest
+        if self.loader is None:
+            self.loader = self._loader(self.sampler)
+        return self.loader, list(self.sampler)
+
+    def _set_rate(self, epoch: int) -> float:
+        """Linear warm-up by whole epochs, as the reference; returns the rate."""
+        preset = self.preset
+        share = min(1.0, epoch / preset.warmup_epochs) if preset.warmup_epochs else 1.0
+        rate = preset.initial_rate + (preset.learning_rate - preset.initial_rate) * share
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _step(self, image: torch.Tensor, label: torch.Tensor, number: int, total: int) -> float:
+        """Forward, backward and, at the end of its group, the optimiser. The loss.
+
+        Batches are grouped by `accumulate`; the last group of an epoch may be smaller
+        and is weighted by its own size.
+        """
+        group = self.preset.accumulate
+        first = number // group * group
+        size = min(group, total - first)
+        ends_group = number + 1 == first + size
+        hold = contextlib.nullcontext()
+        if not ends_group and self.ranks.world > 1:
+            hold = self.wrapped.no_sync()
+        with hold:
+            with torch.autocast(self.device.type, torch.bfloat16,
+                                enabled=self.args.amp == "bf16"):
+                loss = dice_ce_loss(self.wrapped(image), label)
+            (loss / size).backward()
+        if ends_group:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def run_epoch(self, log: records.Records) -> bool:
+        """Train until the epoch ends (True) or the run must stop (False)."""
+        progress, preset = self.progress, self.preset
+        epoch, resumed_at = progress.epoch, len(progress.delivered)
+        if self.args.cache == "cold":
+            self._evict()
+        loader, rest = self._plan(epoch)
+        rate = self._set_rate(epoch)
+        steps_before = len(progress.losses)
+        samples = sampling.expected_count(len(rest), preset.batch_size, preset.drop_last)
+        total = steps_before + -(-samples // preset.batch_size)
+        self.wrapped.train()
+        usage = UsageSampler()
+        nbytes, finished = 0, True
+        bar = tqdm(total=total, initial=steps_before, desc=f"epoch {epoch}", unit="batch",
+                   disable=None if self.ranks.rank == 0 else True)
+        usage.start()
+        clock = EpochClock()
+        iterator = iter(loader)
+        while (batch := clock.fetch(iterator)) is not None:
+            image, label, index = batch
+            numbers = index.tolist()
+            nbytes += image.nbytes + label.nbytes
+            loss = self._step(image.to(self.device, non_blocking=True),
+                              label.to(self.device, non_blocking=True),
+                              len(progress.losses), total)
+            progress.hash.add(image, label, numbers)
+            progress.delivered += numbers
+            progress.losses.append(loss)
+            log.line("step", epoch=epoch, step=len(progress.losses), loss=loss,
+                     wait_s=clock.waits[-1])
+            clock.step_done()
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            self.batches_run += 1
+            if self._checkpoint_due(total):
+                finished = False
+                break
+        bar.close()
+        used = usage.stop()
+        del iterator
+        for sample in usage.samples:
+            log.line("usage", epoch=epoch, **sample)
+        if finished:
+            self._finish_epoch(log, clock, used, rest, resumed_at, nbytes, rate)
+        return finished
+
+    def _checkpoint_due(self, total: int) -> bool:
+        """Save if it is time to; whether to stop within the epoch."""
+        steps = len(self.progress.losses)
+        if steps == total or steps % self.preset.accumulate:
+            return False  # saved at the epoch's end, or gradients would be lost
+        limit = self.args.stop_after
+        stop = self.ranks.any(self.stop_asked or
+                              (limit is not None and self.batches_run >= limit))
+        every = self.args.checkpoint_every
+        if stop or (every and steps // self.preset.accumulate * self.preset.accumulate
+                    % every < self.preset.accumulate):
+            self.save()
+        return stop
+
+    def _evict(self) -> None:
+        left = pagecache.evict(path for case in self.dataset.cases
+                               for path in (case.image, case.label))
+        if self.ranks.rank == 0 and (left is None or left > 0.1):
+            share = "an unknown share" if left is None else f"{left:.0%}"
+            tqdm.write(f"warning: {share} of the data is still cached; this epoch is "
+                       "not cold", file=sys.stderr)
+
+    def _finish_epoch(self, log: records.Records, clock: EpochClock, used: dict,
+                      rest: list[int], resumed_at: int, nbytes: int, rate: float) -> None:
+        """Check what was delivered, then write the epoch's row."""
+        progress, preset = self.progress, self.preset
+        new = progress.delivered[resumed_at:]
+        wrong = None
+        try:
+            sampling.check_delivery(rest, new, preset.batch_size, preset.drop_last,
+                                    progress.epoch)
+        except sampling.DeliveryError as error:
+            wrong = str(error)
+        read = sum(self.dataset.case(index).nbytes for index in new)
+        parts = self.ranks.gather({
+            "hash": progress.hash.state(), "waits": clock.waits, "s": clock.elapsed,
+            "samples": len(new), "steps": len(clock.waits), "nbytes": nbytes, "read": read,
+            "wrong": wrong, "loss": float(np.mean(progress.losses)), "used": used})
+        problems = [part["wrong"] for part in parts if part["wrong"]]
+        if problems:
+            raise sampling.DeliveryError("; ".join(problems))
+        total_hash = DeliveryHash(self.args.hash_content)
+        for part in parts:
+            total_hash.merge(part["hash"])
+        memory = [p["used"]["memory_mb"] for p in parts if p["used"]["memory_mb"]]
+        samples, seconds = sum(p["samples"] for p in parts), max(p["s"] for p in parts)
+        waits = wait_summary([part["waits"] for part in parts])
+        row = {"epoch": progress.epoch, "loader": self.args.loader, "samples": samples,
+               "steps": parts[0]["steps"], "epoch_s": seconds, **waits,
+               "wait_share": waits["wait_s"] / seconds, "samples_s": samples / seconds,
+               "mb_s": sum(p["nbytes"] for p in parts) / seconds / 1e6,
+               "read_mb_s": sum(p["read"] for p in parts) / seconds / 1e6,
+               "cpu": sum(p["used"]["cpu"] for p in parts),
+               "cpu_seconds": sum(p["used"]["cpu_seconds"] for p in parts),
+               "memory_mb": sum(memory) if memory else None, "gpu": used["gpu"],
+               "loss": float(np.mean([p["loss"] for p in parts])), "learning_rate": rate,
+               "index_hash": total_hash.state()["indices"],
+               "content_hash": total_hash.state()["content"], "resumed_at": resumed_at}
+        if self.costs is not None:
+            threads = self.settings.threads if self.device.type == "cpu" else None
+            row |= bounds.combine(len(new), len(clock.waits), nbytes, self.costs,
+                                  preset.workers, threads)
+        self.rows.append(row)
+
+    # -- the whole run -------------------------------------------------------------
+
+    def measure_costs(self) -> dict[str, float]:
+        """What the bounds are computed from, measured once on a throw-away model."""
+        order = sampling.epoch_order(self.dataset, self.args.seed, self.progress.epoch)
+        self.dataset.set_epoch(self.progress.epoch)
+        synthetic = build("synthetic", self.dataset, batch_size=self.preset.batch_size,
+                          sampler=self.sampler, workers=0, device=self.device)
+        image, label, _ = next(iter(synthetic))
+        kept = self.model, self.optimizer, self.wrapped
+        self.model, self.optimizer = self._make_model()
+        self.wrapped = self.model.train()
+        # Group of one batch, out of any rank's way: a copy that is never synchronised.
+        world, self.ranks.world = self.ranks.world, 1
+        try:
+            step_s = bounds.step_cost(lambda: self._step(image, label, 0, 1))
+        finally:
+            self.ranks.world = world
+            self.model, self.optimizer, self.wrapped = kept
+        return {"sample_s": bounds.sample_cost(self.dataset, order[:BOUND_SAMPLES]),
+                "step_s": step_s,
+                "copy_bytes_s": bounds.copy_rate(image.nbytes + label.nbytes)}
+
+    def _evaluate(self, log: records.Records, epoch: int) -> dict[str, Any]:
+        """Evaluate with all cores: the workers are idle now."""
+        log.mlperf("start", "eval_start", epoch, epoch_num=epoch)
+        if self.device.type == "cpu":
+            torch.set_num_threads(max(1, available_cores() // self.ranks.world))
+        scores = evaluate(self.model, self.evaluation, self.preset.patch, self.device,
+                          self.preset.overlap, self.args.amp == "bf16",
+                          progress=sys.stderr.isatty())
+        torch.set_num_threads(self.settings.threads)
+        log.mlperf("event", "eval_accuracy", scores["mean_dice"], epoch_num=epoch)
+        log.mlperf("end", "eval_stop", epoch, epoch_num=epoch)
+        return scores
+
+    def _eval_due(self, epoch: int) -> bool:
+        preset = self.preset
+        if self.args.no_eval:
+            return False
+        if epoch == preset.epochs:
+            return True
+        return bool(preset.eval_every) and epoch >= preset.eval_start \
+            and epoch % preset.eval_every == 0
+
+    def _log_start(self, log: records.Records) -> None:
+        preset, args = self.preset, self.args
+        log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
+                 cores=available_cores(), torch=torch.__version__)
+        for key, value in {
+                "submission_benchmark": "unet3d", "seed": args.seed,
+                "global_batch_size": preset.batch_size * self.ranks.world * preset.accumulate,
+                "gradient_accumulation_steps": preset.accumulate,
+                "train_samples": len(self.dataset), "eval_samples": len(self.evaluation),
+                "opt_name": "sgd", "opt_base_learning_rate": preset.learning_rate,
+                "opt_learning_rate_warmup_epochs": preset.warmup_epochs}.items():
+            log.mlperf("event", key, value)
+
+    def run(self, log: records.Records) -> int:
+        """Train to the last epoch or the target; returns the exit status."""
+        if not self.args.no_bounds:
+            self.costs = self.measure_costs()
+        self._log_start(log)
+        log.mlperf("start", "run_start")
+        reached = False
+        while self.progress.epoch <= self.preset.epochs and not reached:
+            epoch = self.progress.epoch
+            log.mlperf("start", "epoch_start", epoch, epoch_num=epoch)
+            if not self.run_epoch(log):
+                log.line("stopped", epoch=epoch, batches=len(self.progress.losses))
+                return STOPPED
+            log.mlperf("end", "epoch_stop", epoch, epoch_num=epoch)
+            row = self.rows[-1]
+            if self._eval_due(epoch):
+                scores = self._evaluate(log, epoch)
+                row |= scores
+                reached = scores["mean_dice"] >= self.preset.target_dice
+            self.progress = Progress(self.args.hash_content)
+            self.progress.epoch = epoch + 1
+            self.save()
+            log.epoch(row)
+            if self.ranks.rank == 0:
+                tqdm.write(describe(row))
+            if self.ranks.any(self.stop_asked) and epoch < self.preset.epochs:
+                return STOPPED
+        log.mlperf("end", "run_stop", status="success" if reached else "aborted")
+        log.result({"config": self.config, "costs": self.costs, "epochs": self.rows,
+                    "reached_target": reached})
+        return 0
+
+
+def describe(row: dict[str, Any]) -> str:
+    """An epoch in a few lines: results beside their bounds."""
+    text = (f"epoch {row['epoch']} [{row['loader']}]: {row['samples']} samples in "
+            f"{row['epoch_s']:.2f} s, {row['samples_s']:.1f} samples/s, "
+            f"{row['mb_s']:.1f} MB/s delivered, {row['read_mb_s']:.0f} MB/s read, "
+            f"loss {row['loss']:.4f}\n"
+            f"  waiting {row['wait_share']:.1%}: start-up {row['startup_s'] * 1e3:.0f} ms, then "
+            f"mean {row['wait_mean_s'] * 1e3:.1f}, p50 {row['wait_p50_s'] * 1e3:.1f}, "
+            f"p99 {row['wait_p99_s'] * 1e3:.1f}, max {row['wait_max_s'] * 1e3:.1f} ms a step; "
+            f"CPU {row['cpu']:.0%} of {available_cores()} cores")
+    if row["memory_mb"]:
+        text += f"; memory {row['memory_mb']:.0f} MB"
+    if row["gpu"] is not None:
+        text += f"; GPU {row['gpu']:.0f}%"
+    if "bound_s" in row:
+        text += (f"\n  bounds: work {row['work_bound_s']:.2f} s, synthetic "
+                 f"{row['synthetic_bound_s']:.2f} s, copy {row['copy_bound_s']:.3f} s")
+        if "core_bound_s" in row:
+            text += f", shared cores {row['core_bound_s']:.2f} s"
+        text += f"; this epoch took {row['epoch_s'] / row['bound_s']:.2f} x the largest"
+    if "mean_dice" in row:
+        text += (f"\n  Dice: kidney {row['kidney']:.4f}, tumour {row['tumour']:.4f}, mean "
+                 f"{row['mean_dice']:.4f} over {row['volumes']} volumes")
+    return text
+
+
+@contextlib.contextmanager
+def stop_on_signals(trainer: Trainer):
+    """SIGTERM and SIGINT ask for a checkpoint and an end; a second one ends at once."""
+    def ask(number: int, _frame: object) -> None:
+        trainer.stop_asked = True
+        signal.signal(number, before[number])
+
+    before = {number: signal.signal(number, ask)
+              for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    settings = parse(__doc__, argv)
+    args = settings.args
+    ranks = Ranks(args.device)
+    try:
+        trainer = Trainer(settings, ranks)
+        if args.resume:
+            own = args.out / records.CHECKPOINT_NAME
+            trainer.restore(own if args.resume is True else args.resume)
+        log = records.Records(args.out, ranks.rank == 0, append=args.resume is not None)
+        with contextlib.closing(log), stop_on_signals(trainer):
+            return trainer.run(log)
+    except (DataError, checkpoint.CheckpointError, LoaderUnavailable,
+            sampling.DeliveryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        ranks.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

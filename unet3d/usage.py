@@ -1,0 +1,147 @@
+"""CPU time, memory and GPU use of this process and all its descendants, over time."""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from unet3d.parallel import available_cores
+
+PROC = Path("/proc")
+MEMORY_EVERY = 4  # memory is read at every 4th sample: a page-table walk per process
+
+
+def _linux_tree() -> dict[int, tuple[int, float]]:
+    """{pid: (start time, CPU seconds)} of this process and its descendants, by /proc."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    table: dict[int, tuple[int, int, float]] = {}
+    for name in os.listdir(PROC):
+        if name.isdigit():
+            try:
+                text = (PROC / name / "stat").read_text()
+            except OSError:
+                continue  # gone between listing and reading
+            fields = text[text.rindex(")") + 2:].split()
+            seconds = (int(fields[11]) + int(fields[12])) / ticks
+            table[int(name)] = (int(fields[1]), int(fields[19]), seconds)
+    tree, fresh = {os.getpid()}, {os.getpid()}
+    while fresh:
+        fresh = {pid for pid, row in table.items() if row[0] in fresh} - tree
+        tree |= fresh
+    return {pid: table[pid][1:] for pid in tree if pid in table}
+
+
+def _psutil_tree() -> dict[int, tuple[int, float]]:
+    import psutil
+
+    tree = {}
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+            tree[process.pid] = (int(process.create_time()), times.user + times.system)
+        except psutil.NoSuchProcess:
+            continue
+    return tree
+
+
+def process_tree() -> dict[int, tuple[int, float]]:
+    """{pid: (start time, CPU seconds)} of the process tree; empty where unknown."""
+    if (PROC / "self/stat").exists():
+        return _linux_tree()
+    try:
+        return _psutil_tree()
+    except ImportError:
+        return {}
+
+
+def tree_memory(pids: list[int]) -> int | None:
+    """Bytes of memory held by processes, shared pages counted once (PSS)."""
+    total = 0
+    for pid in pids:
+        try:
+            text = (PROC / str(pid) / "smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError:
+            return None
+        for line in text.splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total or None
+
+
+def gpu_percent() -> float | None:
+    """Utilisation of the current GPU as the driver reports it; None if unknown."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return float(torch.cuda.utilization())
+    except (ModuleNotFoundError, RuntimeError):  # no pynvml, or no permission
+        return None
+
+
+class UsageSampler:
+    """Samples usage in a thread between `start` and `stop`.
+
+    Afterwards `samples` holds one dict per interval: t (seconds since `start`), cpu (the
+    tree's share of all available cores, 0 to 1), memory_mb (PSS, or None), gpu (percent).
+    """
+
+    def __init__(self, interval_s: float = 0.5) -> None:
+        self.interval_s = interval_s
+        self.samples: list[dict] = []
+
+    def start(self) -> None:
+        """Begin; the counters start at zero."""
+        self.samples = []
+        self._seen: dict[tuple[int, int], float] = {}
+        self._base: dict[tuple[int, int], float] = {}
+        self._update()
+        self._base = dict(self._seen)  # CPU time spent before the start
+        self._began = self._last = time.perf_counter()
+        self._last_cpu = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> dict:
+        """End and summarise: cpu_seconds, cpu (mean share), memory_mb (peak), gpu."""
+        self._done.set()
+        self._thread.join()
+        self._sample(memory=True)
+        elapsed = self._last - self._began
+        memory = [s["memory_mb"] for s in self.samples if s["memory_mb"] is not None]
+        gpu = [s["gpu"] for s in self.samples if s["gpu"] is not None]
+        return {"cpu_seconds": self._last_cpu,
+                "cpu": self._last_cpu / elapsed / available_cores() if elapsed else 0.0,
+                "memory_mb": max(memory, default=None),
+                "gpu": sum(gpu) / len(gpu) if gpu else None}
+
+    def _update(self) -> list[int]:
+        tree = process_tree()
+        for pid, (began, seconds) in tree.items():
+            self._seen[pid, began] = seconds  # one that exits keeps its last value
+        return list(tree)
+
+    def _sample(self, memory: bool) -> None:
+        pids = self._update()
+        now = time.perf_counter()
+        cpu = sum(self._seen.values()) - sum(self._base.values())
+        span = now - self._last
+        held = tree_memory(pids) if memory else None
+        if span > 0:
+            self.samples.append({
+                "t": now - self._began,
+                "cpu": (cpu - self._last_cpu) / span / available_cores(),
+                "memory_mb": held / 1e6 if held else None, "gpu": gpu_percent()})
+        self._last, self._last_cpu = now, cpu
+
+    def _run(self) -> None:
+        number = 0
+        while not self._done.wait(self.interval_s):
+            number += 1
+            self._sample(memory=number % MEMORY_EVERY == 1)
