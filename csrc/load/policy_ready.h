@@ -1,0 +1,80 @@
+/* Batches from whichever samples are ready first, with a bound on how far any one moves.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Terms
+ *   B samples a batch; natural batch of position p: p / B; batches are formed as k = 0, 1, ...
+ *   bound D >= 0: every sample is delivered in a batch k with |k - p / B| <= D.
+ *   A sample is marked ready as fast or slow (slow: it outlived the slow timeout).
+ *
+ * Rule for batch k
+ *   Waits until every undelivered sample of natural batch k - D is ready (they are due: this is
+ *   their last batch), and until B samples of natural batches <= k + D are ready (fewer only
+ *   for the last batch of the epoch). Then takes, always oldest first:
+ *     1. the due ones;
+ *     2. slow ones up to their natural share;
+ *     3. fast ones;
+ *     4. what is missing, from the slow ones left.
+ *   The natural share: after k batches, slow / marked of all samples delivered so far may be
+ *   slow; the part not used is carried over, up to the share of MN_READY_CARRY batches. So
+ *   slow samples neither starve behind the fast nor arrive bunched when several end together.
+ *
+ * Bound, by induction over k: before batch k is formed, every sample with p / B < k - D has
+ *   been delivered, and none with p / B > k - 1 + D.
+ *   Lower: those with p / B = k - D are at most B, are all in ready state, and go first,
+ *   so they all fit into batch k. Upper: nothing past natural batch k + D is taken.
+ *   For D = 0 both say p / B = k: the sampler's batches exactly.
+ * Full: the batches 0..k hold (k + 1) B samples of which at least (k + D + 1) B, or all of
+ *   the epoch, are eligible; so waiting for B ready ones ends as soon as workers finish
+ *   what is in flight. All batches but the last of the epoch have B samples.
+ * Exactly once: a position goes from pending to ready to delivered once; a second mark is refused.
+ *
+ * Data: one byte a position, for the (2 D + 1) B positions that can be live, in a ring.
+ */
+#ifndef MN_POLICY_READY_H
+#define MN_POLICY_READY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MN_READY_CARRY 2
+
+struct mn_ready {
+    uint8_t *state; /* [span], the caller's */
+    int64_t span;
+    int64_t batch;
+    int64_t bound;
+    int64_t formed;     /* batches */
+    int64_t total;      /* samples of the epoch; INT64_MAX until known */
+    int64_t ready[2];   /* marked and undelivered: fast, slow */
+    int64_t marked[2];  /* in all */
+    int64_t slow_out;   /* delivered slow ones that used up share */
+    int64_t displaced_max; /* largest |k - p / B| met */
+    int64_t displaced_sum;
+};
+
+/* Bytes of memory; 0 when batch or bound make no sense. */
+size_t
+mn_ready_bytes(int64_t batch, int64_t bound);
+
+int
+mn_ready_init(struct mn_ready *r, void *memory, int64_t batch, int64_t bound);
+
+/* The epoch has this many samples. 0 or -EINVAL when more were marked already. */
+int
+mn_ready_end(struct mn_ready *r, int64_t total);
+
+/* Positions from this on must not be started yet: they could not be marked. */
+int64_t
+mn_ready_horizon(const struct mn_ready *r);
+
+/* 0; -ERANGE outside [oldest due, horizon); -EALREADY when marked before. */
+int
+mn_ready_mark(struct mn_ready *r, int64_t position, bool slow);
+
+/* Forms the next batch: *n positions, ascending, into out[batch]. MN_OK; MN_EMPTY: wait;
+ * MN_CLOSED: the epoch is over. */
+int
+mn_ready_form(struct mn_ready *r, int64_t *out, int64_t *n);
+
+#endif /* MN_POLICY_READY_H */

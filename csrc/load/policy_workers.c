@@ -1,0 +1,203 @@
+/* How many workers there should be: see policy_workers.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/policy_workers.h"
+
+#include <string.h>
+
+/* A task that only waits still takes some CPU to start and report. */
+#define LEAST_NEED_MILLI 50
+#define MOSTLY_WAITING 500
+
+void
+mn_workers_init(struct mn_workers *w)
+{
+    memset(w, 0, sizeof(*w));
+}
+
+const char *
+mn_workers_text(enum mn_workers_reason reason)
+{
+    switch (reason) {
+    case MN_WORKERS_STEADY:
+        return "the batch queue is neither dry nor full";
+    case MN_WORKERS_SETTLING:
+        return "the last change, or a first sign of need, has still to show its effect";
+    case MN_WORKERS_GROW_IDLE_CORES:
+        return "the batch queue runs dry, tasks are waiting and cores are idle";
+    case MN_WORKERS_GROW_WAITING:
+        return "the batch queue runs dry and tasks spend their time waiting, not computing";
+    case MN_WORKERS_SHRINK_FULL:
+        return "the batch queue stays full: fewer workers suffice";
+    case MN_WORKERS_UNDO_GROWTH:
+        return "the workers added last did not raise the rate";
+    case MN_WORKERS_DRY_NO_TASKS:
+        return "the batch queue is dry, but no task waits for a worker";
+    case MN_WORKERS_DRY_CPU_BUSY:
+        return "the batch queue is dry, but the cores are busy: more workers cannot help";
+    case MN_WORKERS_DRY_AT_MAX:
+        return "the batch queue is dry, but max_workers is reached";
+    case MN_WORKERS_DRY_AT_CEILING:
+        return "the batch queue is dry, but more workers did not help before";
+    case MN_WORKERS_FULL_AT_MIN:
+        return "the batch queue is full and the least number of workers is reached";
+    case MN_WORKERS_FULL_AT_FLOOR:
+        return "the batch queue is full, but ran dry with fewer workers before";
+    case MN_WORKERS_OUT_OF_RANGE:
+        return "the number of workers was outside its limits";
+    }
+    return "unknown";
+}
+
+static struct mn_workers_decision
+decide(int32_t target, enum mn_workers_reason reason)
+{
+    struct mn_workers_decision d = {target, reason, mn_workers_text(reason)};
+    return d;
+}
+
+static struct mn_workers_decision
+change(struct mn_workers *w, int32_t target, enum mn_workers_reason reason)
+{
+    w->settle = MN_WORKERS_SETTLE;
+    w->dry = 0;
+    w->full = 0;
+    return decide(target, reason);
+}
+
+static bool
+moved(int64_t was, int64_t now)
+{
+    int64_t by = was > now ? was - now : now - was;
+    return by > was / 4;
+}
+
+/* Bounds found earlier belong to a workload; a very different rate is another one. */
+static void
+forget(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    if (w->ceiling != 0 && moved(w->ceiling_rate, in->rate_milli)) {
+        w->ceiling = 0;
+    }
+    if (w->floor != 0 && moved(w->floor_rate, in->rate_milli)) {
+        w->floor = 0;
+    }
+}
+
+/* True when the growth under judgement has not paid. */
+static bool
+growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int64_t added = in->workers - w->grown_from;
+    int64_t gain = in->rate_milli - w->grown_rate;
+    int64_t hoped = w->grown_rate / w->grown_from * added;
+    return added > 0 && gain < hoped / 4;
+}
+
+/* How many more workers the idle CPU can feed. */
+static int64_t
+affordable(const struct mn_workers_input *in)
+{
+    int64_t busy = in->cpu_permille < 0 ? 0 : in->cpu_permille;
+    int64_t idle = busy >= 1000 ? 0 : in->cores_milli * (1000 - busy) / 1000;
+    int64_t need = 1000 - in->wait_permille;
+    return idle / (need < LEAST_NEED_MILLI ? LEAST_NEED_MILLI : need);
+}
+
+static struct mn_workers_decision
+when_dry(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int32_t n = in->workers;
+    if (w->shrunk_from > n) {
+        /* The shrink went too far; it is taken back without a trial. */
+        w->floor = w->shrunk_from;
+        w->floor_rate = in->rate_milli;
+    }
+    w->shrunk_from = 0;
+    if (in->backlog <= 0) {
+        return decide(n, MN_WORKERS_DRY_NO_TASKS);
+    }
+    if (n >= in->max_workers) {
+        return decide(n, MN_WORKERS_DRY_AT_MAX);
+    }
+    if (w->ceiling != 0 && n >= w->ceiling) {
+        return decide(n, MN_WORKERS_DRY_AT_CEILING);
+    }
+    int64_t add = affordable(in);
+    if (add < 1) {
+        return decide(n, MN_WORKERS_DRY_CPU_BUSY);
+    }
+    int64_t quarter = n / 4 > 1 ? n / 4 : 1;
+    int64_t top = w->ceiling != 0 && w->ceiling < in->max_workers ? w->ceiling
+                                                                  : in->max_workers;
+    add = add < quarter ? add : quarter;
+    add = add < in->backlog ? add : in->backlog;
+    add = add < top - n ? add : top - n;
+    w->grown_from = n;
+    w->grown_rate = in->rate_milli;
+    return change(w, n + (int32_t)add,
+                  in->wait_permille >= MOSTLY_WAITING ? MN_WORKERS_GROW_WAITING
+                                                      : MN_WORKERS_GROW_IDLE_CORES);
+}
+
+static struct mn_workers_decision
+when_full(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int32_t n = in->workers;
+    if (n <= in->min_workers) {
+        return decide(n, MN_WORKERS_FULL_AT_MIN);
+    }
+    if (w->floor != 0 && n <= w->floor) {
+        return decide(n, MN_WORKERS_FULL_AT_FLOOR);
+    }
+    w->shrunk_from = n;
+    return change(w, n - 1, MN_WORKERS_SHRINK_FULL);
+}
+
+/* Judges the last growth. True when it was undone, with the decision in *out. */
+static bool
+judge(struct mn_workers *w, const struct mn_workers_input *in,
+      struct mn_workers_decision *out)
+{
+    int32_t from = w->grown_from;
+    bool failed = from > 0 && in->occupancy_permille <= MN_WORKERS_DRY
+                  && growth_failed(w, in);
+    w->grown_from = 0;
+    if (!failed || from < in->min_workers) {
+        return false;
+    }
+    w->ceiling = from;
+    w->ceiling_rate = in->rate_milli;
+    *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
+    return true;
+}
+
+struct mn_workers_decision
+mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    struct mn_workers_decision undo;
+    int32_t n = in->workers;
+    if (n < in->min_workers || n > in->max_workers) {
+        int32_t to = n < in->min_workers ? in->min_workers : in->max_workers;
+        return change(w, to, MN_WORKERS_OUT_OF_RANGE);
+    }
+    if (w->settle > 0) {
+        w->settle--;
+        return decide(n, MN_WORKERS_SETTLING);
+    }
+    if (judge(w, in, &undo)) {
+        return undo;
+    }
+    forget(w, in);
+    bool dry = in->occupancy_permille <= MN_WORKERS_DRY;
+    bool full = in->occupancy_permille >= MN_WORKERS_FULL;
+    w->dry = dry ? w->dry + 1 : 0;
+    w->full = full ? w->full + 1 : 0;
+    if (w->dry >= MN_WORKERS_DRY_FOR) {
+        return when_dry(w, in);
+    }
+    if (w->full >= MN_WORKERS_FULL_FOR) {
+        return when_full(w, in);
+    }
+    return decide(n, dry || full ? MN_WORKERS_SETTLING : MN_WORKERS_STEADY);
+}

@@ -1,0 +1,104 @@
+/* How many workers there should be.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Inputs, averaged by the caller over the interval since the last update
+ *   occupancy  share of the batch queue (the steady window) that was ready: 0 dry, 1000 full
+ *   backlog    tasks that could start but for a free worker
+ *   cpu        utilisation of the cores this process may use (affinity and cgroup aware)
+ *   cores      how many those are, in thousandths (a quota may be 1500)
+ *   wait       share of task time spent waiting: wall minus CPU, over wall
+ *   rate       samples a second, in thousandths
+ *
+ * Rule
+ *   Dry (occupancy <= MN_WORKERS_DRY, MN_WORKERS_DRY_FOR updates in a row): grow, if more
+ *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a core
+ *   for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At CPU
+ *   saturation the answer is therefore no. (A published rule adds the utilisation's excess
+ *   over a threshold to the worker count, which feeds saturation with more workers.)
+ *   By a quarter at most, so that the effect can be judged.
+ *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink by one.
+ *   Between the two thresholds: leave it.
+ *
+ * Hysteresis
+ *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
+ *   idle process.
+ *   Every change is followed by MN_WORKERS_SETTLE updates without one.
+ *   Growth is judged when it has settled: with k of n added, the rate should rise by
+ *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
+ *   limit), the count goes back to n, which becomes the ceiling.
+ *   When the queue runs dry soon after a shrink, the count before it becomes the floor.
+ *   Ceiling and floor are forgotten when the rate has moved by more than a quarter from
+ *   what it was when they were found: then it is another workload.
+ *   On constant input this ends: every step is in one direction until a bound is met, and
+ *   a step back sets the bound that prevents the step forth.
+ */
+#ifndef MN_POLICY_WORKERS_H
+#define MN_POLICY_WORKERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MN_WORKERS_DRY 250
+#define MN_WORKERS_FULL 900
+#define MN_WORKERS_DRY_FOR 2
+#define MN_WORKERS_FULL_FOR 6
+#define MN_WORKERS_SETTLE 2
+
+enum mn_workers_reason {
+    MN_WORKERS_STEADY = 0,
+    MN_WORKERS_SETTLING,
+    MN_WORKERS_GROW_IDLE_CORES, /* dry, tasks compute, cores are idle */
+    MN_WORKERS_GROW_WAITING,    /* dry, tasks mostly wait: more of them fit on the cores */
+    MN_WORKERS_SHRINK_FULL,
+    MN_WORKERS_UNDO_GROWTH,
+    MN_WORKERS_DRY_NO_TASKS,
+    MN_WORKERS_DRY_CPU_BUSY,
+    MN_WORKERS_DRY_AT_MAX,
+    MN_WORKERS_DRY_AT_CEILING,
+    MN_WORKERS_FULL_AT_MIN,
+    MN_WORKERS_FULL_AT_FLOOR,
+    MN_WORKERS_OUT_OF_RANGE,    /* the count was outside [min, max] */
+};
+
+struct mn_workers_input {
+    int32_t workers;
+    int32_t min_workers;
+    int32_t max_workers;
+    int32_t occupancy_permille;
+    int32_t cpu_permille;
+    int32_t cores_milli;
+    int32_t wait_permille;
+    int64_t backlog;
+    int64_t rate_milli;
+};
+
+struct mn_workers_decision {
+    int32_t target;
+    enum mn_workers_reason reason;
+    const char *text; /* one sentence, constant */
+};
+
+struct mn_workers {
+    int32_t dry;
+    int32_t full;
+    int32_t settle;
+    int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
+    int64_t grown_rate;
+    int32_t shrunk_from; /* count before the last shrink, until the queue holds, or 0 */
+    int32_t ceiling;     /* 0: none */
+    int64_t ceiling_rate;
+    int32_t floor;       /* 0: none */
+    int64_t floor_rate;
+};
+
+void
+mn_workers_init(struct mn_workers *w);
+
+/* One update. The caller carries out target and passes the count it has then reached. */
+struct mn_workers_decision
+mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in);
+
+const char *
+mn_workers_text(enum mn_workers_reason reason);
+
+#endif /* MN_POLICY_WORKERS_H */
