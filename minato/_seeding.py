@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,14 +23,20 @@ from minato._seeding_plans import bitgen_of, generator_kind, loaded, mro_of, pla
 
 __all__ = ["Found", "find_all", "find_private_generators", "make_seeder"]
 
-#: Objects looked into at most. Chosen so that the walk stays under some 30 ms a
-#: worker (about 1 us an object), the order of what starting a worker costs anyway.
-NODE_LIMIT = 20_000
-#: Elements of one container looked at; lists of transforms or of concatenated
-#: datasets are shorter, lists of file names are longer and hold nothing to find.
-CONTAINER_LIMIT = 4_096
+#: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
+#: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
+NODE_LIMIT = 10_000
+#: Elements looked at in each container: lists of transforms or concatenated datasets
+#: are shorter; lists of samples are longer and hold nothing to find, and must leave
+#: most of NODE_LIMIT to the objects beside them.
+CONTAINER_LIMIT = 1_024
+#: Elements looked at in all, for each object that may be looked into: of most it takes
+#: one look at their type (0.1 us) to see that they are text or numbers.
+LOOKS_PER_NODE = 8
 
 _type_dict = type.__dict__["__dict__"].__get__
+_type_module = type.__dict__["__module__"].__get__
+_type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
 
@@ -38,7 +44,7 @@ _Members = Callable[[Any], Iterable[Any]]
 def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
     """Sets have no order that outlives a process; types do. Equal types keep theirs."""
     some = list(islice(elements, CONTAINER_LIMIT))
-    return sorted(some, key=lambda e: f"{type(e).__module__}.{type(e).__qualname__}")
+    return sorted(some, key=lambda e: f"{_type_module(type(e))}.{_type_name(type(e))}")
 
 
 def _function_members(f: Any) -> Iterable[Any]:
@@ -126,8 +132,6 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
         return None
     readers = tuple(_READERS[c] for c in mro if c in _READERS)
     slots, attributes = tuple(_slot_readers(mro)), _dict_reader(mro)
-    if cls is types.FunctionType:
-        attributes = None  # what decorators hang there is kept in a closure as well
     hook = next((_type_dict(c)["seed_sample"] for c in mro
                  if "seed_sample" in _type_dict(c)), None)
     if not readers and not slots and attributes is None and hook is None:
@@ -181,7 +185,8 @@ class _Walk:
     """Breadth first, so that what is near the root is found whatever lies deep."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.nodes = limit
+        self.looks = LOOKS_PER_NODE * limit
         self.closed = _closed()
         self.dataset = loaded("torch.utils.data", "Dataset")
         self.taken = _global_keys()
@@ -189,7 +194,8 @@ class _Walk:
         self.seen: set[int] = set()
         self.queue: deque[tuple[Any, _Shape]] = deque()
         self.kept: list[Any] = []  # so that no id is given to another object
-        self.found = Found([], [], 0, False)
+        self.generators: list[Any] = []
+        self.hooks: list[Callable[[int], Any]] = []
 
     def shape(self, obj: Any) -> _Shape | None:
         cls = type(obj)
@@ -209,23 +215,23 @@ class _Walk:
             self.queue.append((obj, shape))
         elif _key(shape.kind, obj) not in self.taken and _is_seedable(shape.kind, obj):
             self.taken.add(_key(shape.kind, obj))
-            self.found.generators.append(obj)
+            self.generators.append(obj)
 
     def add_hook(self, hook: Any) -> None:
         if callable(hook):
-            self.found.hooks.append(hook)
+            self.hooks.append(hook)
 
-    def run(self, roots: Iterable[Any]) -> Found:
-        roots = list(roots)
+    def run(self, roots: Sequence[Any]) -> Found:
         for root in roots:
             self.guarded(self.enter_root, root)
         skip = {id(root) for root in roots}
-        nodes = 0
-        while self.queue and nodes < self.limit and len(self.seen) < 8 * self.limit:
+        limit = self.nodes
+        while self.queue and self.nodes > 0 and self.looks > 0:
+            self.nodes -= 1
             obj, shape = self.queue.popleft()
-            nodes += 1
             self.guarded(self.enter, obj, shape, id(obj) in skip)
-        return self.found._replace(nodes=nodes, truncated=bool(self.queue))
+        cut = bool(self.queue) or self.looks <= 0
+        return Found(self.generators, self.hooks, limit - self.nodes, cut)
 
     def enter_root(self, root: Any) -> None:
         self.reach(root)
@@ -233,9 +239,15 @@ class _Walk:
 
     def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
         if shape.hook is not None and not is_root and self.dataset in mro_of(type(obj)):
-            self.add_hook(_bind_hook(obj, shape.hook))
+            self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
+        shapes, looks = self.shapes, self.looks
         for member in shape.members(obj):
-            self.reach(member)
+            looks -= 1
+            if shapes.get(type(member), self) is not None:  # else known to be closed
+                self.guarded(self.reach, member)
+            if looks <= 0:
+                break
+        self.looks = looks
 
     @staticmethod
     def guarded(step: Callable[..., None], *args: Any) -> None:
@@ -257,14 +269,14 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     ``seed_sample`` is taken from the roots and from torch Datasets found inside them
     (the wrapped dataset of a Subset, for one).
     """
-    return _Walk(limit).run(roots)
+    return _Walk(limit).run(list(roots))
 
 
 def find_private_generators(root: Any, limit: int = NODE_LIMIT) -> list[Any]:
     """Generators that a dataset holds, in an order that only its structure decides.
 
     Looks into instance attributes, ``__slots__``, lists, tuples, dict values, sets,
-    deques (the first 4096 elements of each), partials, bound methods, and closures and
+    deques (the first 1024 elements of each), partials, bound methods, and closures and
     defaults of functions, breadth first and at ``limit`` objects at most.  Not into
     modules, classes, tensors, arrays or strings.  Runs no property, ``__getattr__`` or
     other code of the user, and never raises.  Each generator is returned once, the

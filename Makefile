@@ -1,0 +1,42 @@
+# One name per developer action. `make train` and `make test` do all set-up themselves.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+
+.PHONY: help setup build test train lint stress sanitize bench clean
+
+help:
+	@echo "make test      set up, build and run the tests"
+	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
+	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
+	@echo "make stress    long stress, kill and fuzz runs;  make sanitize: ASan, UBSan, TSan"
+	@echo "make lint      structure and style checks;  make clean: remove what was built"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check "setuptools>=68" wheel "numpy>=2.0"
+	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
+
+setup: $(BIN)/python
+	@$(BIN)/python -c "import pytest, hypothesis, psutil, scipy, nibabel, matplotlib, tqdm" \
+	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
+	  pytest hypothesis psutil scipy nibabel matplotlib tqdm
+
+build: setup
+	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
+
+test: build
+	$(BIN)/pytest -q tests
+
+lint: build
+	$(BIN)/pytest -q tests/test_lint.py
+
+stress: build
+	MINATO_STRESS_SECONDS=60 $(BIN)/pytest -q tests -k "stress or kill or fuzz"
+
+sanitize: build
+	MINATO_STRESS_SECONDS=30 $(BIN)/pytest -q tests -k "sanitizer or tsan or asan"
+
+clean:
+	rm -rf build $(VENV) minato/*.so minato.egg-info data runs

@@ -1,0 +1,366 @@
+/* mn_engine.c - opening, the engine thread, waiting, closing. See mn_engine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/mn_engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_engine_internal.h"
+#include "os/mn_clock.h"
+#include "os/mn_cpu.h"
+#include "os/mn_mem.h"
+#include "os/mn_memfd.h"
+#include "os/mn_proc.h"
+
+enum {
+    NTASKS = 4096,           /* descriptors: 64 batches of 64 single-sample tasks */
+    LANE_SHARED = 16384,     /* entries; > NTASKS, so stale ones are rarely in the way */
+    LANE_OWN = 1024,
+};
+#define INPUT_BYTES (UINT64_C(256) << 20)
+#define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
+
+static uint64_t
+align_to(uint64_t n, uint64_t a)
+{
+    return (n + a - 1) / a * a;
+}
+
+/* Places the sections; returns the mapping's size. */
+static uint64_t
+plan_sections(struct mn_ctl *c, uint32_t workers, uint64_t arena_bytes)
+{
+    uint64_t lanes = MN_LANE_WORKER + workers;
+    uint64_t off = MN_PAGE;
+    c->nworkers = workers;
+    c->ntasks = NTASKS;
+    c->nlanes = (uint32_t)lanes;
+    c->workers_off = off;
+    off = align_to(off + workers * sizeof(struct mn_worker), MN_PAGE);
+    c->tasks_off = off;
+    off = align_to(off + NTASKS * sizeof(struct mn_task), MN_PAGE);
+    c->lanes_off = off;
+    off = align_to(off + lanes * sizeof(struct mn_lane), MN_PAGE);
+    off += (MN_LANE_WORKER * (uint64_t)LANE_SHARED + workers * (uint64_t)LANE_OWN) * 8;
+    off = align_to(off, MN_PAGE);
+    c->input_off = off;
+    c->input_bytes = INPUT_BYTES;
+    off += INPUT_BYTES;
+    c->arena_off = off;
+    c->arena_bytes = arena_bytes;
+    return off + arena_bytes;
+}
+
+static void
+init_lanes(struct mn_shm *shm)
+{
+    uint64_t at = align_to(shm->ctl->lanes_off + shm->ctl->nlanes * sizeof(struct mn_lane),
+                           MN_PAGE);
+    for (uint32_t i = 0; i < shm->ctl->nlanes; i++) {
+        struct mn_lane *l = mn_lane_at(shm, i);
+        uint64_t entries = i < MN_LANE_WORKER ? LANE_SHARED : LANE_OWN;
+        l->ring_off = at;
+        l->mask = entries - 1;
+        at += entries * 8;
+    }
+}
+
+/* Maps the sparse file, halving the arena until the system takes it. */
+static int
+map_arena(struct mn_engine *e)
+{
+    uint64_t bytes = e->cfg.arena_bytes;
+    if (bytes == 0) {
+        bytes = mn_mem_total() * 4;
+        if (bytes > UINT64_C(1) << 40) {
+            bytes = UINT64_C(1) << 40;
+        }
+    }
+    int rc = -ENOMEM;
+    for (bytes = align_to(bytes, MN_PAGE); bytes >= UINT64_C(1) << 20;
+         bytes = align_to(bytes / 2, MN_PAGE)) {
+        struct mn_ctl plan;
+        memset(&plan, 0, sizeof(plan));
+        uint64_t total = plan_sections(&plan, e->cfg.workers, bytes);
+        int fd = mn_memfd_create("minato", total);
+        if (fd < 0) {
+            rc = fd;
+            continue;
+        }
+        void *base;
+        rc = mn_memfd_map(fd, total, &base);
+        if (rc < 0) {
+            close(fd);
+            continue;
+        }
+        e->fd = fd;
+        e->total_bytes = total;
+        e->shm.base = base;
+        e->shm.ctl = base;
+        memcpy(base, &plan, sizeof(plan));
+        e->shm.ctl->total_bytes = total;
+        return 0;
+    }
+    return rc;
+}
+
+static int
+alloc_private(struct mn_engine *e)
+{
+    const struct mn_ctl *c = e->shm.ctl;
+    e->free_tasks = calloc(c->ntasks, sizeof(uint32_t));
+    e->gens = calloc(c->ntasks, sizeof(uint32_t));
+    e->lost_worker = calloc(c->ntasks, sizeof(uint32_t));
+    e->heads = calloc(c->nlanes, sizeof(*e->heads));
+    e->leases = calloc(c->nworkers, sizeof(*e->leases));
+    if (!e->free_tasks || !e->gens || !e->lost_worker || !e->heads || !e->leases) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < c->ntasks; i++) {
+        e->free_tasks[i] = c->ntasks - 1 - i;
+    }
+    e->nfree = c->ntasks;
+    int rc = mn_extents_open(&e->input, c->input_off, c->input_bytes, 64);
+    if (rc == 0) {
+        rc = mn_extents_open(&e->arena, c->arena_off, c->arena_bytes, MN_PAGE);
+    }
+    return rc;
+}
+
+static void
+destroy(struct mn_engine *e)
+{
+    mn_extents_close(e->input);
+    mn_extents_close(e->arena);
+    free(e->free_tasks);
+    free(e->gens);
+    free(e->lost_worker);
+    free(e->heads);
+    free(e->leases);
+    if (e->shm.base != NULL) {
+        mn_memfd_unmap(e->shm.base, e->total_bytes);
+    }
+    if (e->fd >= 0) {
+        close(e->fd);
+    }
+    mn_mutex_fini(&e->mutex);
+    free(e);
+}
+
+int
+mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
+{
+    struct mn_engine *e = calloc(1, sizeof(*e));
+    if (e == NULL) {
+        return -ENOMEM;
+    }
+    e->cfg = *cfg;
+    e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
+    e->refs = 1;
+    int rc = mn_mutex_init(&e->mutex);
+    if (rc < 0) {
+        free(e);
+        return rc;
+    }
+    rc = map_arena(e);
+    if (rc == 0) {
+        rc = alloc_private(e);
+    }
+    if (rc < 0) {
+        destroy(e);
+        return rc;
+    }
+    (void)mn_memfd_dontdump(e->shm.base, e->total_bytes); /* advice: old kernels lack it */
+    struct mn_ctl *c = e->shm.ctl;
+    c->sizes = mn_sizes_word();
+    c->trainer_pid = (uint32_t)getpid();
+    (void)mn_proc_start_time(getpid(), &c->trainer_start);
+    c->spin_ns = mn_cpu_count() > (int)cfg->workers + 1 ? 30000 : 0;
+    init_lanes(&e->shm);
+    for (uint32_t w = 0; w < cfg->workers; w++) {
+        mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
+    }
+    c->magic = MN_MAGIC;
+    e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    /* Small enough that idle workers do not eat a small limit, large enough that a worker
+     * with envelopes of a few kilobytes asks once in hundreds of batches. */
+    e->lease_bytes = mn_page_round(e->limit / 16 / cfg->workers);
+    if (e->lease_bytes > UINT64_C(4) << 20) {
+        e->lease_bytes = UINT64_C(4) << 20;
+    }
+    if (e->lease_bytes < 16 * MN_PAGE) {
+        e->lease_bytes = 16 * MN_PAGE;
+    }
+    *out = e;
+    return 0;
+}
+
+static void
+engine_main(void *arg)
+{
+    struct mn_engine *e = arg;
+    struct mn_bell *bell = &e->shm.ctl->engine;
+    for (;;) {
+        mn_bell_announce(bell);
+        mn_mutex_lock(&e->mutex);
+        bool closing = e->closing;
+        bool busy = mn_engine_step(e);
+        mn_mutex_unlock(&e->mutex);
+        if (closing || busy) {
+            mn_bell_retract(bell);
+            if (closing) {
+                return;
+            }
+            continue;
+        }
+        (void)mn_bell_sleep(bell, WATCH_NS); /* every return means: look again */
+    }
+}
+
+int
+mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
+{
+    e->zygote_pidfd = zygote_pidfd;
+    e->zygote_cmd = zygote_cmd;
+    /* Forked and spawned processes have their mapping by now, and holes are punched through
+     * the mapping: one descriptor less for as long as the loader lives. */
+    close(e->fd);
+    e->fd = -1;
+    int rc = mn_thread_start(&e->thread, "minato-engine", engine_main, e);
+    e->thread_running = rc == 0;
+    return rc;
+}
+
+void
+mn_engine_stop(struct mn_engine *e)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    mn_a32_store_seqcst(&c->stop, 1);
+    for (uint32_t w = 0; w < c->nworkers; w++) {
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
+    }
+}
+
+void
+mn_engine_close(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    e->closing = true;
+    mn_mutex_unlock(&e->mutex);
+    if (e->thread_running) {
+        (void)mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1); /* orders closing, then ring */
+        mn_bell_ring(&e->shm.ctl->engine);
+        (void)mn_thread_join(&e->thread);
+        e->thread_running = false;
+    }
+    mn_mutex_lock(&e->mutex);
+    while (e->batches != NULL) {
+        mn_batch_drop(e, e->batches);
+    }
+    /* What the caller still holds stays; everything else goes back to the system now. */
+    uint64_t at = e->shm.ctl->arena_off, off, len;
+    uint64_t top = mn_extents_top(e->arena);
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        struct mn_lease *l = &e->leases[w];
+        if (l->off != 0 && l->used_end < l->off + l->len) {
+            (void)mn_extents_free(e->arena, l->used_end, l->off + l->len - l->used_end);
+        }
+        l->off = 0;
+    }
+    if (e->refs > 1) {
+        while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK && off < top) {
+            uint64_t end = off + len < top ? off + len : top;
+            (void)mn_memfd_punch_mapped(e->shm.base + off, end - off);
+            at = off + len;
+        }
+    }
+    bool last = --e->refs == 0;
+    mn_mutex_unlock(&e->mutex);
+    if (last) {
+        destroy(e);
+    }
+}
+
+/* Handed-out ranges: the mapping lives until the last of them is back. */
+
+void
+mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
+{
+    mn_mutex_lock(&e->mutex);
+    int rc = mn_extents_free(e->arena, off, mn_page_round(bytes));
+    mn_assert(rc == 0);
+    (void)rc;
+    e->kept_bytes -= mn_page_round(bytes);
+    if (e->closing) {
+        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
+    }
+    bool last = --e->refs == 0;
+    mn_mutex_unlock(&e->mutex);
+    if (last) {
+        destroy(e);
+    }
+}
+
+/* ---- waiting ----------------------------------------------------------------------- */
+
+static bool
+anything_done(struct mn_engine *e, uint64_t block_off)
+{
+    if (block_off > MN_WANT_ANY) {
+        return mn_engine_poll(e, block_off) != MN_BLOCK_BUSY;
+    }
+    bool done = false;
+    mn_mutex_lock(&e->mutex);
+    for (struct mn_batch *b = e->batches; b != NULL && !done; b = b->next) {
+        done = !b->abandoned && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
+    }
+    mn_mutex_unlock(&e->mutex);
+    return done;
+}
+
+/* What the user's thread must look at before it sleeps again. */
+static bool
+trouble(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    bool bad = e->zygote_lost || (!e->cfg.respawn && e->ndeaths != 0)
+               || mn_engine_live(e) == 0;
+    mn_mutex_unlock(&e->mutex);
+    return bad;
+}
+
+int
+mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    if (anything_done(e, block_off)) {
+        return 0;
+    }
+    if (c->spin_ns != 0) {
+        uint64_t until = mn_now_ns() + c->spin_ns;
+        do {
+            for (int i = 0; i < 50; i++) {
+                mn_cpu_pause();
+            }
+            if (anything_done(e, block_off)) {
+                return 0;
+            }
+        } while (mn_now_ns() < until);
+    }
+    mn_a64_store_seqcst(&c->wanted, block_off);
+    mn_bell_announce(&c->trainer);
+    int rc = 0;
+    if (anything_done(e, block_off) || trouble(e)) {
+        mn_bell_retract(&c->trainer);
+    }
+    else {
+        rc = mn_bell_sleep(&c->trainer, timeout_ns);
+    }
+    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
+    return rc;
+}

@@ -1,0 +1,184 @@
+/* mn_engine.h - the trainer's side: allocates, publishes, reaps, watches.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Actors.  The user's thread (submit, wait, retire, release; without the GIL where it may
+ * block) and one engine thread (grants leases, sweeps the dead).  Both work under e->mutex,
+ * so everything the trainer owns (mn_message.h) has one writer at a time.  The engine thread
+ * never needs the GIL and takes no signal.
+ *
+ * Life of a block (one batch):
+ *   submit   block from the input region, fields from the arena, tasks from the free stack;
+ *            tasks go to a lane
+ *   workers  claim, write rows, make each task DONE
+ *   poll     derived from the task words: no counter is shared
+ *   take     the caller reads reports, fields and envelopes, and says with mn_engine_keep
+ *            which ranges it handed out
+ *   retire   everything not handed out is free again
+ *   release  a range handed out comes back
+ * An abandoned block (early break) is cancelled where nobody works and retired by the engine
+ * when the last worker on it is done or dead.
+ *
+ * Death.  The zygote reports EXITED; the engine sweeps: each task RUNNING under that worker
+ * goes to the express lane with a new generation, or is LOST when its attempts are used up;
+ * the unused end of the worker's lease is freed; then the entry becomes SWEPT and the zygote
+ * may reap, so the pid names the dead worker until the trainer has looked.  Nothing that a
+ * worker could still write is reused before its death was seen: no zombie writers.
+ *
+ * Memory.  limit counts every arena byte in use, also what the caller keeps.  A submit over
+ * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight.
+ *
+ * Fork.  A child of the trainer has a copy of this structure and must not touch it: the
+ * Python floor compares process ids.
+ */
+#ifndef MN_ENGINE_H
+#define MN_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "load/mn_board.h"
+#include "load/mn_message.h"
+#include "os/mn_thread.h"
+#include "sync/mn_extent.h"
+
+struct mn_batch;
+
+/* A worker's death, for messages. */
+struct mn_death {
+    uint32_t worker;
+    uint32_t pid;
+    int32_t status;
+    int64_t row_task; /* task it was running, -1 when none */
+};
+
+struct mn_engine_config {
+    uint32_t workers;
+    uint32_t max_retries;
+    bool respawn;           /* dead workers are replaced */
+    uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
+    uint64_t memory_limit;  /* 0: half of what is available */
+};
+
+struct mn_engine {
+    struct mn_shm shm;
+    int fd;
+    uint64_t total_bytes;
+    struct mn_mutex mutex;
+    struct mn_thread thread;
+    bool thread_running;
+    struct mn_engine_config cfg;
+    struct mn_extents *input;
+    struct mn_extents *arena;
+    uint32_t *free_tasks;
+    uint32_t nfree;
+    uint32_t *gens;
+    uint32_t *lost_worker;
+    struct mn_lane_head *heads;
+    struct mn_lease {
+        uint64_t off, len, used_end;
+        uint32_t barren; /* deaths in a row without a finished task */
+    } *leases;
+    struct mn_batch *batches; /* in flight, oldest first */
+    struct mn_batch *last;
+    uint32_t inflight;
+    uint64_t limit;
+    uint64_t lease_bytes;
+    uint64_t kept_bytes;    /* handed out to the caller */
+    uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
+    uint64_t mean_row_ns;
+    uint64_t retries;
+    uint32_t ndeaths;       /* unexpected ones */
+    struct mn_death death;  /* the last */
+    int zygote_pidfd;
+    int zygote_cmd;         /* write end: one byte = look at the workers' table */
+    bool zygote_lost;
+    bool closing;
+};
+
+/* 0 or -errno. Workers' entries start WANTED. */
+int
+mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg);
+
+/* Starts the engine thread once the zygote is known. */
+int
+mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
+
+/* Tells workers and zygote to stop; returns at once. */
+void
+mn_engine_stop(struct mn_engine *e);
+
+/* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
+void
+mn_engine_close(struct mn_engine *e);
+
+struct mn_submit {
+    uint64_t number, epoch, position, base_seed;
+    uint32_t nrows;
+    uint32_t chunk; /* rows a task; 0: from the measured cost */
+    uint32_t kind;
+    uint32_t lane;
+    uint32_t layout;
+    uint32_t seeded;
+    uint32_t nfields;
+    const uint64_t *row_bytes; /* [nfields] */
+    uint32_t index_kind;
+    const void *index;
+    uint64_t index_bytes;
+};
+
+/* 0 and the block; -ENOMEM over the limit; -EAGAIN no descriptors now. */
+int
+mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
+
+/* Puts bytes where every worker can read them for as long as the engine lives: the record
+ * at *off is a uint64_t length, then the bytes. 0 or -ENOMEM. */
+int
+mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off);
+
+enum mn_block_status {
+    MN_BLOCK_BUSY = 0,
+    MN_BLOCK_DONE = 1,
+    MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
+};
+
+enum mn_block_status
+mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+/* When the last task of a DONE block finished. */
+uint64_t
+mn_engine_done_ns(struct mn_engine *e, uint64_t block_off);
+
+/* Sleeps until block (or MN_WANT_ANY: any task) is done, something is to be looked at (a
+ * death, a lost zygote), or the time is over. 0, -ETIMEDOUT, -EINTR. */
+int
+mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns);
+
+/* [off, off + bytes) of the DONE block is the caller's from now on: it comes back with
+ * mn_engine_release, not with the block. 0 or -ENOMEM (then it is not the caller's). */
+int
+mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes);
+
+/* Frees a range that was kept. Any thread of the trainer. */
+void
+mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes);
+
+/* The block is read: frees it and its fields and envelopes, but for what was kept. */
+void
+mn_engine_retire(struct mn_engine *e, uint64_t block_off);
+
+/* The block is not wanted any more, finished or not. */
+void
+mn_engine_abandon(struct mn_engine *e, uint64_t block_off);
+
+/* Rounds a range up to what the arena manages. */
+static inline uint64_t
+mn_page_round(uint64_t bytes)
+{
+    return (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
+}
+
+/* Workers that may still finish something. */
+uint32_t
+mn_engine_live(struct mn_engine *e);
+
+#endif

@@ -1,0 +1,494 @@
+/* mn_engine_blocks.c - submitting, polling, keeping and retiring blocks. See mn_engine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_engine_internal.h"
+
+/* A task should outlast what it costs to claim and wake for it many times over, and a batch
+ * should still spread over the workers when its samples are dear. */
+#define CHUNK_NS UINT64_C(300000)
+
+static uint64_t
+align8(uint64_t n)
+{
+    return (n + 7) & ~UINT64_C(7);
+}
+
+static uint32_t
+chunk_of(const struct mn_engine *e, const struct mn_submit *s)
+{
+    if (s->kind > MN_KIND_SAMPLES) {
+        return s->nrows != 0 ? s->nrows : 1;
+    }
+    if (s->chunk != 0) {
+        return s->chunk;
+    }
+    if (e->mean_row_ns == 0) {
+        return 1; /* cost unknown: spread as far as possible */
+    }
+    uint64_t n = CHUNK_NS / e->mean_row_ns;
+    if (n < 1) {
+        n = 1;
+    }
+    return n > s->nrows ? (s->nrows != 0 ? s->nrows : 1) : (uint32_t)n;
+}
+
+struct mn_batch *
+mn_batch_find(struct mn_engine *e, uint64_t block_off)
+{
+    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+        if (b->block_off == block_off) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
+int
+mn_batch_own(struct mn_batch *b, uint64_t off, uint64_t bytes)
+{
+    if (bytes == 0) {
+        return 0;
+    }
+    if (b->nranges == b->room) {
+        uint32_t room = b->room != 0 ? 2 * b->room : 8;
+        struct mn_range *more = realloc(b->ranges, room * sizeof(*more));
+        if (more == NULL) {
+            return -ENOMEM;
+        }
+        b->ranges = more;
+        b->room = room;
+    }
+    b->ranges[b->nranges++] = (struct mn_range){off, bytes};
+    return 0;
+}
+
+static void
+batch_link(struct mn_engine *e, struct mn_batch *b)
+{
+    b->prev = e->last;
+    if (e->last != NULL) {
+        e->last->next = b;
+    }
+    else {
+        e->batches = b;
+    }
+    e->last = b;
+    e->inflight++;
+}
+
+void
+mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t)
+{
+    struct mn_lease *l = &e->leases[worker];
+    if ((t->flags & MN_FLAG_ENVELOPE) && t->env_off >= l->off
+        && t->env_off < l->off + l->len && t->env_end > l->used_end) {
+        l->used_end = t->env_end;
+    }
+}
+
+/* Makes the envelopes of finished tasks part of what the batch frees, once. */
+static void
+own_envelopes(struct mn_engine *e, struct mn_batch *b)
+{
+    if (b->envelopes_owned) {
+        return;
+    }
+    b->envelopes_owned = true;
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
+        if (mn_word_status(word) == MN_TASK_DONE && (t->flags & MN_FLAG_ENVELOPE)) {
+            mn_lease_note(e, mn_word_worker(word), t);
+            (void)mn_batch_own(b, t->env_off, mn_page_round(t->env_len));
+        }
+    }
+}
+
+static void
+batch_unlink(struct mn_engine *e, struct mn_batch *b)
+{
+    if (b->prev != NULL) {
+        b->prev->next = b->next;
+    }
+    else {
+        e->batches = b->next;
+    }
+    if (b->next != NULL) {
+        b->next->prev = b->prev;
+    }
+    else {
+        e->last = b->prev;
+    }
+    e->inflight--;
+}
+
+static void
+must_free(struct mn_extents *x, uint64_t off, uint64_t bytes)
+{
+    int rc = mn_extents_free(x, off, bytes);
+    mn_assert(rc == 0);
+    (void)rc;
+}
+
+void
+mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    own_envelopes(e, b);
+    for (uint32_t i = 0; i < b->nranges; i++) {
+        must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+    }
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        /* Relaxed: nobody else may touch a task that is in no worker's hands. */
+        mn_a64_store_relaxed(&mn_task_at(&e->shm, tasks[i])->word, 0);
+        e->free_tasks[e->nfree++] = tasks[i];
+    }
+    must_free(e->input, b->block_off, block->bytes);
+    batch_unlink(e, b);
+    free(b->ranges);
+    free(b);
+}
+
+bool
+mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- submit ------------------------------------------------------------------------ */
+
+static uint64_t
+block_bytes(const struct mn_submit *s, uint32_t ntasks, struct mn_block *b)
+{
+    uint64_t at = align8(sizeof(*b));
+    at = align8(at + ntasks * sizeof(uint32_t));
+    b->fields_at = (uint32_t)at;
+    at += s->nfields * sizeof(uint64_t);
+    b->reports_at = (uint32_t)at;
+    at += s->nrows * sizeof(struct mn_report);
+    b->index_at = (uint32_t)at;
+    return align8(at + s->index_bytes);
+}
+
+/* Bytes of the arena that the rows need: large fields on pages of their own, the small ones
+ * together. */
+static uint64_t
+fields_bytes(const struct mn_submit *s, uint64_t *small)
+{
+    uint64_t big = 0;
+    *small = 0;
+    for (uint32_t f = 0; f < s->nfields; f++) {
+        uint64_t bytes = s->row_bytes[f] * s->nrows;
+        if (bytes >= MN_FIELD_BIG) {
+            big += mn_page_round(bytes);
+        }
+        else {
+            *small += (bytes + MN_FIELD_ALIGN - 1) & ~(uint64_t)(MN_FIELD_ALIGN - 1);
+        }
+    }
+    return big + mn_page_round(*small);
+}
+
+static int
+take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *off)
+{
+    int rc = mn_extents_alloc(e->arena, bytes, off);
+    if (rc == 0) {
+        rc = mn_batch_own(b, *off, mn_page_round(bytes));
+        if (rc < 0) {
+            must_free(e->arena, *off, mn_page_round(bytes));
+        }
+    }
+    return rc;
+}
+
+static int
+take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
+            uint64_t *field_off)
+{
+    uint64_t small, small_off = 0;
+    uint64_t need = fields_bytes(s, &small);
+    if (need == 0) {
+        return 0;
+    }
+    if (mn_extents_used(e->arena) + need > e->limit && e->inflight != 0) {
+        return -ENOMEM;
+    }
+    int rc = small != 0 ? take_range(e, b, small, &small_off) : 0;
+    for (uint32_t f = 0; f < s->nfields && rc == 0; f++) {
+        uint64_t bytes = s->row_bytes[f] * s->nrows;
+        if (bytes >= MN_FIELD_BIG) {
+            rc = take_range(e, b, bytes, &field_off[f]);
+        }
+        else {
+            field_off[f] = small_off;
+            small_off += (bytes + MN_FIELD_ALIGN - 1) & ~(uint64_t)(MN_FIELD_ALIGN - 1);
+        }
+    }
+    return rc;
+}
+
+static void
+fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
+{
+    b->number = s->number;
+    b->epoch = s->epoch;
+    b->position = s->position;
+    b->base_seed = s->base_seed;
+    b->nrows = s->nrows;
+    b->ntasks = ntasks;
+    b->nfields = s->nfields;
+    b->layout = s->layout;
+    b->index_kind = s->index_kind;
+    b->seeded = s->seeded;
+    b->index_bytes = s->index_bytes;
+    memset(mn_block_reports(b), 0, s->nrows * sizeof(struct mn_report));
+    if (s->index_bytes != 0) {
+        memcpy(mn_block_index(b), s->index, s->index_bytes);
+    }
+}
+
+static void
+fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint32_t row0,
+          uint32_t nrows)
+{
+    t->block_off = block_off;
+    t->row0 = row0;
+    t->nrows = nrows;
+    t->kind = s->kind;
+    t->flags = 0;
+    t->env_off = t->env_len = t->env_end = 0;
+}
+
+/* Wakes as many sleepers as there is new work for, its own worker first. */
+static void
+ring_workers(struct mn_engine *e, const struct mn_submit *s, uint32_t ntasks)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    if (s->lane >= MN_LANE_WORKER) {
+        mn_bell_ring(&mn_worker_at(&e->shm, s->lane - MN_LANE_WORKER)->bell);
+        return;
+    }
+    for (uint32_t w = 0; w < c->nworkers && ntasks != 0; w++) {
+        if (mn_bell_ring(&mn_worker_at(&e->shm, w)->bell)) {
+            ntasks--;
+        }
+    }
+}
+
+static int
+submit_locked(struct mn_engine *e, const struct mn_submit *s, uint32_t chunk,
+              struct mn_batch *b, uint32_t ntasks)
+{
+    struct mn_block plan;
+    memset(&plan, 0, sizeof(plan));
+    uint64_t bytes = block_bytes(s, ntasks, &plan);
+    if (ntasks > e->nfree) {
+        return -EAGAIN;
+    }
+    int rc = mn_extents_alloc(e->input, bytes, &b->block_off);
+    if (rc < 0) {
+        return e->inflight != 0 ? -EAGAIN : rc;
+    }
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    plan.bytes = bytes;
+    *block = plan;
+    rc = take_fields(e, b, s, mn_block_fields(block));
+    if (rc < 0) {
+        for (uint32_t i = 0; i < b->nranges; i++) {
+            must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+        }
+        must_free(e->input, b->block_off, bytes);
+        return rc;
+    }
+    fill_block(block, s, ntasks);
+    uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < ntasks; i++) {
+        tasks[i] = e->free_tasks[--e->nfree];
+        uint32_t row0 = i * chunk;
+        uint32_t n = s->nrows - row0 < chunk ? s->nrows - row0 : chunk;
+        fill_task(mn_task_at(&e->shm, tasks[i]), b->block_off, s, row0, n);
+    }
+    batch_link(e, b);
+    for (uint32_t i = 0; i < ntasks; i++) {
+        /* A lane holds more entries than there are descriptors that can be on it. */
+        rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, tasks[i],
+                              ++e->gens[tasks[i]], 0);
+        mn_assert(rc == MN_OK);
+    }
+    return 0;
+}
+
+int
+mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
+{
+    struct mn_batch *b = calloc(1, sizeof(*b));
+    if (b == NULL) {
+        return -ENOMEM;
+    }
+    mn_mutex_lock(&e->mutex);
+    uint32_t chunk = chunk_of(e, s);
+    uint32_t ntasks = s->kind > MN_KIND_SAMPLES ? 1 : (s->nrows + chunk - 1) / chunk;
+    int rc = submit_locked(e, s, chunk, b, ntasks);
+    if (rc == 0) {
+        *block_off = b->block_off;
+    }
+    mn_mutex_unlock(&e->mutex);
+    if (rc < 0) {
+        free(b->ranges);
+        free(b);
+        return rc;
+    }
+    ring_workers(e, s, ntasks);
+    return 0;
+}
+
+int
+mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off)
+{
+    mn_mutex_lock(&e->mutex);
+    int rc = mn_extents_alloc(e->input, n + sizeof(n), off);
+    mn_mutex_unlock(&e->mutex);
+    if (rc == 0) {
+        memcpy(mn_at(&e->shm, *off), &n, sizeof(n));
+        memcpy(mn_at(&e->shm, *off + sizeof(n)), bytes, n);
+    }
+    return rc;
+}
+
+/* ---- reading ----------------------------------------------------------------------- */
+
+enum mn_block_status
+mn_engine_poll(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    enum mn_block_status out = MN_BLOCK_DONE;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        /* seq_cst: the look after the announce, see [T3] in mn_message.h */
+        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_LOST) {
+            out = MN_BLOCK_LOST;
+        }
+        else if (st != MN_TASK_DONE) {
+            return MN_BLOCK_BUSY;
+        }
+    }
+    return out;
+}
+
+uint64_t
+mn_engine_done_ns(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        uint64_t done = mn_task_at(&e->shm, tasks[i])->done_ns;
+        last = done > last ? done : last;
+    }
+    return last;
+}
+
+int
+mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes)
+{
+    bytes = mn_page_round(bytes);
+    mn_mutex_lock(&e->mutex);
+    int rc = -EINVAL;
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    own_envelopes(e, b);
+    for (uint32_t i = 0; i < b->nranges; i++) {
+        struct mn_range r = b->ranges[i];
+        if (off < r.off || off + bytes > r.off + r.bytes) {
+            continue;
+        }
+        /* Freeing in parts needs a node of the allocator for each part. */
+        rc = mn_extents_reserve(e->arena, 2);
+        if (rc == 0) {
+            rc = mn_batch_own(b, off + bytes, r.off + r.bytes - off - bytes);
+        }
+        if (rc == 0) {
+            b->ranges[i].bytes = off - r.off;
+            if (b->ranges[i].bytes == 0) {
+                b->ranges[i] = b->ranges[--b->nranges];
+            }
+            e->kept_bytes += bytes;
+            e->refs++;
+        }
+        break;
+    }
+    mn_mutex_unlock(&e->mutex);
+    return rc;
+}
+
+/* Learns the cost of a row from a finished block: a running mean, a quarter weight each. */
+static void
+learn(struct mn_engine *e, struct mn_block *block)
+{
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint64_t ns = 0, rows = 0;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        if (t->kind <= MN_KIND_SAMPLES) {
+            ns += t->wall_ns;
+            rows += t->nrows;
+        }
+    }
+    if (rows != 0) {
+        uint64_t mean = ns / rows;
+        e->mean_row_ns = e->mean_row_ns == 0 ? mean : (3 * e->mean_row_ns + mean) / 4;
+        e->mean_row_ns += e->mean_row_ns == 0; /* 0 means unknown */
+    }
+}
+
+void
+mn_engine_retire(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    learn(e, mn_block_at(&e->shm, block_off));
+    mn_batch_drop(e, b);
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        (void)mn_board_cancel(&e->shm, tasks[i]);
+    }
+    if (mn_batch_idle(e, b)) {
+        mn_batch_drop(e, b);
+    }
+    else {
+        b->abandoned = true; /* the engine drops it when its last worker is through */
+    }
+    mn_mutex_unlock(&e->mutex);
+}

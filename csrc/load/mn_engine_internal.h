@@ -1,0 +1,49 @@
+/* mn_engine_internal.h - shared by the engine's own files only.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_ENGINE_INTERNAL_H
+#define MN_ENGINE_INTERNAL_H
+
+#include "load/mn_engine.h"
+
+struct mn_range {
+    uint64_t off, bytes;
+};
+
+/* A block in flight as the trainer knows it; private memory. */
+struct mn_batch {
+    struct mn_batch *next, *prev;
+    uint64_t block_off;
+    bool abandoned;
+    bool envelopes_owned; /* the tasks' envelopes are among the ranges */
+    uint32_t nranges, room;
+    struct mn_range *ranges; /* of the arena, to be freed when the block is retired */
+};
+
+struct mn_batch *
+mn_batch_find(struct mn_engine *e, uint64_t block_off);
+
+/* Adds a range to what the batch frees. 0 or -ENOMEM. */
+int
+mn_batch_own(struct mn_batch *b, uint64_t off, uint64_t bytes);
+
+/* Frees block, tasks and ranges. Mutex held, all tasks out of workers' hands. */
+void
+mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
+
+bool
+mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
+
+/* Remembers how far a finished task has used its worker's present lease. */
+void
+mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t);
+
+void
+mn_engine_poke_zygote(struct mn_engine *e);
+
+/* Grants leases, sweeps the dead, drops abandoned blocks. Mutex held. True if anything
+ * was done. */
+bool
+mn_engine_step(struct mn_engine *e);
+
+#endif

@@ -1,0 +1,234 @@
+/* mn_engine_watch.c - leases, deaths, the zygote. See mn_engine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <unistd.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_engine_internal.h"
+#include "os/mn_proc.h"
+
+/* After this many deaths in a row without one finished task a worker is not replaced: the
+ * cause is not in a sample. */
+#define BARREN_DEATHS 3u
+
+static bool
+wants_lease(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    return mn_a32_load_acquire(&k->lease_state) == MN_LEASE_WANT; /* [L2] */
+}
+
+static void
+end_lease(struct mn_engine *e, uint32_t w, uint64_t used_end)
+{
+    struct mn_lease *l = &e->leases[w];
+    if (l->off != 0 && used_end < l->off + l->len) {
+        int rc = mn_extents_free(e->arena, used_end, l->off + l->len - used_end);
+        mn_assert(rc == 0);
+        (void)rc;
+    }
+    l->off = l->len = 0;
+}
+
+/* Number of the batch a waiting worker is at, for "oldest first". */
+static uint64_t
+batch_of(struct mn_engine *e, uint32_t w)
+{
+    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* by [L2] */
+    if (running == 0) {
+        return 0;
+    }
+    const struct mn_task *t = mn_task_at(&e->shm, (uint32_t)(running - 1));
+    return mn_block_at(&e->shm, t->block_off)->number;
+}
+
+static void
+answer_lease(struct mn_engine *e, uint32_t w, uint64_t off, uint64_t len,
+             enum mn_lease_state answer)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    k->lease_off = off;
+    k->lease_len = len;
+    mn_a32_store_seqcst(&k->lease_state, answer); /* [L3] */
+    mn_bell_ring(&k->bell);
+}
+
+/* One grant: the oldest batch that waits. Over the limit only when nobody could go on
+ * otherwise, so that one huge result passes alone and nothing hangs. */
+static bool
+grant_one(struct mn_engine *e)
+{
+    uint32_t n = e->shm.ctl->nworkers, oldest = n, waiting = 0;
+    for (uint32_t w = 0; w < n; w++) {
+        if (wants_lease(e, w)) {
+            waiting++;
+            if (oldest == n || batch_of(e, w) < batch_of(e, oldest)) {
+                oldest = w;
+            }
+        }
+    }
+    if (oldest == n) {
+        return false;
+    }
+    struct mn_worker *k = mn_worker_at(&e->shm, oldest);
+    uint64_t want = mn_page_round(k->want_bytes);
+    uint64_t len = want > e->lease_bytes ? want : e->lease_bytes;
+    end_lease(e, oldest, k->used_end);
+    uint64_t used = mn_extents_used(e->arena);
+    bool head = e->batches == NULL
+                || batch_of(e, oldest) <= mn_block_at(&e->shm, e->batches->block_off)->number;
+    if (used + len > e->limit) {
+        len = want;
+        if (used + len > e->limit && !head && waiting < mn_engine_live(e)) {
+            return false;
+        }
+    }
+    uint64_t off;
+    if (mn_extents_alloc(e->arena, len, &off) < 0) {
+        answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
+        return true;
+    }
+    e->leases[oldest] = (struct mn_lease){off, len, off, e->leases[oldest].barren};
+    answer_lease(e, oldest, off, len, MN_LEASE_GRANTED);
+    return true;
+}
+
+/* ---- deaths ------------------------------------------------------------------------ */
+
+static void
+take_back(struct mn_engine *e, uint32_t task, uint64_t word)
+{
+    struct mn_task *t = mn_task_at(&e->shm, task);
+    uint32_t attempt = mn_word_attempt(word);
+    if (attempt >= e->cfg.max_retries) {
+        e->lost_worker[task] = e->death.worker;
+        t->env_off = e->death.pid;
+        t->env_len = (uint64_t)(int64_t)e->death.status;
+        mn_a64_store_seqcst(&t->word, mn_task_word(mn_word_gen(word), 0, attempt,
+                                                   MN_TASK_LOST));
+        return;
+    }
+    e->retries++;
+    int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
+                              ++e->gens[task], attempt + 1);
+    mn_assert(rc == MN_OK);
+    (void)rc;
+}
+
+/* Moves on what the dead worker had: its running tasks and its own lane. */
+static void
+sweep_tasks(struct mn_engine *e, uint32_t w)
+{
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, i);
+        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {
+            e->death.row_task = i;
+            take_back(e, i, word);
+        }
+        else if (st == MN_TASK_QUEUED && t->lane == MN_LANE_WORKER + w
+                 && mn_board_cancel(&e->shm, i)) {
+            take_back(e, i, mn_task_word(mn_word_gen(word), 0, 0xff, st));
+        }
+        else if (st == MN_TASK_DONE && mn_word_worker(word) == w) {
+            mn_lease_note(e, w, t);
+        }
+    }
+}
+
+static void
+sweep(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    struct mn_lease *l = &e->leases[w];
+    bool stopping = mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
+    if (!stopping) {
+        e->ndeaths++;
+        e->death = (struct mn_death){w, k->pid, k->exit_status, -1};
+        l->barren = mn_a64_load_relaxed(&k->tasks_done) != 0 ? 0 : l->barren + 1;
+    }
+    sweep_tasks(e, w);
+    end_lease(e, w, l->used_end);
+    mn_a64_store_relaxed(&k->running, 0);
+    mn_a64_store_relaxed(&k->tasks_done, 0);
+    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
+    mn_bell_kick(&k->bell);
+    k->respawn = !stopping && e->cfg.respawn && l->barren < BARREN_DEATHS && !k->retired;
+    mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
+    mn_engine_poke_zygote(e);
+    for (uint32_t i = 0; i < e->shm.ctl->nworkers; i++) {
+        mn_bell_ring(&mn_worker_at(&e->shm, i)->bell); /* there may be work again */
+    }
+    mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1); /* the sweep, then the look at the bell */
+    mn_bell_ring(&e->shm.ctl->trainer);
+}
+
+void
+mn_engine_poke_zygote(struct mn_engine *e)
+{
+    if (e->zygote_cmd >= 0) {
+        ssize_t n = write(e->zygote_cmd, "!", 1);
+        (void)n; /* full: it has been poked already; closed: its death is seen elsewhere */
+    }
+}
+
+static void
+watch_zygote(struct mn_engine *e)
+{
+    if (e->zygote_pidfd >= 0 && !e->zygote_lost
+        && mn_a32_load_acquire(&e->shm.ctl->stop) == 0
+        && mn_proc_wait_pidfd(e->zygote_pidfd, 0) == 0) {
+        e->zygote_lost = true;
+        mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1);
+        mn_bell_ring(&e->shm.ctl->trainer);
+    }
+}
+
+static bool
+drop_abandoned(struct mn_engine *e)
+{
+    bool any = false;
+    struct mn_batch *next;
+    for (struct mn_batch *b = e->batches; b != NULL; b = next) {
+        next = b->next;
+        if (b->abandoned && mn_batch_idle(e, b)) {
+            mn_batch_drop(e, b);
+            any = true;
+        }
+    }
+    return any;
+}
+
+bool
+mn_engine_step(struct mn_engine *e)
+{
+    bool any = false;
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_EXITED) { /* [S2] */
+            sweep(e, w);
+            any = true;
+        }
+    }
+    while (grant_one(e)) {
+        any = true;
+    }
+    any |= drop_abandoned(e);
+    watch_zygote(e);
+    return any;
+}
+
+uint32_t
+mn_engine_live(struct mn_engine *e)
+{
+    uint32_t live = 0;
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint32_t st = mn_a32_load_acquire(&k->state);
+        live += st != MN_WORKER_EMPTY && !(st == MN_WORKER_SWEPT && !k->respawn);
+    }
+    return live;
+}

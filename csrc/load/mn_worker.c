@@ -1,0 +1,172 @@
+/* mn_worker.c - see mn_worker.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/mn_worker.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_board.h"
+#include "os/mn_clock.h"
+
+#define LEASE_POLL_NS (INT64_C(200) * 1000 * 1000)
+
+int
+mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t number)
+{
+    if (shm->ctl->magic != MN_MAGIC || shm->ctl->sizes != mn_sizes_word()) {
+        return -EPROTO;
+    }
+    memset(w, 0, sizeof(*w));
+    w->shm = *shm;
+    w->number = number;
+    w->me = mn_worker_at(shm, number);
+    mn_a32_store_relaxed(&w->me->lease_state, MN_LEASE_IDLE); /* ours until we want one */
+    return 0;
+}
+
+static bool
+stopped(const struct mn_worker_side *w)
+{
+    return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
+}
+
+int
+mn_worker_try(struct mn_worker_side *w, uint32_t *task)
+{
+    if (stopped(w)) {
+        return MN_CLOSED;
+    }
+    int rc = mn_board_claim(&w->shm, w->number, task);
+    if (rc == MN_OK) {
+        mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
+    }
+    return rc;
+}
+
+int
+mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
+{
+    int rc = mn_worker_try(w, task);
+    if (rc != MN_EMPTY) {
+        return rc;
+    }
+    if (w->shm.ctl->spin_ns != 0) {
+        uint64_t until = mn_now_ns() + w->shm.ctl->spin_ns;
+        do {
+            for (int i = 0; i < 50; i++) {
+                mn_cpu_pause();
+            }
+            rc = mn_worker_try(w, task);
+        } while (rc == MN_EMPTY && mn_now_ns() < until);
+        if (rc != MN_EMPTY) {
+            return rc;
+        }
+    }
+    mn_bell_announce(&w->me->bell);
+    rc = mn_worker_try(w, task);
+    if (rc != MN_EMPTY) {
+        mn_bell_retract(&w->me->bell);
+        return rc;
+    }
+    (void)mn_bell_sleep(&w->me->bell, timeout_ns);
+    return mn_worker_try(w, task);
+}
+
+int
+mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
+{
+    bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
+    if (bytes > w->lease_end - w->used_end) {
+        struct mn_worker *me = w->me;
+        me->want_bytes = bytes;
+        me->used_end = w->used_end;
+        mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
+        mn_bell_ring(&w->shm.ctl->engine);
+        uint32_t st;
+        for (;;) {
+            mn_bell_announce(&me->bell);
+            st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
+            if (st != MN_LEASE_WANT || stopped(w)) {
+                mn_bell_retract(&me->bell);
+                break;
+            }
+            (void)mn_bell_sleep(&me->bell, LEASE_POLL_NS);
+        }
+        if (st == MN_LEASE_WANT) {
+            return MN_CLOSED;
+        }
+        w->lease_off = w->used_end = me->lease_off;
+        w->lease_end = me->lease_off + me->lease_len;
+        mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
+        if (st == MN_LEASE_REFUSED) {
+            return -ENOMEM;
+        }
+    }
+    *off = w->used_end;
+    w->used_end += bytes;
+    return 0;
+}
+
+#define SIBLINGS 64u
+
+/* The tasks of a block, read while ours keeps the block alive: after DONE the trainer may
+ * retire it. More than fit here: the trainer is rung for each. */
+static uint32_t
+siblings(const struct mn_worker_side *w, uint64_t block_off, uint32_t *ids)
+{
+    struct mn_block *b = mn_block_at(&w->shm, block_off);
+    if (b->ntasks > SIBLINGS
+        || mn_a64_load_relaxed(&w->shm.ctl->wanted) != block_off) { /* a guess */
+        return 0;
+    }
+    memcpy(ids, mn_block_tasks(b), b->ntasks * sizeof(*ids));
+    return b->ntasks;
+}
+
+/* The last of two workers that finish together sees the other's DONE, because words are
+ * exchanged and looked at in one total order. A descriptor that is used again by now makes
+ * this a spurious or a needless no: then nobody waits for the block. */
+static bool
+complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word);
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+mn_worker_done(struct mn_worker_side *w, uint32_t task)
+{
+    struct mn_ctl *c = w->shm.ctl;
+    struct mn_task *t = mn_task_at(&w->shm, task);
+    uint64_t block_off = t->block_off;
+    uint32_t ids[SIBLINGS];
+    uint32_t n = siblings(w, block_off, ids);
+    t->env_end = w->used_end;
+    t->done_ns = mn_now_ns();
+    /* Relaxed: counters for people, written by this worker alone. */
+    mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);
+    mn_a64_store_relaxed(&w->me->running, 0);
+    uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
+    mn_assert(mn_word_status(word) == MN_TASK_RUNNING
+              && mn_word_worker(word) == w->number);
+    uint64_t done = mn_task_word(mn_word_gen(word), w->number, mn_word_attempt(word),
+                                 MN_TASK_DONE);
+    MN_FAULT("worker.done.before");
+    bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */
+    mn_assert(was_mine);
+    (void)was_mine;
+    MN_FAULT("worker.done.after");
+    uint64_t wanted = mn_a64_load_seqcst(&c->wanted);
+    if (wanted == MN_WANT_ANY || (wanted == block_off && complete(w, ids, n))) {
+        mn_bell_ring(&c->trainer);
+    }
+}

@@ -1,0 +1,69 @@
+/* mn_dlpack.h - the part of the DLPack ABI (version 1) by which tensors cross to torch.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Declared here by layout, so that the core needs no header of torch and no one torch.
+ * Source of the layout: the DLPack specification, C API, "DLPackExchangeAPI".
+ */
+#ifndef MN_DLPACK_H
+#define MN_DLPACK_H
+
+#include <stdint.h>
+
+#include "base/mn_attr.h"
+
+enum { MN_DL_CPU = 1 };
+
+enum mn_dl_code {
+    MN_DL_INT = 0,
+    MN_DL_UINT = 1,
+    MN_DL_FLOAT = 2,
+    MN_DL_BFLOAT = 4,
+    MN_DL_COMPLEX = 5,
+    MN_DL_BOOL = 6,
+};
+
+struct mn_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+};
+
+struct mn_dl_tensor {
+    void *data;
+    int32_t device_type;
+    int32_t device_id;
+    int32_t ndim;
+    struct mn_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: C order */
+    uint64_t byte_offset;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_dl_tensor) == 48, "DLTensor of the DLPack ABI");
+
+struct mn_dl_version {
+    uint32_t major;
+    uint32_t minor;
+};
+
+struct mn_dl_managed {
+    struct mn_dl_version version;
+    void *manager_ctx;
+    void (*deleter)(struct mn_dl_managed *self);
+    uint64_t flags;
+    struct mn_dl_tensor tensor;
+};
+
+typedef void (*mn_dl_set_error)(void *ctx, const char *kind, const char *message);
+
+struct mn_dl_api {
+    struct mn_dl_version version;
+    const void *prev_api;
+    int (*allocate)(struct mn_dl_tensor *prototype, struct mn_dl_managed **out, void *error_ctx,
+                    mn_dl_set_error set_error);
+    int (*managed_from_object)(void *object, struct mn_dl_managed **out);
+    int (*object_from_managed)(struct mn_dl_managed *tensor, void **out_object);
+    int (*tensor_from_object)(void *object, struct mn_dl_tensor *out);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
+};
+
+#endif

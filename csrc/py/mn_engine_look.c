@@ -1,0 +1,251 @@
+/* mn_engine_look.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <string.h>
+
+#include "os/mn_memfd.h"
+#include "py/mn_engine_object.h"
+#include "py/mn_envelope.h"
+
+/* One part of an envelope: a view of the arena when it is big, else a copy. */
+static PyObject *
+part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
+     const struct mn_envelope_part *p)
+{
+    bool copy = p->bytes < MN_FIELD_BIG || e->kept_bytes + p->bytes > e->limit / 2;
+    if (copy) {
+        return PyByteArray_FromStringAndSize(mn_at(&e->shm, env_off + p->at),
+                                             (Py_ssize_t)p->bytes);
+    }
+    struct mn_hold *hold = mn_hold_new(st, e, block, env_off + p->at, p->bytes);
+    return hold != NULL ? mn_view_new(st, hold, p->bytes) : NULL;
+}
+
+static PyObject *
+open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
+              const struct mn_task *t, uint32_t worker)
+{
+    const struct mn_envelope *env = mn_at(&e->shm, t->env_off);
+    const struct mn_envelope_part *parts = (const struct mn_envelope_part *)(env + 1);
+    PyObject *pickle = PyBytes_FromStringAndSize(mn_at(&e->shm, t->env_off + env->pickle_at),
+                                                 (Py_ssize_t)env->pickle_bytes);
+    PyObject *list = pickle != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
+    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
+        PyObject *b = part(st, e, block, t->env_off, &parts[i]);
+        if (b == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, (Py_ssize_t)i, b);
+    }
+    if (list == NULL) {
+        Py_XDECREF(pickle);
+        return NULL;
+    }
+    return Py_BuildValue("(IIINN)", (unsigned int)worker, t->row0, t->nrows, pickle, list);
+}
+
+const char mn_engine_envelopes_doc[] =
+    "envelopes(block) -> [(worker, row0, nrows, pickle, buffers)]\n\n"
+    "The messages of a done block, in row order. pickle is None where a worker found no\n"
+    "room for its result under the memory limit.";
+
+PyObject *
+mn_engine_envelopes(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || st == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&e->shm, off);
+    const uint32_t *tasks = mn_block_tasks(b);
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
+        if (mn_word_status(word) != MN_TASK_DONE || t->flags == 0) {
+            continue;
+        }
+        PyObject *one = t->flags & MN_FLAG_NO_ROOM
+                            ? Py_BuildValue("(IIIOO)", mn_word_worker(word), t->row0,
+                                            t->nrows, Py_None, Py_None)
+                            : open_envelope(st, e, off, t, mn_word_worker(word));
+        if (one == NULL || PyList_Append(out, one) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(one);
+    }
+    return out;
+}
+
+const char mn_engine_reports_doc[] =
+    "reports(block) -> [(status, wall_ns)] of the rows of a done block";
+
+PyObject *
+mn_engine_reports(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&e->shm, off);
+    const struct mn_report *r = mn_block_reports(b);
+    PyObject *out = PyList_New(b->nrows);
+    for (uint32_t i = 0; out != NULL && i < b->nrows; i++) {
+        PyObject *one = Py_BuildValue("(IK)", r[i].status, (unsigned long long)r[i].wall_ns);
+        if (one == NULL) {
+            Py_CLEAR(out);
+            break;
+        }
+        PyList_SET_ITEM(out, i, one);
+    }
+    return out;
+}
+
+const char mn_engine_lost_doc[] =
+    "lost(block) -> (worker, pid, status, row0, nrows) of its first lost task, or None";
+
+PyObject *
+mn_engine_lost(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&e->shm, off);
+    const uint32_t *tasks = mn_block_tasks(b);
+    for (uint32_t i = 0; i < b->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_LOST) { /* [T4] */
+            return Py_BuildValue("(IIiII)", e->lost_worker[tasks[i]],
+                                 (unsigned int)t->env_off, (int)(int64_t)t->env_len, t->row0,
+                                 t->nrows);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_workers_doc[] =
+    "workers() -> one dict a worker: state (0 none, 1 wanted, 2 starting, 3 ready,\n"
+    "4 exited, 5 swept), pid, status, running (batch, row) or None, since_ns, tasks, rows,\n"
+    "busy_ns, cpu_ns";
+
+static PyObject *
+running_of(struct mn_engine *e, struct mn_worker *k)
+{
+    /* Relaxed reads for people: the task may be over by the time they are shown. */
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    if (running == 0 || running > e->shm.ctl->ntasks) {
+        Py_RETURN_NONE;
+    }
+    const struct mn_task *t = mn_task_at(&e->shm, (uint32_t)(running - 1));
+    if (t->block_off < e->shm.ctl->input_off
+        || t->block_off >= e->shm.ctl->arena_off) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(KK)",
+                         (unsigned long long)mn_block_at(&e->shm, t->block_off)->number,
+                         (unsigned long long)mn_a64_load_relaxed(&k->row));
+}
+
+PyObject *
+mn_engine_workers(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    uint32_t n = e->shm.ctl->nworkers;
+    PyObject *out = PyList_New(n);
+    for (uint32_t w = 0; out != NULL && w < n; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        PyObject *running = running_of(e, k);
+        PyObject *one =
+            running == NULL
+                ? NULL
+                : Py_BuildValue(
+                      "{sI sI si sN sK sK sK sK sK}", "state",
+                      mn_a32_load_acquire(&k->state), /* [S2] */
+                      "pid", k->pid, "status", k->exit_status, "running", running, "since_ns",
+                      (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
+                      (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
+                      (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
+                      (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
+                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns));
+        if (one == NULL) {
+            Py_CLEAR(out);
+            break;
+        }
+        PyList_SET_ITEM(out, w, one);
+    }
+    return out;
+}
+
+PyObject *
+mn_engine_retire_worker(PyObject *self, PyObject *number)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long w = PyLong_AsUnsignedLong(number);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    if (w < e->shm.ctl->nworkers) {
+        mn_mutex_lock(&e->mutex);
+        mn_worker_at(&e->shm, (uint32_t)w)->retired = 1;
+        mn_mutex_unlock(&e->mutex);
+    }
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_health_doc[] =
+    "health() -> {zygote_lost, deaths, live, retries, worker, pid, status}\n\n"
+    "Unexpected deaths so far, workers that may still finish something, and the last death.";
+
+PyObject *
+mn_engine_health(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_mutex_lock(&e->mutex);
+    struct mn_death d = e->death;
+    uint32_t deaths = e->ndeaths, live = mn_engine_live(e);
+    bool lost = e->zygote_lost;
+    uint64_t retries = e->retries;
+    mn_mutex_unlock(&e->mutex);
+    return Py_BuildValue("{sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
+                         "deaths", deaths, "live", live, "retries",
+                         (unsigned long long)retries, "worker", d.worker, "pid", d.pid,
+                         "status", d.status);
+}
+
+const char mn_engine_memory_doc[] =
+    "memory() -> {used, kept, limit, in_flight, mean_row_ns}: bytes of the arena in use,\n"
+    "those of them that the program keeps, the ceiling, and batches in flight";
+
+PyObject *
+mn_engine_memory(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (e == NULL || st == NULL) {
+        return NULL;
+    }
+    mn_pending_reclaim(st);
+    mn_mutex_lock(&e->mutex);
+    uint64_t used = mn_extents_used(e->arena), kept = e->kept_bytes;
+    uint64_t limit = e->limit, mean = e->mean_row_ns;
+    uint32_t inflight = e->inflight;
+    mn_mutex_unlock(&e->mutex);
+    return Py_BuildValue("{sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
+                         (unsigned long long)kept, "limit", (unsigned long long)limit,
+                         "in_flight", inflight, "mean_row_ns", (unsigned long long)mean);
+}

@@ -1,0 +1,522 @@
+/* mn_engine_type.c - minato._core.Engine: the trainer's side for Python.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One Engine belongs to one iterator and to the process that made it.  Its methods are
+ * called by the thread that iterates; wait() and close() release the GIL.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "os/mn_clock.h"
+#include "os/mn_memfd.h"
+#include "py/mn_engine_object.h"
+
+/* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
+ * main thread ends the sleep by itself. */
+#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
+
+struct mn_engine *
+mn_engine_get(PyObject *self)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    if (o->engine == NULL || o->pid != getpid()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        o->engine == NULL ? "the engine is closed"
+                                          : "the engine belongs to another process");
+        return NULL;
+    }
+    return o->engine;
+}
+
+static PyObject *
+engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
+                            "arena_bytes", NULL};
+    unsigned int workers, retries;
+    int respawn;
+    unsigned long long limit = 0, arena = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KK", names, &workers, &retries,
+                                     &respawn, &limit, &arena)) {
+        return NULL;
+    }
+    if (workers == 0 || workers > 4096) {
+        PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
+        return NULL;
+    }
+    struct mn_state *st = mn_state_of_type(type);
+    if (st == NULL) {
+        return NULL;
+    }
+    mn_pending_reclaim(st);
+    struct mn_engine_object *o = (struct mn_engine_object *)type->tp_alloc(type, 0);
+    if (o == NULL) {
+        return NULL;
+    }
+    struct mn_engine_config cfg = {.workers = workers,
+                                   .max_retries = retries < 200 ? retries : 200,
+                                   .respawn = respawn != 0,
+                                   .memory_limit = limit,
+                                   .arena_bytes = arena};
+    o->pid = getpid();
+    int rc = mn_engine_open(&o->engine, &cfg);
+    if (mn_raise_errno(rc, "cannot map the memory that loader and workers share") < 0) {
+        Py_DECREF(o);
+        return NULL;
+    }
+    return (PyObject *)o;
+}
+
+static void
+engine_dealloc(PyObject *self)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (o->engine != NULL && o->pid == getpid()) {
+        mn_engine_stop(o->engine);
+        Py_BEGIN_ALLOW_THREADS
+        mn_engine_close(o->engine);
+        Py_END_ALLOW_THREADS
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+engine_start(PyObject *self, PyObject *args)
+{
+    int pidfd, cmd;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL || !PyArg_ParseTuple(args, "ii", &pidfd, &cmd)) {
+        return NULL;
+    }
+    if (mn_raise_errno(mn_engine_start(e, pidfd, cmd), "cannot start the engine thread") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_stop(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_stop(e);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    o->engine = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    mn_engine_close(e);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- submit ------------------------------------------------------------------------ */
+
+/* A list of exact ints as machine integers. 1, 0 when it is not one, -1. */
+static int
+as_int64(PyObject *indices, int64_t **out)
+{
+    *out = NULL;
+    if (!PyList_CheckExact(indices)) {
+        return 0;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(indices);
+    int64_t *v = PyMem_Malloc(((size_t)n + 1) * sizeof(*v));
+    if (v == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PyList_GET_ITEM(indices, i);
+        int overflow = 1;
+        if (PyLong_CheckExact(o)) {
+            v[i] = PyLong_AsLongLongAndOverflow(o, &overflow);
+        }
+        if (overflow != 0) {
+            PyMem_Free(v);
+            return 0;
+        }
+    }
+    *out = v;
+    return 1;
+}
+
+static int
+fill_index(struct mn_submit *s, PyObject *indices, PyObject *pickled, int64_t **owned)
+{
+    *owned = NULL;
+    if (pickled != Py_None) {
+        if (!PyBytes_Check(pickled)) {
+            PyErr_SetString(PyExc_TypeError, "pickled must be bytes or None");
+            return -1;
+        }
+        s->index_kind = MN_INDEX_PICKLE;
+        s->index = PyBytes_AS_STRING(pickled);
+        s->index_bytes = (uint64_t)PyBytes_GET_SIZE(pickled);
+        return 0;
+    }
+    int rc = as_int64(indices, owned);
+    if (rc == 0) {
+        PyErr_SetString(PyExc_TypeError, "indices are not a list of int: give them pickled");
+        return -1;
+    }
+    if (rc > 0) {
+        s->index_kind = MN_INDEX_INT64;
+        s->index = *owned;
+        s->nrows = (uint32_t)PyList_GET_SIZE(indices);
+        s->index_bytes = (uint64_t)s->nrows * sizeof(int64_t);
+    }
+    return rc < 0 ? -1 : 0;
+}
+
+PyDoc_STRVAR(submit_doc,
+"submit(indices, pickled, kind, number, epoch, position, base_seed, nrows=0, lane=1,\n"
+"       layout=None, layout_at=0, seeded=1, chunk=0) -> int | None\n\n"
+"Publishes one batch and returns its block; None when there is no room now and something\n"
+"is in flight.  Raises MemoryError when it could never be placed.");
+
+static PyObject *
+engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"indices", "pickled", "kind", "number", "epoch", "position",
+                            "base_seed", "nrows", "lane", "layout", "layout_at", "seeded",
+                            "chunk", NULL};
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_submit s = {.lane = MN_LANE_NORMAL};
+    PyObject *indices, *pickled, *layout = Py_None;
+    unsigned long long number, epoch, position, seed;
+    int seeded = 1;
+    if (e == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKK|IIOIpI", names, &indices,
+                                        &pickled, &s.kind, &number, &epoch, &position, &seed,
+                                        &s.nrows, &s.lane, &layout, &s.layout, &seeded,
+                                        &s.chunk)) {
+        return NULL;
+    }
+    if (s.lane == 0 || s.lane >= e->shm.ctl->nlanes || s.kind > MN_KIND_RESUME) {
+        PyErr_SetString(PyExc_ValueError, "no such lane or kind");
+        return NULL;
+    }
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st == NULL) {
+        return NULL;
+    }
+    s.number = number;
+    s.epoch = epoch;
+    s.position = position;
+    s.base_seed = seed;
+    s.seeded = seeded != 0;
+    if (layout != Py_None) {
+        if (!Py_IS_TYPE(layout, st->layout_type)) {
+            PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+            return NULL;
+        }
+        s.nfields = mn_layout_nfields((struct mn_layout *)layout);
+        s.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
+    }
+    int64_t *owned;
+    if (fill_index(&s, indices, pickled, &owned) < 0) {
+        return NULL;
+    }
+    mn_pending_reclaim(st);
+    uint64_t block;
+    int rc = mn_engine_submit(e, &s, &block);
+    uint32_t inflight = e->inflight;
+    PyMem_Free(owned);
+    if (rc == 0) {
+        return PyLong_FromUnsignedLongLong(block);
+    }
+    if (inflight != 0) {
+        Py_RETURN_NONE;
+    }
+    PyErr_Format(PyExc_MemoryError,
+                 "a batch does not fit into the memory that loader and workers share: "
+                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
+                 "memory_limit is %llu",
+                 (unsigned long long)mn_extents_used(e->arena),
+                 (unsigned long long)e->kept_bytes, (unsigned long long)e->limit);
+    return NULL;
+}
+
+static PyObject *
+engine_post(PyObject *self, PyObject *bytes)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    char *data;
+    Py_ssize_t n;
+    if (e == NULL || PyBytes_AsStringAndSize(bytes, &data, &n) < 0) {
+        return NULL;
+    }
+    uint64_t off;
+    int rc = mn_engine_post(e, data, (uint64_t)n, &off);
+    return mn_raise_errno(rc, "no room for a layout") < 0
+               ? NULL
+               : PyLong_FromUnsignedLongLong(off);
+}
+
+/* ---- waiting and reading ------------------------------------------------------------ */
+
+static PyObject *
+engine_poll(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyLong_FromLong(mn_engine_poll(e, off));
+}
+
+PyDoc_STRVAR(wait_doc,
+"wait(block, timeout) -> bool\n\n"
+"Sleeps until the block (1: any block) may be done or needs a look, at most timeout\n"
+"seconds (negative: without end). False when the time is over. Handles signals.");
+
+static PyObject *
+engine_wait(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long block;
+    double timeout;
+    if (e == NULL || !PyArg_ParseTuple(args, "Kd", &block, &timeout)) {
+        return NULL;
+    }
+    bool endless = timeout < 0 || timeout > 1e9;
+    uint64_t until = endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(timeout * 1e9);
+    for (;;) {
+        uint64_t now = endless ? 0 : mn_now_ns();
+        int64_t left = SIGNAL_LOOK_NS;
+        if (!endless && (now >= until || (int64_t)(until - now) < left)) {
+            left = now >= until ? 0 : (int64_t)(until - now);
+        }
+        int rc;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_wait(e, block, left);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+        if (rc == 0) {
+            Py_RETURN_TRUE;
+        }
+        if (rc == -ETIMEDOUT && !endless && mn_now_ns() >= until) {
+            Py_RETURN_FALSE;
+        }
+    }
+}
+
+static PyObject *
+engine_done_ns(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(mn_engine_done_ns(e, off));
+}
+
+/* Every row written in place and nothing in an envelope. */
+static bool
+all_in_rows(struct mn_engine *e, struct mn_block *block)
+{
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        if (mn_task_at(&e->shm, tasks[i])->flags != 0) {
+            return false;
+        }
+    }
+    const struct mn_report *r = mn_block_reports(block);
+    for (uint32_t i = 0; i < block->nrows; i++) {
+        if (r[i].status != MN_ROW_WRITTEN) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* At the ceiling the caller gets copies: half of the limit may be kept by it. */
+static bool
+must_copy(struct mn_engine *e, const struct mn_layout *l, const struct mn_block *block)
+{
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
+        bytes += mn_layout_row_bytes(l)[f] * block->nrows;
+    }
+    return e->kept_bytes + bytes > e->limit / 2;
+}
+
+static int
+layout_arg(PyObject *self, PyObject *layout, struct mn_state **st)
+{
+    *st = mn_state_of_type(Py_TYPE(self));
+    if (*st != NULL && !Py_IS_TYPE(layout, (*st)->layout_type)) {
+        PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+        *st = NULL;
+    }
+    return *st != NULL ? 0 : -1;
+}
+
+PyDoc_STRVAR(decode_doc,
+"decode(block, layout, objects) -> batch | None\n\n"
+"The batch of a done block whose rows were all written in place. objects: one list a row\n"
+"for a layout with object leaves; with None such a block, or one with envelopes, gives None.");
+
+static PyObject *
+engine_decode(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_state *st;
+    unsigned long long off;
+    PyObject *layout, *objects;
+    if (e == NULL || !PyArg_ParseTuple(args, "KOO", &off, &layout, &objects)
+        || layout_arg(self, layout, &st) < 0) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    struct mn_block *block = mn_block_at(&e->shm, off);
+    if (objects == Py_None) {
+        if (mn_layout_has_objects(l) || !all_in_rows(e, block)) {
+            Py_RETURN_NONE;
+        }
+        objects = NULL;
+    }
+    return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+}
+
+static PyObject *
+engine_row(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_state *st;
+    unsigned long long off;
+    unsigned int row;
+    PyObject *layout, *objects;
+    if (e == NULL || !PyArg_ParseTuple(args, "KOIO", &off, &layout, &row, &objects)
+        || layout_arg(self, layout, &st) < 0) {
+        return NULL;
+    }
+    return mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
+                         objects == Py_None ? NULL : objects);
+}
+
+static PyObject *
+engine_retire(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_retire(e, off);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_abandon(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_abandon(e, off);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef engine_methods[] = {
+    {"start", engine_start, METH_VARARGS,
+     PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
+    {"stop", engine_stop, METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
+    {"close", engine_close, METH_NOARGS, PyDoc_STR("Ends the engine; no worker may live.")},
+    {"submit", (PyCFunction)(void (*)(void))engine_submit, METH_VARARGS | METH_KEYWORDS,
+     submit_doc},
+    {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
+    {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
+    {"wait", engine_wait, METH_VARARGS, wait_doc},
+    {"done_ns", engine_done_ns, METH_O, PyDoc_STR("When the block's last task finished.")},
+    {"decode", engine_decode, METH_VARARGS, decode_doc},
+    {"row", engine_row, METH_VARARGS,
+     PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
+    {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
+    {"abandon", engine_abandon, METH_O, PyDoc_STR("Frees a block, done or not.")},
+    {"envelopes", mn_engine_envelopes, METH_O, mn_engine_envelopes_doc},
+    {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
+    {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
+    {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},
+    {"retire_worker", mn_engine_retire_worker, METH_O,
+     PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
+    {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
+    {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+engine_get_fd(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_engine *e = mn_engine_get(self);
+    return e != NULL ? PyLong_FromLong(e->fd) : NULL;
+}
+
+/* The mapping as a forked child may use it. */
+static PyObject *
+engine_get_segment(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st == NULL || o->engine == NULL) {
+        return NULL;
+    }
+    struct mn_segment *s = PyObject_New(struct mn_segment, st->segment_type);
+    if (s != NULL) {
+        s->shm = o->engine->shm;
+        s->bytes = o->engine->total_bytes;
+        s->owner = Py_NewRef(self);
+    }
+    return (PyObject *)s;
+}
+
+static PyGetSetDef engine_getset[] = {
+    {"fd", engine_get_fd, NULL, PyDoc_STR("the mapping's descriptor, -1 once started"), NULL},
+    {"segment", engine_get_segment, NULL, PyDoc_STR("the mapping, for forked children"), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_getset, engine_getset},
+    {Py_tp_doc, PyDoc_STR("Engine(workers, max_retries, respawn, memory_limit=0, "
+                          "arena_bytes=0): the trainer's side of one set of workers.")},
+    {0, NULL},
+};
+
+static PyType_Spec engine_spec = {
+    .name = "minato._core.Engine",
+    .basicsize = sizeof(struct mn_engine_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = engine_slots,
+};
+
+int
+mn_engine_add_type(PyObject *module, struct mn_state *st)
+{
+    st->engine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
+    return st->engine_type == NULL ? -1 : PyModule_AddType(module, st->engine_type);
+}

@@ -1,0 +1,242 @@
+/* mn_hold.c - ranges of the arena that Python objects see, and when they may be reused.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter
+ * when its memory is not needed by *it* any more; that is not enough: Tensor.share_memory_()
+ * and multiprocessing queues replace the memory of a living storage, while NumPy arrays made
+ * earlier still show the old one.  Such an array keeps its tensor alive, and the tensor its
+ * storage.  So the rule is: the deleter was called AND the storage is dead, which a weak
+ * reference to the storage tells (torch.UntypedStorage._weak_ref, _expired).  Where the
+ * deleter runs without the GIL, or the storage lives on, the hold waits on the pending list
+ * until somebody with the GIL looks again.
+ *
+ * A fork copies holds.  The child's copies never free: they compare process ids.
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "os/mn_thread.h"
+#include "py/mn_state.h"
+
+struct mn_hold {
+    struct mn_engine *engine;
+    uint64_t off;
+    uint64_t bytes;
+    pid_t pid;
+    struct mn_pending *pending;
+    PyObject *guard; /* int: weak reference to the storage; NULL: none is needed */
+    struct mn_hold *next;
+};
+
+/* Lives as long as the process: a deleter may run after the module is gone. */
+struct mn_pending {
+    struct mn_mutex mutex;
+    struct mn_hold *first;
+    PyObject *expired;   /* NULL once the module is gone */
+    PyObject *free_weak;
+};
+
+int
+mn_pending_open(struct mn_state *st)
+{
+    struct mn_pending *p = calloc(1, sizeof(*p));
+    if (p == NULL || mn_mutex_init(&p->mutex) < 0) {
+        free(p);
+        PyErr_NoMemory();
+        return -1;
+    }
+    st->pending = p;
+    return 0;
+}
+
+struct mn_hold *
+mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
+            uint64_t bytes)
+{
+    struct mn_hold *h = calloc(1, sizeof(*h));
+    if (h == NULL || mn_engine_keep(e, block_off, off, bytes) < 0) {
+        free(h);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    h->engine = e;
+    h->off = off;
+    h->bytes = bytes;
+    h->pid = getpid();
+    h->pending = st->pending;
+    return h;
+}
+
+void *
+mn_hold_data(const struct mn_hold *hold)
+{
+    return mn_at(&hold->engine->shm, hold->off);
+}
+
+int
+mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor)
+{
+    if (st->weak_ref == NULL) {
+        return 0;
+    }
+    hold->guard = PyObject_CallOneArg(st->weak_ref, tensor);
+    hold->pending->expired = st->expired;
+    hold->pending->free_weak = st->free_weak;
+    return hold->guard != NULL ? 0 : -1;
+}
+
+static void
+give_back(struct mn_hold *h)
+{
+    mn_engine_release(h->engine, h->off, h->bytes);
+    free(h);
+}
+
+/* With the GIL: whether the guarded storage is dead; frees the weak reference if so. */
+static bool
+unseen(struct mn_hold *h)
+{
+    if (h->guard == NULL) {
+        return true;
+    }
+    bool dead = false;
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    PyObject *r = PyObject_CallOneArg(h->pending->expired, h->guard);
+    if (r == Py_True) {
+        dead = true;
+        PyObject *n = PyObject_CallOneArg(h->pending->free_weak, h->guard);
+        Py_XDECREF(n);
+        Py_CLEAR(h->guard);
+    }
+    Py_XDECREF(r);
+    PyErr_Restore(type, value, tb);
+    return dead;
+}
+
+void
+mn_hold_release(struct mn_hold *hold)
+{
+    if (hold->pid != getpid()) {
+        return; /* a forked copy: neither free nor lock */
+    }
+    if (hold->guard == NULL) {
+        give_back(hold);
+        return;
+    }
+    if (Py_IsInitialized() && PyGILState_Check() && unseen(hold)) {
+        give_back(hold);
+        return;
+    }
+    mn_mutex_lock(&hold->pending->mutex);
+    hold->next = hold->pending->first;
+    hold->pending->first = hold;
+    mn_mutex_unlock(&hold->pending->mutex);
+}
+
+void
+mn_pending_reclaim(struct mn_state *st)
+{
+    struct mn_pending *p = st->pending;
+    if (p->first == NULL) { /* a hold that comes this moment is met next time */
+        return;
+    }
+    mn_mutex_lock(&p->mutex);
+    struct mn_hold *h = p->first, *keep = NULL, *next;
+    p->first = NULL;
+    mn_mutex_unlock(&p->mutex);
+    for (; h != NULL; h = next) {
+        next = h->next;
+        if (h->pid == getpid() && unseen(h)) {
+            give_back(h);
+        }
+        else {
+            h->next = keep;
+            keep = h;
+        }
+    }
+    while (keep != NULL) {
+        next = keep->next;
+        mn_mutex_lock(&p->mutex);
+        keep->next = p->first;
+        p->first = keep;
+        mn_mutex_unlock(&p->mutex);
+        keep = next;
+    }
+}
+
+/* ---- a bytes-like object over a hold ------------------------------------------------ */
+
+struct mn_view {
+    PyObject_HEAD
+    struct mn_hold *hold;
+    Py_ssize_t bytes;
+};
+
+static int
+view_getbuffer(PyObject *self, Py_buffer *buf, int flags)
+{
+    struct mn_view *v = (struct mn_view *)self;
+    return PyBuffer_FillInfo(buf, self, mn_hold_data(v->hold), v->bytes, 0, flags);
+}
+
+static PyObject *
+view_guard(PyObject *self, PyObject *tensor)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st == NULL || mn_hold_guard(st, ((struct mn_view *)self)->hold, tensor) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+view_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    mn_hold_release(((struct mn_view *)self)->hold);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef view_methods[] = {
+    {"guard", view_guard, METH_O,
+     PyDoc_STR("guard(tensor): reuse the memory only once the tensor's storage is dead.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot view_slots[] = {
+    {Py_tp_dealloc, view_dealloc},
+    {Py_tp_methods, view_methods},
+    {Py_bf_getbuffer, view_getbuffer},
+    {Py_tp_doc, PyDoc_STR("Writable bytes of the arena, freed with the last reference.")},
+    {0, NULL},
+};
+
+static PyType_Spec view_spec = {
+    .name = "minato._core.ArenaView",
+    .basicsize = sizeof(struct mn_view),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+             | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = view_slots,
+};
+
+PyObject *
+mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
+{
+    struct mn_view *v = PyObject_New(struct mn_view, st->view_type);
+    if (v == NULL) {
+        mn_hold_release(hold);
+        return NULL;
+    }
+    v->hold = hold;
+    v->bytes = (Py_ssize_t)bytes;
+    return (PyObject *)v;
+}
+
+int
+mn_view_add_type(PyObject *module, struct mn_state *st)
+{
+    st->view_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &view_spec, NULL);
+    return st->view_type == NULL ? -1 : PyModule_AddType(module, st->view_type);
+}

@@ -1,0 +1,187 @@
+/* mn_module.c - minato._core: module state, bind_torch(), facts of the build.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/mn_state.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "os/mn_cpu.h"
+#include "os/mn_mem.h"
+#include "py/mn_numpy.h"
+#include "py/mn_seed.h"
+
+struct mn_state *
+mn_state_of(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+struct mn_state *
+mn_state_of_type(PyTypeObject *type)
+{
+    return PyType_GetModuleState(type);
+}
+
+int
+mn_raise_errno(int rc, const char *what)
+{
+    if (rc >= 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
+    }
+    else {
+        PyErr_Format(PyExc_OSError, "%s: %s (errno %d)", what, strerror(-rc), -rc);
+    }
+    return -1;
+}
+
+PyDoc_STRVAR(bind_torch_doc,
+"bind_torch(tensor_type, exchange_api, from_view, weak_ref, expired, free_weak)\n\n"
+"Tells the core how tensors are made: torch.Tensor, its DLPack exchange capsule or None,\n"
+"and the Python functions that mn_state.h describes.");
+
+static PyObject *
+bind_torch(PyObject *module, PyObject *args)
+{
+    struct mn_state *st = mn_state_of(module);
+    PyObject *type, *capsule, *from_view, *weak_ref, *expired, *free_weak;
+    if (!PyArg_ParseTuple(args, "O!OOOOO", &PyType_Type, &type, &capsule, &from_view,
+                          &weak_ref, &expired, &free_weak)) {
+        return NULL;
+    }
+    const struct mn_dl_api *api = NULL;
+    if (capsule != Py_None) {
+        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (api == NULL) {
+            return NULL;
+        }
+        if (api->version.major != 1) {
+            api = NULL; /* another ABI: the fallback serves */
+        }
+    }
+    st->dlpack = api;
+    Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
+    Py_XSETREF(st->from_view, Py_NewRef(from_view));
+    Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
+    Py_XSETREF(st->expired, Py_NewRef(expired));
+    Py_XSETREF(st->free_weak, Py_NewRef(free_weak));
+    return PyBool_FromLong(api != NULL);
+}
+
+static PyObject *
+machine(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    return Py_BuildValue("{si sK sK}", "cpus", mn_cpu_count(), "memory_total",
+                         (unsigned long long)mn_mem_total(), "memory_available",
+                         (unsigned long long)mn_mem_available());
+}
+
+static PyMethodDef core_methods[] = {
+    {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
+    {"machine", machine, METH_NOARGS,
+     PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
+               "use (affinity, cgroups), bytes")},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+core_exec(PyObject *module)
+{
+    struct mn_state *st = mn_state_of(module);
+    import_array1(-1);
+    st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
+    st->str_is_neg = PyUnicode_InternFromString("is_neg");
+    st->str_is_conj = PyUnicode_InternFromString("is_conj");
+    if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL) {
+        return -1;
+    }
+#ifdef __clang__
+    const char *compiler = "clang " __clang_version__;
+#else
+    const char *compiler = "gcc " __VERSION__;
+#endif
+    if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
+        || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
+        || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
+        || mn_seed_add_types(module) < 0
+        || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    struct mn_state *st = mn_state_of(module);
+    Py_VISIT(st->engine_type);
+    Py_VISIT(st->segment_type);
+    Py_VISIT(st->worker_type);
+    Py_VISIT(st->layout_type);
+    Py_VISIT(st->view_type);
+    Py_VISIT(st->tensor_type);
+    Py_VISIT(st->from_view);
+    Py_VISIT(st->weak_ref);
+    Py_VISIT(st->expired);
+    Py_VISIT(st->free_weak);
+    return 0;
+}
+
+static int
+core_clear(PyObject *module)
+{
+    struct mn_state *st = mn_state_of(module);
+    Py_CLEAR(st->engine_type);
+    Py_CLEAR(st->segment_type);
+    Py_CLEAR(st->worker_type);
+    Py_CLEAR(st->layout_type);
+    Py_CLEAR(st->view_type);
+    Py_CLEAR(st->tensor_type);
+    Py_CLEAR(st->from_view);
+    Py_CLEAR(st->weak_ref);
+    Py_CLEAR(st->expired);
+    Py_CLEAR(st->free_weak);
+    Py_CLEAR(st->str_requires_grad);
+    Py_CLEAR(st->str_is_neg);
+    Py_CLEAR(st->str_is_conj);
+    return 0;
+}
+
+static void
+core_free(void *module)
+{
+    (void)core_clear(module);
+}
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, core_exec},
+#ifdef Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+struct PyModuleDef mn_core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "minato._core",
+    .m_doc = PyDoc_STR("The engine of minato.DataLoader."),
+    .m_size = sizeof(struct mn_state),
+    .m_methods = core_methods,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&mn_core_module);
+}

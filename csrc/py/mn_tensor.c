@@ -1,0 +1,139 @@
+/* mn_tensor.c - torch tensors made over the arena or copied out of it.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Through the DLPack C exchange interface of torch.Tensor where torch offers it, else
+ * through the Python function that bind_torch() was given.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "py/mn_state.h"
+
+#define MAX_DIMS 64
+
+struct over {
+    struct mn_dl_managed managed;
+    struct mn_hold *hold;
+    int64_t dims[]; /* shape, then strides */
+};
+
+static void
+over_delete(struct mn_dl_managed *m)
+{
+    struct over *o = (struct over *)m;
+    mn_hold_release(o->hold);
+    free(o);
+}
+
+static PyObject *
+shape_tuple(int ndim, const int64_t *shape)
+{
+    PyObject *t = PyTuple_New(ndim);
+    for (int i = 0; t != NULL && i < ndim; i++) {
+        PyObject *n = PyLong_FromLongLong(shape[i]);
+        if (n == NULL) {
+            Py_CLEAR(t);
+            break;
+        }
+        PyTuple_SET_ITEM(t, i, n);
+    }
+    return t;
+}
+
+/* The fallback: view is a bytes-like object, consumed. */
+static PyObject *
+from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndim,
+          const int64_t *shape)
+{
+    PyObject *dims = shape_tuple(ndim, shape);
+    PyObject *t = NULL;
+    if (dims != NULL && st->from_view != NULL) {
+        t = PyObject_CallFunction(st->from_view, "OiiO", view, (int)dtype.code,
+                                  (int)dtype.bits, dims);
+    }
+    Py_XDECREF(dims);
+    Py_DECREF(view);
+    return t;
+}
+
+static PyObject *
+over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
+            const int64_t *shape)
+{
+    struct over *o = calloc(1, sizeof(*o) + 2 * (size_t)ndim * sizeof(int64_t));
+    if (o == NULL) {
+        mn_hold_release(hold);
+        return PyErr_NoMemory();
+    }
+    o->hold = hold;
+    int64_t stride = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        o->dims[i] = shape[i];
+        o->dims[ndim + i] = stride;
+        stride *= shape[i] > 1 ? shape[i] : 1;
+    }
+    o->managed.version = (struct mn_dl_version){1, 0};
+    o->managed.deleter = over_delete;
+    o->managed.tensor = (struct mn_dl_tensor){
+        .data = mn_hold_data(hold),
+        .device_type = MN_DL_CPU,
+        .ndim = ndim,
+        .dtype = dtype,
+        .shape = o->dims,
+        .strides = o->dims + ndim,
+    };
+    void *t = NULL;
+    if (st->dlpack->object_from_managed(&o->managed, &t) != 0) {
+        return NULL; /* torch has deleted o */
+    }
+    return t;
+}
+
+PyObject *
+mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
+               const int64_t *shape, uint64_t bytes)
+{
+    PyObject *t;
+    if (st->dlpack != NULL) {
+        t = over_dlpack(st, hold, dtype, ndim, shape);
+    }
+    else {
+        PyObject *view = mn_view_new(st, hold, bytes);
+        t = view != NULL ? from_view(st, view, dtype, ndim, shape) : NULL;
+    }
+    if (t != NULL && mn_hold_guard(st, hold, t) < 0) {
+        Py_CLEAR(t);
+    }
+    return t;
+}
+
+static void
+set_error(void *ctx, const char *kind, const char *message)
+{
+    (void)ctx;
+    (void)kind;
+    PyErr_SetString(PyExc_RuntimeError, message);
+}
+
+PyObject *
+mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
+               const int64_t *shape, uint64_t bytes)
+{
+    if (st->dlpack == NULL) {
+        PyObject *own = PyByteArray_FromStringAndSize(data, (Py_ssize_t)bytes);
+        return own != NULL ? from_view(st, own, dtype, ndim, shape) : NULL;
+    }
+    int64_t dims[MAX_DIMS];
+    memcpy(dims, shape, (size_t)ndim * sizeof(*dims));
+    struct mn_dl_tensor proto = {
+        .device_type = MN_DL_CPU, .ndim = ndim, .dtype = dtype, .shape = dims};
+    struct mn_dl_managed *m = NULL;
+    if (st->dlpack->allocate(&proto, &m, NULL, set_error) != 0) {
+        return NULL;
+    }
+    if (bytes != 0) {
+        memcpy((char *)m->tensor.data + m->tensor.byte_offset, data, bytes);
+    }
+    void *t = NULL;
+    return st->dlpack->object_from_managed(m, &t) == 0 ? t : NULL;
+}

@@ -1,0 +1,565 @@
+/* mn_worker_type.c - minato._core.Worker: the hot loop of a worker process.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * next() claims tasks and runs those that need no Python of ours: seed, dataset[index],
+ * write the row.  It returns only for what does: whole batches, results that do not fit
+ * rows, exceptions, stop.  Python then sends the result with finish().
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mn_error.h"
+#include "load/mn_worker.h"
+#include "os/mn_clock.h"
+#include "os/mn_memfd.h"
+#include "py/mn_envelope.h"
+#include "py/mn_seed.h"
+#include "py/mn_state.h"
+
+/* Sleeping workers look this often whether the trainer still lives. */
+#define IDLE_NS (INT64_C(1000) * 1000 * 1000)
+/* Samples cheaper than this are not worth a look at the thread's CPU clock (a system call). */
+#define CPU_CLOCK_WORTH_NS UINT64_C(20000)
+
+/* What an envelope entry of a row is; numbers of minato/_worker.py. */
+enum mn_extra { MN_EXTRA_SAMPLE = 0, MN_EXTRA_ERROR = 1, MN_EXTRA_OBJECTS = 2 };
+
+struct mn_worker_object {
+    PyObject_HEAD
+    struct mn_worker_side side;
+    PyObject *segment;
+    PyObject *dataset;
+    PyObject *seeder;     /* or None */
+    PyObject *open_layout; /* bytes -> Layout */
+    PyObject *load_index; /* bytes -> object */
+    PyObject *layouts;    /* dict: offset -> Layout */
+    PyObject *indices;    /* unpickled indices of the block at indices_of */
+    uint64_t indices_of, indices_number;
+    bool holding;         /* a task is RUNNING under us */
+    uint32_t task;
+    uint64_t begin_ns, cpu_begin_ns;
+};
+
+static PyObject *
+worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
+                            "load_index", NULL};
+    struct mn_state *st = mn_state_of_type(type);
+    PyObject *segment, *dataset, *seeder, *open_layout, *load_index;
+    unsigned int number;
+    if (st == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO", names, st->segment_type,
+                                        &segment, &number, &dataset, &seeder, &open_layout,
+                                        &load_index)) {
+        return NULL;
+    }
+    struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
+    if (o == NULL) {
+        return NULL;
+    }
+    o->segment = Py_NewRef(segment);
+    o->dataset = Py_NewRef(dataset);
+    o->seeder = Py_NewRef(seeder);
+    o->open_layout = Py_NewRef(open_layout);
+    o->load_index = Py_NewRef(load_index);
+    o->layouts = PyDict_New();
+    struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
+    if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such worker");
+        Py_CLEAR(o);
+    }
+    if (o != NULL && o->layouts == NULL) {
+        Py_CLEAR(o);
+    }
+    return (PyObject *)o;
+}
+
+static int
+worker_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(o->dataset);
+    Py_VISIT(o->seeder);
+    Py_VISIT(o->open_layout);
+    Py_VISIT(o->load_index);
+    Py_VISIT(o->layouts);
+    Py_VISIT(o->indices);
+    return 0;
+}
+
+static int
+worker_clear(PyObject *self)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    Py_CLEAR(o->dataset);
+    Py_CLEAR(o->seeder);
+    Py_CLEAR(o->open_layout);
+    Py_CLEAR(o->load_index);
+    Py_CLEAR(o->layouts);
+    Py_CLEAR(o->indices);
+    return 0;
+}
+
+static void
+worker_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    worker_clear(self);
+    Py_CLEAR(((struct mn_worker_object *)self)->segment);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- one row ------------------------------------------------------------------------ */
+
+static int
+add_extra(PyObject *extras, uint32_t row, enum mn_extra what, PyObject *o)
+{
+    PyObject *t = Py_BuildValue("(IiO)", row, (int)what, o);
+    int rc = t != NULL ? PyList_Append(extras, t) : -1;
+    Py_XDECREF(t);
+    return rc;
+}
+
+/* The exception of a sample becomes an entry of the envelope; what is no Exception
+ * (KeyboardInterrupt, SystemExit) ends the worker. 0 or -1. */
+static int
+add_error(PyObject *extras, uint32_t row)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    PyErr_NormalizeException(&type, &value, &tb);
+    if (tb != NULL) {
+        PyException_SetTraceback(value, tb);
+    }
+    int rc = add_extra(extras, row, MN_EXTRA_ERROR, value);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(tb);
+    return rc;
+}
+
+static PyObject *
+index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
+{
+    if (b->index_kind == MN_INDEX_INT64) {
+        return PyLong_FromLongLong(((const int64_t *)mn_block_index(b))[row]);
+    }
+    return Py_XNewRef(PyList_GetItem(o->indices, row));
+}
+
+/* 1 in place, 0 into the envelope, -1 the worker ends, -2 the task ends (an exception). */
+static int
+do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
+       struct mn_layout *layout, uint32_t row, PyObject *extras)
+{
+    if (b->seeded && o->seeder != Py_None
+        && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row, 0) < 0) {
+        return add_error(extras, row) < 0 ? -1 : -2;
+    }
+    PyObject *index = index_of(o, b, row);
+    PyObject *sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
+    Py_XDECREF(index);
+    if (sample == NULL) {
+        return add_error(extras, row) < 0 ? -1 : -2;
+    }
+    int rc = 0;
+    PyObject *objects = NULL;
+    if (layout != NULL) {
+        if (mn_layout_has_objects(layout)) {
+            objects = PyList_New(0);
+        }
+        rc = mn_layout_encode(st, layout, sample, &o->side.shm, b, row, objects);
+    }
+    if (rc == 1 && objects != NULL) {
+        rc = add_extra(extras, row, MN_EXTRA_OBJECTS, objects) < 0 ? -1 : 1;
+    }
+    else if (rc == 0) {
+        rc = add_extra(extras, row, MN_EXTRA_SAMPLE, sample) < 0 ? -1 : 0;
+    }
+    else if (rc < 0) {
+        rc = add_error(extras, row) < 0 ? -1 : -2;
+    }
+    Py_XDECREF(objects);
+    Py_DECREF(sample);
+    return rc;
+}
+
+/* ---- one task ----------------------------------------------------------------------- */
+
+static struct mn_layout *
+layout_of(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b)
+{
+    PyObject *key = PyLong_FromUnsignedLong(b->layout);
+    PyObject *l = key != NULL ? PyDict_GetItemWithError(o->layouts, key) : NULL; /* borrowed */
+    if (l == NULL && key != NULL && !PyErr_Occurred()) {
+        const char *at = mn_at(&o->side.shm, b->layout);
+        uint64_t n;
+        memcpy(&n, at, sizeof(n));
+        l = PyObject_CallFunction(o->open_layout, "y#", at + sizeof(n), (Py_ssize_t)n);
+        if (l != NULL && !Py_IS_TYPE(l, st->layout_type)) {
+            PyErr_SetString(PyExc_TypeError, "open_layout must return a Layout");
+            Py_CLEAR(l);
+        }
+        if (l != NULL && PyDict_SetItem(o->layouts, key, l) < 0) {
+            Py_CLEAR(l);
+        }
+        Py_XDECREF(l); /* the dictionary keeps it */
+    }
+    Py_XDECREF(key);
+    return (struct mn_layout *)l;
+}
+
+static PyObject *
+load_indices(struct mn_worker_object *o, struct mn_block *b)
+{
+    return PyObject_CallFunction(o->load_index, "y#", (const char *)mn_block_index(b),
+                                 (Py_ssize_t)b->index_bytes);
+}
+
+/* Unpickled once for all tasks of a block. */
+static int
+need_indices(struct mn_worker_object *o, const struct mn_task *t, struct mn_block *b)
+{
+    if (b->index_kind == MN_INDEX_INT64
+        || (o->indices != NULL && o->indices_of == t->block_off
+            && o->indices_number == b->number)) {
+        return 0;
+    }
+    Py_XSETREF(o->indices, load_indices(o, b));
+    o->indices_of = t->block_off;
+    o->indices_number = b->number;
+    if (o->indices != NULL && !PyList_CheckExact(o->indices)) {
+        Py_SETREF(o->indices, PySequence_List(o->indices));
+    }
+    return o->indices != NULL ? 0 : -1;
+}
+
+static void
+finish_task(struct mn_worker_object *o, struct mn_task *t)
+{
+    uint64_t now = mn_now_ns();
+    struct mn_worker *me = o->side.me;
+    t->wall_ns = now - o->begin_ns;
+    t->cpu_ns = 0;
+    if (o->cpu_begin_ns != 0) {
+        uint64_t cpu = mn_thread_cpu_ns();
+        t->cpu_ns = cpu - o->cpu_begin_ns;
+        o->cpu_begin_ns = t->wall_ns > CPU_CLOCK_WORTH_NS ? cpu : 0;
+    }
+    else if (t->wall_ns > CPU_CLOCK_WORTH_NS) {
+        o->cpu_begin_ns = mn_thread_cpu_ns(); /* from the next task on */
+    }
+    /* Relaxed: for people, written here alone. */
+    mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
+    mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
+    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + t->nrows);
+    o->holding = false;
+    mn_worker_done(&o->side, o->task);
+}
+
+/* Runs the rows of a task. The extras, or NULL with an exception that ends the worker. */
+static PyObject *
+run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
+         struct mn_block *b)
+{
+    PyObject *extras = PyList_New(0);
+    if (extras == NULL) {
+        return NULL;
+    }
+    struct mn_layout *layout = NULL;
+    struct mn_report *reports = mn_block_reports(b);
+    if ((t->kind == MN_KIND_ROWS && (layout = layout_of(st, o, b)) == NULL)
+        || need_indices(o, t, b) < 0) {
+        if (add_error(extras, t->row0) < 0) {
+            Py_CLEAR(extras);
+        }
+        return extras;
+    }
+    uint64_t before = o->begin_ns;
+    for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
+        mn_a64_store_relaxed(&o->side.me->row, row); /* for people */
+        int rc = do_row(st, o, b, layout, row, extras);
+        if (rc == -1) {
+            Py_DECREF(extras);
+            return NULL;
+        }
+        uint64_t now = mn_now_ns();
+        reports[row].wall_ns = now - before;
+        reports[row].status = rc == 1 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
+        before = now;
+        if (rc == -2) {
+            break; /* torch stops at the first exception of a batch */
+        }
+    }
+    return extras;
+}
+
+/* (kind, number, epoch, position, base_seed, seeded, row0, nrows, payload): what Python has
+ * to do. payload: extras of rows, or the index object of a batch. */
+static PyObject *
+hand_over(struct mn_task *t, struct mn_block *b, PyObject *payload)
+{
+    return Py_BuildValue("(IKKKKiIIN)", t->kind, (unsigned long long)b->number,
+                         (unsigned long long)b->epoch, (unsigned long long)b->position,
+                         (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
+                         payload);
+}
+
+static PyObject *
+batch_payload(struct mn_worker_object *o, struct mn_block *b)
+{
+    if (b->index_kind == MN_INDEX_PICKLE) {
+        return load_indices(o, b);
+    }
+    PyObject *list = PyList_New(b->nrows);
+    const int64_t *v = mn_block_index(b);
+    for (uint32_t i = 0; list != NULL && i < b->nrows; i++) {
+        PyObject *n = PyLong_FromLongLong(v[i]);
+        if (n == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, n);
+    }
+    return list;
+}
+
+/* NULL and no exception: done, claim the next. */
+static PyObject *
+run_task(struct mn_state *st, struct mn_worker_object *o)
+{
+    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
+    o->holding = true;
+    o->begin_ns = mn_now_ns();
+    mn_a64_store_relaxed(&o->side.me->since_ns, o->begin_ns); /* for people */
+    mn_a64_store_relaxed(&o->side.me->row, t->row0);
+    if (t->kind > MN_KIND_SAMPLES) {
+        PyObject *payload = batch_payload(o, b);
+        return payload != NULL ? hand_over(t, b, payload) : NULL;
+    }
+    PyObject *extras = run_rows(st, o, t, b);
+    if (extras == NULL) {
+        return NULL;
+    }
+    if (PyList_GET_SIZE(extras) != 0) {
+        return hand_over(t, b, extras);
+    }
+    Py_DECREF(extras);
+    finish_task(o, t);
+    return NULL;
+}
+
+PyDoc_STRVAR(next_doc,
+"next() -> tuple | None | False\n\n"
+"Runs tasks until Python is needed: a tuple (kind, number, epoch, position, base_seed,\n"
+"seeded, row0, nrows, payload) to be answered with finish(); None after a second without\n"
+"work (look after the trainer); False when the loader stops.");
+
+static PyObject *
+worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st == NULL) {
+        return NULL;
+    }
+    for (;;) {
+        int rc = mn_worker_try(&o->side, &o->task);
+        if (rc == MN_EMPTY) {
+            o->cpu_begin_ns = 0; /* waiting is not the next task's */
+            Py_BEGIN_ALLOW_THREADS
+            rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
+            Py_END_ALLOW_THREADS
+        }
+        if (rc == MN_OK) {
+            PyObject *todo = run_task(st, o);
+            if (todo != NULL || PyErr_Occurred()) {
+                return todo;
+            }
+        }
+        /* between the row loop and the next claim: signals of a worker that never sleeps */
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+        if (rc == MN_CLOSED) {
+            Py_RETURN_FALSE;
+        }
+        if (rc == MN_EMPTY) {
+            Py_RETURN_NONE;
+        }
+    }
+}
+
+/* ---- envelopes ---------------------------------------------------------------------- */
+
+static uint64_t
+up_to(uint64_t n, uint64_t a)
+{
+    return (n + a - 1) / a * a;
+}
+
+/* Places the parts, big ones last and on pages of their own; returns the total. */
+static uint64_t
+place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *env,
+      struct mn_envelope_part *parts)
+{
+    env->nparts = (uint64_t)n;
+    env->pickle_at = sizeof(*env) + (uint64_t)n * sizeof(*parts);
+    env->pickle_bytes = pickle_bytes;
+    env->pad0 = 0;
+    uint64_t at = env->pickle_at + pickle_bytes;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        parts[i].bytes = (uint64_t)bufs[i].len;
+        if (parts[i].bytes < MN_FIELD_BIG) {
+            parts[i].at = up_to(at, 16);
+            at = parts[i].at + parts[i].bytes;
+        }
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (parts[i].bytes >= MN_FIELD_BIG) {
+            parts[i].at = up_to(at, MN_PAGE);
+            at = up_to(parts[i].at + parts[i].bytes, MN_PAGE);
+        }
+    }
+    return at;
+}
+
+static int
+write_envelope(struct mn_worker_object *o, struct mn_task *t, const char *pickle,
+               Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n)
+{
+    struct mn_envelope env;
+    struct mn_envelope_part *parts = PyMem_Calloc((size_t)n + 1, sizeof(*parts));
+    if (parts == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    uint64_t total = place(bufs, n, (uint64_t)pickle_bytes, &env, parts), off;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_worker_room(&o->side, total, &off);
+    if (rc == 0) {
+        char *base = mn_at(&o->side.shm, off);
+        if (total >= 16 * MN_PAGE) {
+            (void)mn_memfd_populate(base, total); /* one call instead of a fault a page */
+        }
+        memcpy(base, &env, sizeof(env));
+        memcpy(base + sizeof(env), parts, (size_t)n * sizeof(*parts));
+        memcpy(base + env.pickle_at, pickle, (size_t)pickle_bytes);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            if (bufs[i].len != 0) {
+                memcpy(base + parts[i].at, bufs[i].buf, (size_t)bufs[i].len);
+            }
+        }
+        t->env_off = off;
+        t->env_len = total;
+        t->flags = MN_FLAG_ENVELOPE;
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(parts);
+    if (rc == -ENOMEM) {
+        t->flags = MN_FLAG_NO_ROOM;
+    }
+    return rc == MN_CLOSED ? 1 : 0;
+}
+
+PyDoc_STRVAR(finish_doc,
+"finish(pickle, buffers) -> bool\n\n"
+"Sends the result of the task that next() handed out: a pickle (bytes) and its buffers out\n"
+"of band (C-contiguous). False when the loader stopped meanwhile.");
+
+static PyObject *
+worker_finish(PyObject *self, PyObject *args)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    const char *pickle;
+    Py_ssize_t pickle_bytes;
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "y#O!", &pickle, &pickle_bytes, &PyList_Type, &list)) {
+        return NULL;
+    }
+    if (!o->holding) {
+        PyErr_SetString(PyExc_RuntimeError, "no task to finish");
+        return NULL;
+    }
+    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
+    Py_buffer *bufs = PyMem_Calloc((size_t)n + 1, sizeof(*bufs));
+    int rc = bufs != NULL ? 0 : -1;
+    for (; rc == 0 && got < n; got++) {
+        rc = PyObject_GetBuffer(PyList_GET_ITEM(list, got), &bufs[got], PyBUF_C_CONTIGUOUS);
+        if (rc < 0) {
+            break;
+        }
+    }
+    if (rc == 0) {
+        rc = write_envelope(o, t, pickle, pickle_bytes, bufs, n);
+    }
+    for (Py_ssize_t i = 0; i < got; i++) {
+        PyBuffer_Release(&bufs[i]);
+    }
+    PyMem_Free(bufs);
+    if (rc < 0) {
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    if (rc == 0) {
+        finish_task(o, t);
+    }
+    return PyBool_FromLong(rc == 0);
+}
+
+static PyObject *
+worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    /* Large arrays that a dataset makes and drops for each sample should come from the heap
+     * again, not from the kernel: page faults on fresh blocks cost more than the copy. 32
+     * MiB is the most glibc takes for the threshold. */
+    (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
+    (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
+    o->side.me->pid = (uint32_t)getpid();
+    mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef worker_methods[] = {
+    {"ready", worker_ready, METH_NOARGS, PyDoc_STR("ready(): the loop begins.")},
+    {"next", worker_next, METH_NOARGS, next_doc},
+    {"finish", worker_finish, METH_VARARGS, finish_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot worker_slots[] = {
+    {Py_tp_new, worker_new},
+    {Py_tp_dealloc, worker_dealloc},
+    {Py_tp_traverse, worker_traverse},
+    {Py_tp_clear, worker_clear},
+    {Py_tp_methods, worker_methods},
+    {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
+                          "load_index): the worker's side of the loader's mapping.")},
+    {0, NULL},
+};
+
+static PyType_Spec worker_spec = {
+    .name = "minato._core.Worker",
+    .basicsize = sizeof(struct mn_worker_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = worker_slots,
+};
+
+int
+mn_worker_add_type(PyObject *module, struct mn_state *st)
+{
+    st->worker_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &worker_spec, NULL);
+    return st->worker_type == NULL ? -1 : PyModule_AddType(module, st->worker_type);
+}

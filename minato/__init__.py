@@ -1,0 +1,49 @@
+"""minato: PyTorch's DataLoader, written again for samples of uneven cost.
+
+>>> from minato import DataLoader  # instead of torch.utils.data
+
+Same arguments, same batches in the same order; workers share one warm arena of memory and
+take samples, not batches, so a slow sample holds up nobody else.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "minato needs PyTorch, and there is none in this Python environment. "
+        "Install it first, for example with: pip install torch"
+    ) from None
+
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
+
+from . import _torch_bridge
+from ._errors import WorkerLost
+from ._version import __version__
+from .loader import DataLoader
+
+_torch_bridge.bind()
+
+__all__ = [
+    "BatchSampler",
+    "DataLoader",
+    "Dataset",
+    "IterableDataset",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "WorkerLost",
+    "__version__",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+]

@@ -1,0 +1,85 @@
+"""Errors a user sees: a worker's exception at its place in the order, and lost workers."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch._utils import ExceptionWrapper
+
+
+class WorkerLost(RuntimeError):
+    """A worker process died and its task could not be finished by another.
+
+    Attributes:
+        pid: process id of the worker that died last on the task.
+        index: the sampler's index (or list of indices) of the sample it was at, or None.
+        exit_status: its exit code, or minus the number of the signal that killed it.
+    """
+
+    def __init__(self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0):
+        super().__init__(message)
+        self.pid = pid
+        self.index = index
+        self.exit_status = exit_status
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.pid, self.index, self.exit_status)
+
+
+def describe_death(pid: int, status: int) -> str:
+    """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
+    if status >= 0:
+        return (
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. "
+            "Details are lost due to multiprocessing. Rerunning with num_workers=0 may give "
+            "better error trace."
+        )
+    name = signal.strsignal(-status) or f"signal {-status}"
+    text = f"DataLoader worker (pid {pid}) is killed by signal: {name}. "
+    if -status == signal.SIGBUS:
+        text += (
+            "It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    elif -status == signal.SIGKILL:
+        text += "If you did not do this, the system may have run out of memory."
+    return text
+
+
+@dataclass
+class Failure:
+    """An exception on its way to the caller: torch's wrapper and, where it pickles, itself."""
+
+    wrapper: ExceptionWrapper
+    original: bytes | None
+    note: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, where: str) -> Failure:
+        """Wraps an exception that is being handled."""
+        wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
+        try:
+            original = pickle.dumps(error)
+            pickle.loads(original)  # an exception with its own __init__ may not come back
+        except Exception:
+            original = None
+        return cls(wrapper, original)
+
+    def reraise(self) -> NoReturn:
+        """Raises torch's exception; ``__cause__`` is the worker's, notes name the sample."""
+        cause = None
+        if self.original is not None:
+            try:
+                cause = pickle.loads(self.original)
+            except Exception:
+                cause = None
+        try:
+            self.wrapper.reraise()
+        except Exception as error:
+            if self.note and hasattr(error, "add_note"):
+                error.add_note(self.note)
+            raise error from cause
+        raise AssertionError("unreachable")

@@ -1,0 +1,529 @@
+"""The iterators behind ``iter(loader)`` with workers.
+
+``BalancedIterator`` gives samples to whichever worker is free and hands batches over in
+the sampler's order.  ``StaticIterator`` keeps torch's own dispatch (batch i on worker
+i mod n, torch's random streams): its decisions are torch's code, inherited; only the
+transport is ours.  Both are instances of torch's ``_MultiProcessingDataLoaderIter``,
+because libraries test for it, and run none of its constructor.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+)
+
+from . import _codec
+from ._errors import Failure, WorkerLost, describe_death
+from ._layout import Layout, NoLayout, is_default_collate
+from ._pool import Pool, start_method_context
+from ._worker import BATCH, ERROR, EXHAUSTED, FAILED, OBJECTS, RESUME, ROWS, SAMPLES
+
+#: lanes of csrc/load/mn_message.h
+LANE_NORMAL = 1
+LANE_WORKER = 2
+ANY_BLOCK = 1
+#: batches that did not fit the layout, of the last so many, before it is given up
+MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
+
+#: what was learned about a loader's samples, kept for its next iterator
+_layouts: weakref.WeakKeyDictionary[Any, _Shape] = weakref.WeakKeyDictionary()
+
+
+class _Shape:
+    """How a loader's samples travel: unknown yet, as rows, or only whole."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self.whole = False
+        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def note(self, fitted: bool) -> None:
+        """Samples that seldom fit are collated where they are made, as torch does."""
+        self.misfits.append(not fitted)
+        if sum(self.misfits) >= MISFIT_LIMIT:
+            self.whole = True
+
+
+@dataclass
+class _Batch:
+    """A batch in flight."""
+
+    block: int
+    number: int
+    kind: int
+    indices: Any
+    layout: Layout | None
+
+
+class _MinatoIterator(_MultiProcessingDataLoaderIter):
+    """What both iterators share: the pool, waiting, shutting down."""
+
+    _pool: Pool | None = None
+    _shutdown = False
+
+    def __init__(self, loader: Any) -> None:
+        _BaseDataLoaderIter.__init__(self, loader)
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        if self._num_workers <= 0:
+            raise AssertionError(
+                "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        if self._prefetch_factor <= 0:
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        self._worker_init_fn = loader.worker_init_fn
+        self._epoch = 0
+        self._start_pool(loader)
+        self._reset(loader, first_iter=True)
+
+    def _start_pool(self, loader: Any) -> None:
+        balanced = self._balanced
+        self._pool = Pool(
+            context=start_method_context(loader),
+            workers=self._num_workers,
+            max_retries=loader.max_retries if balanced else 0,
+            respawn=balanced and loader.max_retries > 0,
+            memory_limit=loader._memory_limit_bytes(),
+            job=dict(
+                num_workers=self._num_workers,
+                base_seed=self._base_seed,
+                dataset_kind=self._dataset_kind,
+                auto_collation=self._auto_collation,
+                drop_last=self._drop_last,
+                seed_per_sample=self._seeds,
+                dataset=self._dataset,
+                collate_fn=self._collate_fn,
+                worker_init_fn=self._worker_init_fn,
+            ),
+        )
+        self._engine = self._pool.engine
+
+    _balanced = True
+    _seeds = False
+
+    @property
+    def _workers(self) -> list[Any]:
+        return self._pool.handles if self._pool is not None else []
+
+    # ---- sending ---------------------------------------------------------------------
+
+    def _submit(self, index: Any, kind: int, number: int, position: int, **more: Any):
+        """Publishes a batch; its block, or None when there is no room now."""
+        pickled = None
+        if type(index) is not list or not _all_ints(index):
+            pickled = pickle.dumps(index)
+            more["nrows"] = len(index) if kind != BATCH else 1
+        return self._engine.submit(
+            index,
+            pickled,
+            kind,
+            number,
+            self._epoch,
+            position,
+            self._base_seed & (2**64 - 1),
+            seeded=self._seeds,
+            **more,
+        )
+
+    # ---- waiting ---------------------------------------------------------------------
+
+    def _await(self, block: int, done: Any) -> None:
+        """Waits until done() is true; raises torch's errors for timeouts and deaths."""
+        engine, timeout = self._engine, self._timeout
+        deadline = time.monotonic() + timeout if timeout > 0 else None
+        while not done():
+            self._check_health(done)
+            left = -1.0 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+            engine.wait(block, left)
+
+    def _check_health(self, done: Any) -> None:
+        health = self._engine.health()
+        if health["zygote_lost"]:
+            if not done():
+                raise RuntimeError(
+                    "The process that starts DataLoader workers "
+                    f"(pid {self._pool.zygote.pid}) died unexpectedly; workers cannot be "
+                    "watched or replaced any more. Make a new iterator."
+                )
+        elif health["deaths"] and (not self._balanced or health["live"] == 0):
+            if not done():
+                raise WorkerLost(
+                    describe_death(health["pid"], health["status"]),
+                    health["pid"],
+                    None,
+                    health["status"],
+                )
+
+    # ---- receiving -------------------------------------------------------------------
+
+    def _take_whole(self, block: int) -> Any:
+        """Answer of a BATCH task: (status, payload), see _worker.py."""
+        try:
+            (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
+            if data is None:
+                return FAILED, _no_room()
+            return _codec.loads(data, buffers)
+        finally:
+            self._engine.retire(block)
+
+    def _pinned(self, data: Any) -> Any:
+        if self._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        return data
+
+    # ---- ending ----------------------------------------------------------------------
+
+    def _shutdown_workers(self) -> None:
+        if _utils is None or _utils.python_exit_status is not False:
+            return  # the interpreter exits: multiprocessing ends the zygote
+        pool = self._pool
+        if pool is not None and not self._shutdown:
+            self._shutdown = True
+            pool.stop()
+
+
+class BalancedIterator(_MinatoIterator):
+    """Map-style datasets: samples go to whichever worker is free, order stays."""
+
+    def __init__(self, loader: Any) -> None:
+        self._seeds = loader.seed_per_sample is not False
+        self._shape = self._shape_of(loader)
+        super().__init__(loader)
+
+    @staticmethod
+    def _shape_of(loader: Any) -> _Shape:
+        try:
+            shape = _layouts.setdefault(loader, _Shape())
+        except TypeError:  # a subclass without weak references or hash
+            shape = _Shape()
+        usable = (
+            loader._auto_collation
+            and is_default_collate(loader.collate_fn)
+            and not getattr(loader.dataset, "__getitems__", None)
+        )
+        if not usable:
+            shape = _Shape()
+            shape.whole = True
+        return shape
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        if not first_iter:
+            for batch in self._inflight:
+                self._engine.abandon(batch.block)
+            self._epoch += 1
+        self._inflight: deque[_Batch] = deque()
+        self._drawn: Any = None
+        self._exhausted = False
+        self._number = 0
+        self._position = 0
+        self._posted: dict[int, int] = getattr(self, "_posted", {})
+        self._fill()
+
+    # ---- sending ---------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Draws from the sampler up to torch's window and publishes."""
+        window = self._prefetch_factor * self._num_workers
+        while len(self._inflight) < window and not self._exhausted:
+            if self._drawn is None:
+                try:
+                    self._drawn = (self._next_index(),)
+                except StopIteration:
+                    self._exhausted = True
+                    return
+            batch = self._publish(self._drawn[0])
+            if batch is None:
+                return  # no room under the memory limit now
+            self._drawn = None
+            self._inflight.append(batch)
+
+    def _publish(self, index: Any) -> _Batch | None:
+        shape, layout = self._shape, None
+        kind, more = BATCH, {}
+        if not shape.whole and type(index) in (list, tuple) and index:
+            layout = shape.layout
+            kind = SAMPLES if layout is None else ROWS
+            if layout is not None:
+                more = dict(layout=layout.core, layout_at=self._post(layout))
+        block = self._submit(index, kind, self._number, self._position, **more)
+        if block is None:
+            return None
+        batch = _Batch(block, self._number, kind, index, layout)
+        self._number += 1
+        self._position += len(index) if self._auto_collation and hasattr(index, "__len__") else 1
+        return batch
+
+    def _post(self, layout: Layout) -> int:
+        key = id(layout)
+        if key not in self._posted:
+            self._posted[key] = self._engine.post(layout.pickled)
+        return self._posted[key]
+
+    # ---- receiving -------------------------------------------------------------------
+
+    def _next_data(self) -> Any:
+        if not self._inflight:
+            self._fill()
+        if not self._inflight:
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise StopIteration
+        batch = self._await_batch()
+        data = self._take(batch)
+        self._fill()
+        if isinstance(data, Failure):
+            data.reraise()
+        return self._pinned(data)
+
+    def _await_batch(self) -> _Batch:
+        poll, inflight = self._engine.poll, self._inflight
+        if self._in_order:
+            batch = inflight[0]
+            if not poll(batch.block):
+                self._await(batch.block, lambda: poll(batch.block))
+            return inflight.popleft()
+        done = [b for b in inflight if poll(b.block)]
+        if not done:
+            self._await(ANY_BLOCK, lambda: any(poll(b.block) for b in inflight))
+            done = [b for b in inflight if poll(b.block)]
+        batch = min(done, key=lambda b: self._engine.done_ns(b.block))
+        inflight.remove(batch)
+        return batch
+
+    def _take(self, batch: _Batch) -> Any:
+        """The batch's data, or a Failure; its block is retired."""
+        engine = self._engine
+        if engine.poll(batch.block) == 2:
+            return self._lost(batch)
+        if batch.kind == BATCH:
+            status, data = self._take_whole(batch.block)
+            if status == FAILED:
+                data.note = _note(batch, None)
+            return data
+        try:
+            if batch.layout is not None:
+                data = engine.decode(batch.block, batch.layout.core, None)
+                if data is not None:
+                    self._shape.note(True)
+                    return data
+            return self._take_mixed(batch)
+        finally:
+            engine.retire(batch.block)
+
+    def _take_mixed(self, batch: _Batch) -> Any:
+        """Rows of which some travelled in envelopes."""
+        engine, rows = self._engine, len(batch.indices)
+        samples: dict[int, Any] = {}
+        objects: dict[int, list] = {}
+        worker = 0
+        for worker, row0, _nrows, data, buffers in engine.envelopes(batch.block):
+            if data is None:
+                return _no_room()
+            for row, what, obj in _codec.loads(data, buffers):
+                if what == ERROR:
+                    obj.note = _note(batch, row)
+                    return obj  # the first in the order of rows, as torch has it
+                (objects if what == OBJECTS else samples)[row] = obj
+        if not samples and len(objects) == rows:
+            self._shape.note(True)
+            return engine.decode(
+                batch.block, batch.layout.core, [objects[r] for r in range(rows)]
+            )
+        layout = batch.layout
+        every = [
+            samples[r]
+            if r in samples
+            else engine.row(batch.block, layout.core, r, objects.get(r))
+            for r in range(rows)
+        ]
+        return self._collate(batch, every, worker)
+
+    def _collate(self, batch: _Batch, samples: list[Any], worker: int) -> Any:
+        """torch's own collate for samples that did not fit, in torch's words on error."""
+        try:
+            data = self._collate_fn(samples)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker process {worker}")
+            failure.note = _note(batch, None)
+            return failure
+        if batch.layout is not None:
+            self._shape.note(False)
+        elif self._shape.layout is None and not self._shape.whole:
+            try:
+                self._shape.layout = Layout.prove(samples[0], data, len(samples))
+            except NoLayout:
+                self._shape.whole = True
+        return data
+
+    def _lost(self, batch: _Batch) -> Failure | Any:
+        _worker, pid, status, row0, nrows = self._engine.lost(batch.block)
+        self._engine.retire(batch.block)
+        index = batch.indices
+        if batch.kind != BATCH and nrows == 1:
+            index = batch.indices[row0]
+        elif batch.kind != BATCH:
+            index = list(batch.indices[row0 : row0 + nrows])
+        return _Lost(
+            WorkerLost(
+                describe_death(pid, status) + f"It was loading sample index {index!r} of batch "
+                f"{batch.number}, and so was every worker that tried before it.",
+                pid,
+                index,
+                status,
+            )
+        )
+
+
+class StaticIterator(_MinatoIterator):
+    """torch's dispatch: batch i on worker i mod n, torch's random streams.
+
+    Used for ``scheduling="static"`` and for iterable datasets.
+    """
+
+    _balanced = False
+
+    def __init__(self, loader: Any) -> None:
+        self._blocks: dict[int, int] = {}
+        self._done_blocks: dict[int, int] = {}
+        super().__init__(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._index_queues = [_Lane(self, w) for w in range(self._num_workers)]
+        self._send_idx = 0
+        self._rcvd_idx = 0
+        self._task_info: dict[int, tuple] = {}
+        self._tasks_outstanding = 0
+        self._workers_status = [True] * self._num_workers
+        self._workers_num_tasks = [0] * self._num_workers
+        self._worker_queue_idx_cycle = _cycle(self._num_workers)
+        if not first_iter:
+            self._resume()
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _resume(self) -> None:
+        """Lets workers finish what the last epoch left (their random streams go on from
+        there), throws it away, and makes new fetchers: torch's resume marker."""
+        self._epoch += 1
+        markers = [
+            self._submit([], RESUME, 0, 0, lane=LANE_WORKER + w)
+            for w in range(self._num_workers)
+        ]
+        poll = self._engine.poll
+        for block in [*self._blocks.values(), *markers]:
+            self._await(block, lambda block=block: poll(block))
+            self._take_whole(block)
+        self._blocks.clear()
+
+    def _send(self, worker: int, number: int, index: Any) -> None:
+        block = self._submit(index, BATCH, number, 0, lane=LANE_WORKER + worker)
+        while block is None:  # descriptors or memory are short: room comes with any result
+            self._await(ANY_BLOCK, lambda: any(map(self._engine.poll, self._blocks.values())))
+            block = self._submit(index, BATCH, number, 0, lane=LANE_WORKER + worker)
+        self._blocks[number] = block
+
+    def _get_data(self) -> tuple[int, Any]:
+        """The batch that finished first, as torch's result queue would give it."""
+        engine, blocks = self._engine, self._blocks
+        done = [i for i, b in blocks.items() if engine.poll(b)]
+        if not done:
+            self._await(ANY_BLOCK, lambda: any(map(engine.poll, blocks.values())))
+            done = [i for i, b in blocks.items() if engine.poll(b)]
+        first = min(done, key=lambda i: engine.done_ns(blocks[i]))
+        if engine.poll(blocks[first]) == 2:
+            _worker, pid, status, _row0, _nrows = engine.lost(blocks[first])
+            raise WorkerLost(describe_death(pid, status), pid, None, status)
+        status, data = self._take_whole(blocks.pop(first))
+        if status == EXHAUSTED:
+            worker = self._task_info[first][0]
+            return first, _utils.worker._IterableDatasetStopIteration(worker)
+        return first, data
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._workers_num_tasks[worker_idx] -= 1
+        self._try_put_index()
+        if isinstance(data, Failure):
+            data.reraise()
+        return self._pinned(data)
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        self._workers_status[worker_id] = False
+
+
+class _Lane:
+    """What torch's dispatch calls a worker's index queue."""
+
+    def __init__(self, iterator: StaticIterator, worker: int) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._worker = worker
+
+    def put(self, item: Any) -> None:
+        iterator = self._iterator()
+        if iterator is not None and item is not None:
+            iterator._send(self._worker, *item)
+
+
+class _Lost(Failure):
+    """A lost worker, raised as it is."""
+
+    def __init__(self, error: WorkerLost) -> None:
+        self.error = error
+        self.note = ""
+
+    def reraise(self) -> Any:
+        raise self.error
+
+
+def _cycle(n: int):
+    while True:
+        yield from range(n)
+
+
+def _all_ints(index: list) -> bool:
+    return all(type(i) is int and -(2**63) <= i < 2**63 for i in index)
+
+
+def _note(batch: _Batch, row: int | None) -> str:
+    if row is None:
+        return f"minato: batch {batch.number}, sample indices {_short(batch.indices)}"
+    return f"minato: sample index {batch.indices[row]!r}, place {row} of batch {batch.number}"
+
+
+def _short(indices: Any) -> str:
+    text = repr(indices)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _no_room() -> Failure:
+    try:
+        raise MemoryError(
+            "a worker's result does not fit under memory_limit; raise it, keep fewer batches, "
+            "or make batches smaller"
+        )
+    except MemoryError as error:
+        return Failure.of(error, "in DataLoader worker process")
+
+
+def make_iterator(loader: Any) -> _MinatoIterator:
+    """The iterator for a loader with workers."""
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    if iterable or loader.scheduling == "static":
+        return StaticIterator(loader)
+    return BalancedIterator(loader)

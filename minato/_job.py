@@ -1,0 +1,78 @@
+"""What the loader sends once to the process that forks its workers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from multiprocessing.reduction import DupFd
+from typing import Any, Callable
+
+from . import _core
+
+
+def _quiet_threads() -> int:
+    """One thread for NumPy's and torch's pools; returns how many threads there are now."""
+    import numpy  # noqa: F401  (its pool's threads are among those counted)
+    import torch
+
+    torch.set_num_threads(1)
+    return count_threads()
+
+
+def count_threads() -> int:
+    """Threads of this process, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+class ThreadsBefore:
+    """Unpickles first: quiets the pools before a dataset is loaded, and counts threads."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def __reduce__(self):
+        return _threads_before, ()
+
+
+def _threads_before() -> ThreadsBefore:
+    return ThreadsBefore(_quiet_threads())
+
+
+class Memory:
+    """The shared mapping on its way: inherited under fork, else by its descriptor."""
+
+    def __init__(self, engine: Any) -> None:
+        self.segment = engine.segment
+        self._fd = engine.fd
+
+    def __getstate__(self) -> Any:
+        return DupFd(self._fd)
+
+    def __setstate__(self, dup: Any) -> None:
+        fd = dup.detach()
+        try:
+            self.segment = _core.Segment(fd)
+        finally:
+            os.close(fd)
+
+
+@dataclass
+class Job:
+    """Everything a worker needs; the order of fields is the order of unpickling.
+
+    dataset, collate_fn and worker_init_fn travel in one pickle, so identities between them
+    survive.
+    """
+
+    threads: ThreadsBefore
+    memory: Memory
+    num_workers: int
+    base_seed: int
+    dataset_kind: int
+    auto_collation: bool
+    drop_last: bool
+    seed_per_sample: bool
+    dataset: Any = None
+    collate_fn: Callable | None = None
+    worker_init_fn: Callable | None = None
+    sys_path: list[str] = field(default_factory=list)

@@ -1,0 +1,138 @@
+"""How the samples of a dataset look, found out from the first batch.
+
+``describe`` turns one sample into the description that ``_core.Layout`` compiles; numbers
+are those of csrc/py/mn_layout.h.  A layout is used only if it is proven on a whole batch:
+torch's own ``default_collate`` of the same samples must have its dtypes and shapes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from . import _core
+from ._torch_bridge import DLPACK_CODES
+
+DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
+
+#: what torch's registry holds when nobody has changed it
+_PRISTINE = dict(torch_collate.default_collate_fn_map)
+
+
+class NoLayout(Exception):
+    """The samples cannot be written as rows."""
+
+
+def is_default_collate(collate_fn: Any) -> bool:
+    """Whether rows written in place give what this collate_fn would."""
+    return (
+        collate_fn is torch_collate.default_collate
+        and torch_collate.default_collate_fn_map == _PRISTINE
+    )
+
+
+def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:
+    if not array_dtype.isnative or array_dtype.hasobject or array_dtype.kind not in "biufc":
+        raise NoLayout(f"arrays of {array_dtype}")
+    try:
+        dtype = torch.as_tensor(np.zeros(0, array_dtype)).dtype
+        return DLPACK_CODES[dtype]
+    except (TypeError, KeyError):
+        raise NoLayout(f"arrays of {array_dtype}") from None
+
+
+def describe(sample: Any, in_sequence: bool = False) -> tuple:
+    """The description of a sample; raises NoLayout where rows cannot hold it.
+
+    in_sequence: default_collate turns strings of a sequence into a tuple, else into a list.
+    """
+    kind = type(sample)
+    if kind is dict:
+        return DICT, tuple(sample), tuple(describe(v) for v in sample.values())
+    if kind is list:
+        return LIST, tuple(describe(v, True) for v in sample)
+    if kind is tuple:
+        return TUPLE, tuple(describe(v, True) for v in sample)
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return NAMED, kind, tuple(describe(v, True) for v in sample)
+    if kind is torch.Tensor:
+        if sample.layout is not torch.strided or sample.device.type != "cpu":
+            raise NoLayout("tensors that are not dense or not on the CPU")
+        if sample.is_nested or sample.requires_grad or sample.dtype not in DLPACK_CODES:
+            raise NoLayout("tensors that need torch's own care")
+        return TENSOR, *DLPACK_CODES[sample.dtype], tuple(sample.shape)
+    if kind is np.ndarray:
+        return ARRAY, *_dtype_of(sample.dtype), sample.shape, sample.dtype
+    if kind is int:
+        return (INT,)
+    if kind is bool:
+        return (BOOL,)
+    if kind is float:
+        return (FLOAT,)
+    if isinstance(sample, np.generic):
+        return SCALAR, *_dtype_of(sample.dtype), (), kind
+    if kind is str or kind is bytes:
+        return OBJECT, in_sequence
+    raise NoLayout(f"samples with a {kind.__name__}")
+
+
+def _agrees(spec: tuple, batch: Any, rows: int) -> bool:
+    """Whether default_collate made of such samples what decoding rows would make."""
+    kind = spec[0]
+    if kind == DICT:
+        return (
+            type(batch) is dict
+            and tuple(batch) == spec[1]
+            and all(_agrees(s, v, rows) for s, v in zip(spec[2], batch.values()))
+        )
+    if kind in (LIST, TUPLE, NAMED):
+        children = spec[2] if kind == NAMED else spec[1]
+        return (
+            type(batch) is (spec[1] if kind == NAMED else list)
+            and len(batch) == len(children)
+            and all(_agrees(s, v, rows) for s, v in zip(children, batch))
+        )
+    if kind == OBJECT:
+        return type(batch) is (tuple if spec[1] else list) and len(batch) == rows
+    code_bits, shape = {
+        INT: ((0, 64), ()),
+        BOOL: ((6, 8), ()),
+        FLOAT: ((2, 64), ()),
+    }.get(kind) or (spec[1:3], spec[3])
+    return (
+        type(batch) is torch.Tensor
+        and DLPACK_CODES.get(batch.dtype) == tuple(code_bits)
+        and tuple(batch.shape) == (rows, *shape)
+    )
+
+
+class Layout:
+    """A proven description, its compiled form, and how it travels to workers."""
+
+    def __init__(self, spec: tuple) -> None:
+        self.spec = spec
+        self.core = _core.Layout(spec)
+        self.pickled = pickle.dumps(spec)
+
+    @classmethod
+    def prove(cls, sample: Any, batch: Any, rows: int) -> Layout:
+        """The layout of a sample, given default_collate's batch; raises NoLayout."""
+        spec = describe(sample)
+        if not _agrees(spec, batch, rows):
+            raise NoLayout("default_collate makes something else of the samples")
+        try:
+            layout = cls(spec)
+        except (ValueError, pickle.PicklingError, AttributeError) as error:
+            raise NoLayout(str(error)) from None
+        if layout.core.row_bytes == 0:
+            raise NoLayout("samples without row data")
+        return layout
+
+
+def open_layout(pickled: bytes) -> Any:
+    """In a worker: the compiled layout of a description the trainer has posted."""
+    return _core.Layout(pickle.loads(pickled))

@@ -1,0 +1,196 @@
+"""One set of workers as the loading process sees it: start, watch, stop."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from . import _core, _zygote
+from ._job import Job, Memory, ThreadsBefore
+
+log = logging.getLogger("minato")
+
+#: worker states of csrc/load/mn_message.h that mean a process may be there
+_ALIVE = (1, 2, 3)
+#: how long a shutdown waits for the zygote, which itself is bounded (see _zygote.py)
+STOP_SECONDS = 0.8
+
+
+class WorkerHandle:
+    """A worker process, with the interface of ``multiprocessing.Process``."""
+
+    daemon = True
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        self._pool = pool
+        self._number = number
+        self._last: dict[str, Any] | None = None
+        self.name = f"minato-worker-{number}"
+
+    def _entry(self) -> dict[str, Any]:
+        entry = self._pool.worker_entry(self._number)
+        return entry if entry is not None else self._last or {"state": 0, "pid": 0, "status": 0}
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; waits for a worker that is just being started."""
+        deadline = time.monotonic() + 60
+        while True:
+            entry = self._entry()
+            if entry["pid"] or entry["state"] not in _ALIVE or time.monotonic() > deadline:
+                self._last = entry
+                return entry["pid"] or None
+            time.sleep(0.001)
+
+    ident = pid
+
+    def is_alive(self) -> bool:
+        return self._entry()["state"] in _ALIVE and not self._pool.stopped
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self.is_alive() else self._entry()["status"]
+
+    def join(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (deadline is None or time.monotonic() < deadline):
+            time.sleep(0.002)
+
+    def _signal(self, number: int) -> None:
+        pid = self.pid
+        if pid and self.is_alive():
+            self._pool.engine.retire_worker(self._number)
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+    def terminate(self) -> None:
+        """Ends the worker; it is not replaced, others take its work."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Nothing to free: the handle owns no descriptor."""
+
+    def __repr__(self) -> str:
+        state = "started" if self.is_alive() else "stopped"
+        return f"<WorkerHandle name={self.name!r} pid={self._entry()['pid']} {state} daemon>"
+
+
+class Pool:
+    """The engine, the zygote and its workers. Belongs to one iterator."""
+
+    def __init__(
+        self,
+        *,
+        context: Any,
+        workers: int,
+        max_retries: int,
+        respawn: bool,
+        memory_limit: int,
+        job: dict[str, Any],
+    ) -> None:
+        self.engine = _core.Engine(workers, max_retries, respawn, memory_limit)
+        self.stopped = False
+        self._entries: list[dict[str, Any]] | None = None
+        self._owner = os.getpid()
+        method = context.get_start_method()
+        reader, self._commands = multiprocessing.Pipe(duplex=False)
+        os.set_blocking(self._commands.fileno(), False)
+        full_job = Job(threads=ThreadsBefore(), memory=Memory(self.engine), **job)
+        inherited = self._commands if method == "fork" else None
+        self.zygote = context.Process(
+            target=_zygote.main,
+            args=(full_job, reader, inherited, method),
+            name="minato-zygote",
+            daemon=True,
+        )
+        try:
+            self._start_zygote(method)
+            self._pidfd = os.pidfd_open(self.zygote.pid)
+        except BaseException:
+            self._commands.close()
+            self.engine.close()
+            self.stopped = True
+            raise
+        finally:
+            reader.close()
+        self.engine.start(self._pidfd, self._commands.fileno())
+        self.handles = [WorkerHandle(self, w) for w in range(workers)]
+
+    def _start_zygote(self, method: str) -> None:
+        try:
+            self.zygote.start()
+        except (TypeError, AttributeError, pickle.PicklingError):
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. This might be "
+                "because the worker Process arguments are not picklable. Python 3.14+ changed "
+                "the multiprocessing start method in non-Mac POSIX platforms to 'forkserver', "
+                "which requires the worker Process arguments to be picklable. You can also "
+                "try multiprocessing.set_start_method('fork').",
+                stacklevel=2,
+            )
+            raise
+
+    def worker_entry(self, number: int) -> dict[str, Any] | None:
+        if self._owner != os.getpid():
+            return None
+        entries = self._entries if self._entries is not None else self.engine.workers()
+        return entries[number]
+
+    def stop(self) -> None:
+        """Ends workers and zygote within about a second and frees the memory."""
+        if self.stopped or self._owner != os.getpid():
+            return
+        self.stopped = True
+        self.engine.stop()
+        try:
+            os.write(self._commands.fileno(), b"!")
+        except OSError:
+            pass
+        self.zygote.join(STOP_SECONDS)
+        if self.zygote.exitcode is None:
+            self._kill_all()
+        elif self.zygote.exitcode != 0:
+            self._kill_all()  # it died before it could end its workers
+        self._entries = self.engine.workers()
+        for entry in self._entries:
+            entry["state"] = 0
+        self.engine.close()
+        self._commands.close()
+        os.close(self._pidfd)
+        self.zygote.close()
+
+    def _kill_all(self) -> None:
+        """The zygote failed: no worker may write on once the memory is given back."""
+        self.zygote.kill()
+        self.zygote.join()
+        pids = [e["pid"] for e in self.engine.workers() if e["state"] in _ALIVE and e["pid"]]
+        watched = []
+        for pid in pids:
+            try:
+                watched.append(os.pidfd_open(pid))
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for fd in watched:
+            select.select([fd], [], [], 5.0)
+            os.close(fd)
+
+
+def start_method_context(loader: Any) -> Any:
+    """The loader's multiprocessing context, as torch chooses it."""
+    context = loader.multiprocessing_context
+    return torch.multiprocessing if context is None else context

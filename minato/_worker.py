@@ -1,0 +1,226 @@
+"""What a worker process does: torch's preparations, then tasks until the loader stops."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind
+
+from . import _codec, _core
+from ._errors import Failure
+from ._job import Job
+from ._layout import open_layout
+
+#: kinds of tasks, numbers of csrc/load/mn_message.h
+ROWS, SAMPLES, BATCH, RESUME = range(4)
+#: entries of a row's envelope, numbers of csrc/py/mn_worker_type.c
+SAMPLE, ERROR, OBJECTS = range(3)
+#: what a BATCH task answers
+OK, FAILED, EXHAUSTED = range(3)
+
+
+def prepare(job: Job, number: int) -> None:
+    """The environment that torch gives a worker, in torch's order."""
+    _utils.signal_handling._set_worker_signal_handlers()
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    torch.set_num_threads(1)
+    seed = job.base_seed + number
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(_utils.worker._generate_state(job.base_seed, number))
+    _utils.worker._worker_info = _utils.worker.WorkerInfo(
+        id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
+    )
+
+
+class _Runner:
+    """Answers the tasks that the core's loop hands to Python."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.where = f"in DataLoader worker process {number}"
+        self.seeder: Any = None
+        self.init_failure: Failure | None = None
+        self.exhausted = False
+        try:
+            if job.worker_init_fn is not None:
+                job.worker_init_fn(number)
+            if job.seed_per_sample:
+                from ._seeding import make_seeder
+
+                self.seeder = make_seeder(job.dataset)
+            self._make_fetcher()
+        except Exception as error:
+            self.init_failure = Failure.of(error, self.where)
+
+    def _make_fetcher(self) -> None:
+        job = self.job
+        self.fetcher = _DatasetKind.create_fetcher(
+            job.dataset_kind, job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+        )
+        self.exhausted = False
+
+    def rows(self, extras: list) -> list:
+        """Entries of an envelope of rows, exceptions wrapped."""
+        return [
+            (row, what, self._failure(obj) if what == ERROR else obj)
+            for row, what, obj in extras
+        ]
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, _Init):
+            return error.failure
+        if isinstance(error, StopIteration):
+            # A for loop over the loader would take it for the end of the epoch.
+            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
+            stop.__cause__ = error
+            stop.__traceback__ = error.__traceback__
+            error = stop
+        return Failure.of(error, self.where)
+
+    def batch(self, index: Any, task: tuple) -> tuple:
+        """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None)."""
+        if self.init_failure is not None:
+            return FAILED, self.init_failure
+        if self.exhausted:
+            return EXHAUSTED, None
+        try:
+            if isinstance(index, _IndexError):
+                raise index.error
+            return OK, self._fetch(index, *task)
+        except StopIteration as error:
+            if self.job.dataset_kind == _DatasetKind.Iterable:
+                self.exhausted = True
+                return EXHAUSTED, None
+            return FAILED, self._failure(error)
+        except Exception as error:
+            return FAILED, self._failure(error)
+
+    def _fetch(
+        self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
+    ) -> Any:
+        job = self.job
+        if not (seeded and self.seeder is not None):
+            return self.fetcher.fetch(index)
+        seed = self.seeder.seed
+        if not job.auto_collation:
+            seed(base_seed, epoch, position, 0)
+            data = job.dataset[index]
+        elif getattr(job.dataset, "__getitems__", None):
+            seed(base_seed, epoch, number, 1)
+            data = job.dataset.__getitems__(index)
+        else:
+            data = []
+            for k, i in enumerate(index):
+                seed(base_seed, epoch, position + k, 0)
+                data.append(job.dataset[i])
+        seed(base_seed, epoch, number, 2)
+        return job.collate_fn(data)
+
+    def resume(self) -> tuple:
+        """A new epoch of persistent workers: torch makes a new fetcher."""
+        try:
+            self._make_fetcher()
+        except Exception as error:
+            self.init_failure = Failure.of(error, self.where)
+        return OK, None
+
+
+class _IndexError:
+    """Stands for indices that could not be unpickled here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _load_index(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        return _IndexError(error)
+
+
+def _encode(answer: Any, where: str) -> tuple[bytes, list]:
+    try:
+        return _codec.dumps(answer)
+    except Exception as error:
+        # torch prints this from a thread of the worker and then waits for ever
+        failure = Failure.of(error, where)
+        if isinstance(answer, list):
+            return _codec.dumps([(answer[0][0], ERROR, failure)])
+        return _codec.dumps((FAILED, failure))
+
+
+def _orphaned(segment: Any, parent: int) -> bool:
+    """No zygote any more and no trainer either."""
+    return os.getppid() != parent and not segment.trainer_lives()
+
+
+def main(job: Job, number: int) -> None:
+    """The life of worker `number`; returns when the loader stops or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    parent = os.getppid()
+    segment = job.memory.segment
+    segment.dontfork()
+    prepare(job, number)
+    runner = _Runner(job, number)
+    worker = _core.Worker(
+        segment,
+        number,
+        _Refusing(runner.init_failure) if runner.init_failure else job.dataset,
+        runner.seeder,
+        open_layout,
+        _load_index,
+    )
+    worker.ready()
+    while True:
+        task = worker.next()
+        if task is None:
+            if _orphaned(segment, parent):
+                return
+            continue
+        if task is False:
+            return
+        kind, number_, epoch, position, base_seed, seeded, _row0, _nrows, payload = task
+        if kind == RESUME:
+            answer: Any = runner.resume()
+        elif kind == BATCH:
+            answer = runner.batch(payload, (number_, epoch, position, base_seed, seeded))
+        else:
+            answer = runner.rows(payload)
+        data, buffers = _encode(answer, runner.where)
+        del task, payload, answer  # large samples must not outlive their sending
+        if not worker.finish(data, buffers):
+            return
+        del data, buffers
+
+
+class _Refusing:
+    """In place of a dataset that worker_init_fn could not prepare: each sample fails so."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _Init(self._failure)
+
+
+class _Init(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__("worker_init_fn failed")
+        self.failure = failure
+
+
+def run(job: Job, number: int) -> None:
+    """Target of a worker's process object."""
+    try:
+        main(job, number)
+    except KeyboardInterrupt:
+        pass  # the trainer raises its own

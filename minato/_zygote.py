@@ -1,0 +1,242 @@
+"""The process that forks workers, reports their deaths and reaps them.
+
+It is a process of the loader's own multiprocessing context, made at ``iter()`` and gone
+with the iterator, so its copy of the dataset is exactly as old as torch's workers' would
+be.  It alone can reap: it reports (pid, status), waits until the loader has taken the dead
+worker's tasks back, and reaps then, so a pid names the dead worker until nobody needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import time
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from . import _worker
+from ._job import Job, count_threads
+
+WANTED = 1  # of csrc/load/mn_message.h
+
+#: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together
+#: with the loader's own patience this keeps a shutdown within about a second.
+LEAVE_SECONDS = 0.35
+TERM_SECONDS = 0.15
+#: how often a death that the loader has not looked at yet is asked about again
+ACK_SECONDS = 0.01
+
+
+class _Child:
+    """A worker process, forked here or started by the start method."""
+
+    def __init__(self, number: int, pid: int, process: Any = None) -> None:
+        self.number = number
+        self.pid = pid
+        self.process = process  # keeps its resources until it is reaped
+        self.reported = False
+
+    def ended(self) -> int | None:
+        """Exit code, or minus the signal, once it is dead; leaves it to be reaped."""
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+    def reap(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+class Zygote:
+    def __init__(self, job: Job, commands: Connection, method: str) -> None:
+        self.job = job
+        self.segment = job.memory.segment
+        self.commands = commands
+        self.method = method
+        self.children: dict[int, _Child] = {}
+        self.direct = self._must_start_directly()
+
+    def _must_start_directly(self) -> bool:
+        """Loading the dataset left something behind that does not survive a fork."""
+        if self.method == "fork":
+            return False  # torch forks the very same process
+        return (
+            threading.active_count() > 1
+            or count_threads() > self.job.threads.count
+            or (torch.cuda.is_available() and torch.cuda.is_initialized())
+        )
+
+    # ---- starting --------------------------------------------------------------------
+
+    def start_wanted(self) -> None:
+        for number in range(self.segment.workers):
+            if self.segment.state(number) == WANTED:
+                self.segment.starting(number)
+                child = self._start(number) if self.direct else self._fork(number)
+                self.segment.set_pid(number, child.pid)
+                self.children[number] = child
+
+    def _process(self, number: int, context: Any) -> Any:
+        return context.Process(
+            target=_worker.run,
+            args=(self.job, number),
+            name=f"minato-worker-{number}",
+            daemon=True,
+        )
+
+    def _fork(self, number: int) -> _Child:
+        process = self._process(number, multiprocessing.get_context("fork"))
+        util._flush_std_streams()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._in_child()
+                # multiprocessing's own preparation of a process: finalizers, stdio, name
+                code = process._bootstrap()
+            finally:
+                os._exit(code)
+        return _Child(number, pid)
+
+    def _in_child(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.commands.close()
+        os.close(self.wake_read)
+        os.close(self.wake_write)
+        os.close(self.trainer)
+
+    def _start(self, number: int) -> _Child:
+        process = self._process(number, multiprocessing.get_context(self.method))
+        me = multiprocessing.current_process()
+        daemon, me._config["daemon"] = me._config.get("daemon"), False
+        try:
+            process.start()  # daemons may not have children: here they may
+        finally:
+            me._config["daemon"] = daemon
+        return _Child(number, process.pid, process)
+
+    # ---- watching --------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._listen()
+        self.start_wanted()
+        while not self.segment.stopped():
+            pending = self._report()
+            try:
+                ready = dict(self.poller.poll(ACK_SECONDS * 1000 if pending else None))
+            except InterruptedError:
+                continue
+            if self.trainer in ready:
+                self._end(0.0, 0.0)
+                return
+            if self.commands.fileno() in ready:
+                try:
+                    os.read(self.commands.fileno(), 4096)
+                except OSError:
+                    pass
+            if self.wake_read in ready:
+                self._drain()
+            self.start_wanted()
+        self._end(LEAVE_SECONDS, TERM_SECONDS)
+
+    def _listen(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._terminated())
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        self.trainer = os.pidfd_open(self.segment.trainer_pid)
+        self.poller = select.poll()
+        for fd in (self.wake_read, self.trainer, self.commands.fileno()):
+            self.poller.register(fd, select.POLLIN)
+
+    def _terminated(self) -> None:
+        """multiprocessing ends its daemons so when the interpreter exits."""
+        self._end(0.0, 0.05)
+        os._exit(0)
+
+    def _drain(self) -> None:
+        try:
+            os.read(self.wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+    def _report(self) -> bool:
+        """Reports the dead; reaps those the loader has dealt with. True if some wait."""
+        pending = False
+        for child in list(self.children.values()):
+            if not child.reported:
+                status = child.ended()
+                if status is None:
+                    continue
+                self.segment.exited(child.number, status)
+                child.reported = True
+            again = self.segment.reap(child.number)
+            if again is None:
+                pending = True
+                continue
+            child.reap()
+            del self.children[child.number]
+            if again:
+                self.start_wanted()
+        return pending
+
+    # ---- ending ----------------------------------------------------------------------
+
+    def _signal_all(self, number: int) -> None:
+        for child in self.children.values():
+            try:
+                os.kill(child.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _await_children(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while True:
+            for child in list(self.children.values()):
+                status = child.ended()
+                if status is not None:
+                    if not child.reported:
+                        self.segment.exited(child.number, status)
+                    child.reap()
+                    del self.children[child.number]
+            if not self.children:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                select.select([self.wake_read], [], [], min(left, 0.02))
+            except InterruptedError:
+                pass
+            self._drain()
+
+    def _end(self, leave: float, term: float) -> None:
+        if self._await_children(leave):
+            return
+        self._signal_all(signal.SIGTERM)
+        if self._await_children(term):
+            return
+        self._signal_all(signal.SIGKILL)
+        self._await_children(1.0)
+
+
+def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+    """Target of the zygote's process object."""
+    if unused is not None:
+        unused.close()  # the loader's end, inherited by a fork
+    torch.set_num_threads(1)
+    zygote = Zygote(job, commands, method)
+    gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
+    zygote.run()

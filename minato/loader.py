@@ -1,0 +1,160 @@
+"""``minato.DataLoader``: torch's class with another engine under it."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.context as mp_context
+import os
+import re
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from ._iterator import make_iterator
+
+log = logging.getLogger("minato")
+
+_STANDARD_CONTEXTS = (
+    mp_context.DefaultContext,
+    mp_context.ForkContext,
+    mp_context.SpawnContext,
+    mp_context.ForkServerContext,
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from an int or text such as ``"8GiB"``, ``"500 MB"``; raises ValueError."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
+        if match is None:
+            raise ValueError(
+                f"memory_limit should be bytes as int or text such as '8GiB', but got {text!r}"
+            )
+        number, unit, binary = match.groups()
+        scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
+        size = int(float(number) * scale)
+    if size <= 0:
+        raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
+    return size
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
+
+    All arguments of torch's class, with its defaults, checks and error texts, and:
+
+    Args:
+        scheduling: ``"balanced"`` gives samples to whichever worker is free and seeds each
+            sample by (seed, epoch, position), so batches do not depend on the number of
+            workers. ``"static"`` is torch bit for bit: batch i on worker i mod n with
+            torch's random streams. The environment variable ``MINATO_SCHEDULING`` sets the
+            default. Iterable datasets always keep torch's streams.
+        seed_per_sample: ``None``: on when balanced, off when static. ``False`` leaves each
+            worker its own stream, as torch does. A dataset may offer
+            ``seed_sample(seed: int)`` for generators that minato cannot find.
+        memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
+            with workers, batches that the program keeps included; past half of it batches
+            are copied to ordinary memory. ``None``: half of what is available.
+        max_retries: times a sample is given to another worker after its worker died, before
+            ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
+            datasets, whose workers cannot be replaced.
+
+    Raises:
+        ValueError: for arguments that make no sense, with torch's texts for torch's.
+    """
+
+    scheduling: str = "balanced"
+    seed_per_sample: bool | None = None
+    memory_limit: int | str | None = None
+    max_retries: int = 1
+
+    def __init__(
+        self,
+        dataset,
+        batch_size=1,
+        shuffle=None,
+        sampler=None,
+        batch_sampler=None,
+        num_workers=0,
+        collate_fn=None,
+        pin_memory=False,
+        drop_last=False,
+        timeout=0,
+        worker_init_fn=None,
+        multiprocessing_context=None,
+        generator=None,
+        *,
+        prefetch_factor=None,
+        persistent_workers=False,
+        pin_memory_device="",
+        in_order=True,
+        scheduling: str = os.environ.get("MINATO_SCHEDULING", "balanced"),
+        seed_per_sample: bool | None = None,
+        memory_limit: int | str | None = None,
+        max_retries: int = 1,
+    ) -> None:
+        if scheduling not in ("balanced", "static"):
+            raise ValueError(
+                f"scheduling option should be 'balanced' or 'static', but got {scheduling!r}"
+            )
+        if seed_per_sample and scheduling == "static":
+            raise ValueError(
+                "seed_per_sample=True needs scheduling='balanced': static scheduling keeps "
+                "torch's random stream of each worker"
+            )
+        if not isinstance(max_retries, int) or isinstance(max_retries, bool) or max_retries < 0:
+            raise ValueError(
+                f"max_retries option should be a non-negative integer, but got {max_retries!r}"
+            )
+        if memory_limit is not None:
+            parse_bytes(memory_limit)
+        self.scheduling = scheduling
+        self.seed_per_sample = seed_per_sample
+        self.memory_limit = memory_limit
+        self.max_retries = max_retries
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+    def _memory_limit_bytes(self) -> int:
+        return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    def _get_iterator(self):
+        reason = self._why_torch()
+        if reason is not None:
+            if self.num_workers > 0:
+                log.info("minato.DataLoader uses torch's own workers: %s", reason)
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return make_iterator(self)
+
+    def _why_torch(self) -> str | None:
+        """Why torch's own iterator serves this loader, or None."""
+        if self.num_workers == 0:
+            return "no workers"
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return "DataPipes shard and shuffle through torch's workers"
+        context = self.multiprocessing_context
+        if context is not None and type(context) not in _STANDARD_CONTEXTS:
+            return f"{type(context).__name__} is not a standard multiprocessing context"
+        return None
