@@ -26,7 +26,8 @@
  *         precedes B4, which then reads ASLEEP and wakes; or B4 precedes B1, hence B2
  *         precedes B3, which then reads X. Acquire and release are not enough: both
  *         sides store one word and load another, and both loads may run first.
- *         So the publish MUST be a seq_cst store or read-modify-write (mn_a32_*_seqcst),
+ *         [B2] (caller) and [B3] (caller) are written where the bell is used.
+ *         The publish MUST be a seq_cst store or read-modify-write (mn_a32_..._seqcst),
  *         and the look between announce and sleep a seq_cst load of the same word.
  *   [B5] -> [B6]  for a publish that is release only (the rings of mn_spsc.h), use
  *         mn_bell_ring_released: B5, its read-modify-write of the bell (acq_rel), and B6,
@@ -44,7 +45,7 @@
  *
  * Spurious wake-ups
  *   0 from mn_bell_sleep means that somebody rang since the announce, maybe about something
- *   that B3's look had found already: a late ringer may meet the next announce.
+ *   that an earlier look had found already, as a late ringer may meet the next announce.
  *   Always look again. Wake-ups of the futex without a ring go back to sleep inside.
  *
  * Wrap and ABA: two values and no counter, so nothing wraps. AWAKE -> ASLEEP -> AWAKE seen

@@ -20,9 +20,9 @@
  *   A stale *_seen only makes the ring look fuller (emptier) than it is.
  *
  * Order pairs
- *   [S1] -> [S2]  push stores tail with release after it copied the record in; pop loads
+ *   [R1] -> [R2]  push stores tail with release after it copied the record in; pop loads
  *         tail with acquire before it copies the record out: the record is whole.
- *   [S3] -> [S4]  pop stores head with release after it copied the record out; push loads
+ *   [R3] -> [R4]  pop stores head with release after it copied the record out; push loads
  *         head with acquire before it writes the cell again: no record is overwritten
  *         while it is read.
  *   Each side reads its own index relaxed: nobody else writes it.
@@ -36,7 +36,7 @@
  * What a crash leaves behind
  *   Producer killed in push: the record is in the ring or it is not; a half-written cell is
  *   outside [head, tail) and will be written again. Consumer killed in pop: the record is
- *   still in the ring or it is taken; killed between the copy and S3, a successor sees it
+ *   still in the ring or it is taken; killed between the copy and R3, a successor sees it
  *   again. All state is in the ring, so a successor of either side just goes on, once the
  *   death is confirmed. There is nothing to unlock.
  *
@@ -100,13 +100,13 @@ mn_spsc_push(struct mn_spsc *ring, const void *record)
 {
     uint32_t tail = mn_a32_load_relaxed(&ring->tail); /* our own */
     if (tail - ring->head_seen >= ring->capacity) {
-        ring->head_seen = mn_a32_load_acquire(&ring->head); /* [S4] */
+        ring->head_seen = mn_a32_load_acquire(&ring->head); /* [R4] */
         if (tail - ring->head_seen >= ring->capacity) {
             return MN_FULL;
         }
     }
     memcpy(mn_spsc_cell(ring, tail), record, ring->record);
-    mn_a32_store_release(&ring->tail, tail + 1); /* [S1] */
+    mn_a32_store_release(&ring->tail, tail + 1); /* [R1] */
     return MN_OK;
 }
 
@@ -116,13 +116,13 @@ mn_spsc_pop(struct mn_spsc *ring, void *record)
 {
     uint32_t head = mn_a32_load_relaxed(&ring->head); /* our own */
     if (head == ring->tail_seen) {
-        ring->tail_seen = mn_a32_load_acquire(&ring->tail); /* [S2] */
+        ring->tail_seen = mn_a32_load_acquire(&ring->tail); /* [R2] */
         if (head == ring->tail_seen) {
             return MN_EMPTY;
         }
     }
     memcpy(record, mn_spsc_cell(ring, head), ring->record);
-    mn_a32_store_release(&ring->head, head + 1); /* [S3] */
+    mn_a32_store_release(&ring->head, head + 1); /* [R3] */
     return MN_OK;
 }
 

@@ -1,0 +1,460 @@
+"""Builds and runs the C test programs of ``tests/c`` on the lowest floors of the engine.
+
+One program a primitive. Each is built with gcc and with clang and run in full, then built
+with sanitizers and run without the cases that fork. A program that hangs ends by its own
+deadline and fails.
+
+Environment:
+    MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
+    MINATO_TEST_SEED: seed of the random parts; printed by the programs.
+    MINATO_TEST_MUTANTS: set it to break the sources in known ways, one at a time, and
+        see that the tests notice (about two minutes).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("base", "os", "sync")
+STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
+WARNINGS = [
+    "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Werror",
+]  # fmt: skip
+COMMON = ["-std=c11", "-O2", "-g", "-fvisibility=hidden", "-pthread", "-DMN_FAULTS"]
+
+
+class Program(NamedTuple):
+    """How a test program is linked."""
+
+    wraps: tuple[str, ...] = ()
+    without: str = ""  # a source that the program includes itself
+
+
+PROGRAMS = {
+    "mn_base": Program(),
+    "mn_futex": Program(),
+    "mn_memfd": Program(("memfd_create", "ftruncate", "fallocate", "mmap", "madvise")),
+    "mn_thread": Program(("pthread_create",)),
+    "mn_proc": Program(),
+    "mn_limits": Program(),
+    "mn_bell": Program(("mn_futex_wait",)),
+    "mn_spsc": Program(),
+    "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
+}
+RUN = sorted(set(PROGRAMS) - {"mn_limits"})
+
+
+def find_compiler(*names: str) -> str | None:
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+COMPILERS = {
+    "gcc": find_compiler("gcc"),
+    "clang": find_compiler("clang", "clang-19", "clang-18", "clang-16", "clang-15", "clang-14"),
+}
+#: name -> (compiler, sanitizers)
+BUILDS = {
+    "gcc": ("gcc", ""),
+    "clang": ("clang", ""),
+    "tsan": ("gcc", "thread"),
+    "asan": ("gcc", "address,undefined"),
+}
+
+
+def compile_flags(sanitizers: str) -> list[str]:
+    if not sanitizers:
+        return []
+    return [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+def check_call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, " ".join(command) + "\n" + done.stderr
+
+
+class Builder:
+    """Builds the floors once and programs on demand, in one folder.
+
+    ``csrc`` and ``tests`` are where the sources come from, so that a changed copy can be
+    built as well.
+    """
+
+    def __init__(
+        self, folder: Path, build: str, csrc: Path = ROOT / "csrc",
+        tests: Path = ROOT / "tests" / "c", warnings: bool = True,
+    ) -> None:  # fmt: skip
+        name, self.sanitizers = BUILDS[build]
+        compiler = COMPILERS[name]
+        if compiler is None:
+            pytest.skip(f"{name} is not installed")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.tests = folder, tests
+        self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}"]
+        self.warnings = WARNINGS if warnings else ["-w"]
+        self.prefix = self.find_prefix()
+        sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("mn_*.c"))]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            self.objects = list(pool.map(self.build_object, sources))
+
+    def find_prefix(self) -> list[str]:
+        """Skips where a sanitizer is missing; finds out whether it needs a plain layout."""
+        if not self.sanitizers:
+            return []
+        probe, out = self.folder / "probe.c", self.folder / "probe"
+        probe.write_text("int main(void) { return 0; }\n")
+        built = subprocess.run(
+            [*self.command, str(probe), "-o", str(out)], capture_output=True, check=False
+        )
+        if built.returncode != 0:
+            pytest.skip(f"no runtime for -fsanitize={self.sanitizers}")
+        # Old runtimes cannot live with the address randomisation of new kernels.
+        for prefix in ([], ["setarch", platform.machine(), "-R"]):
+            try:
+                ran = subprocess.run([*prefix, str(out)], capture_output=True, check=False)
+            except OSError:
+                continue
+            if ran.returncode == 0:
+                return prefix
+        pytest.skip(f"programs with -fsanitize={self.sanitizers} do not start here")
+
+    def build_object(self, source: Path) -> Path:
+        out = self.folder / (source.stem + ".o")
+        strict = ["-Wconversion"] if self.warnings is WARNINGS else []
+        check_call([*self.command, *self.warnings, *strict, "-c", str(source), "-o", str(out)])
+        return out
+
+    def build(self, name: str) -> Path:
+        """The path of the test program, built if need be."""
+        out, program = self.folder / name, PROGRAMS[name]
+        if not out.exists():
+            objects = [str(o) for o in self.objects if o.stem != program.without]
+            wraps = [f"-Wl,--wrap={symbol}" for symbol in program.wraps]
+            source = str(self.tests / f"{name}.c")
+            # no-builtin: clang assumes that a malloc whose memory it can see freed succeeds
+            check_call([*self.command, *self.warnings, "-fno-builtin", f"-I{self.tests}",
+                        source, *objects, *wraps, "-o", str(out)])  # fmt: skip
+        return out
+
+    def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        command = [*self.prefix, str(self.build(name)), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.folder,
+            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment},
+            timeout=300 + 80 * STRESS,
+        )  # fmt: skip
+
+
+def must_pass(done: subprocess.CompletedProcess) -> None:
+    told = f"exit {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+    assert done.returncode == 0, told
+
+
+@pytest.fixture(scope="module")
+def builders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Builder]:
+    """Builds made so far, by name."""
+    made: dict[str, Builder] = {}
+    yield made
+    for builder in made.values():
+        shutil.rmtree(builder.folder, ignore_errors=True)
+
+
+def builder_for(
+    name: str, builders: dict[str, Builder], factory: pytest.TempPathFactory
+) -> Builder:
+    if name not in builders:
+        builders[name] = Builder(factory.mktemp(name), name)
+    return builders[name]
+
+
+@pytest.mark.parametrize("program", RUN)
+@pytest.mark.parametrize("build", ["gcc", "clang"])
+def test_program(
+    build: str, program: str, builders: dict[str, Builder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    must_pass(builder_for(build, builders, tmp_path_factory).run(program))
+
+
+@pytest.mark.parametrize("program", RUN)
+@pytest.mark.parametrize("build", ["tsan", "asan"])
+def test_program_under_sanitizer(
+    build: str, program: str, builders: dict[str, Builder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    builder = builder_for(build, builders, tmp_path_factory)
+    must_pass(builder.run(program, "plain", "thread"))
+
+
+def test_every_program_is_built() -> None:
+    assert {path.stem for path in (ROOT / "tests" / "c").glob("mn_*.c")} == set(PROGRAMS)
+
+
+HEADERS = sorted(p for f in FOLDERS for p in (ROOT / "csrc" / f).glob("mn_*.h"))
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_headers_stand_alone(compiler: str, tmp_path: Path) -> None:
+    """Each header compiles by itself, twice included, and so do asserts without NDEBUG."""
+    found = COMPILERS[compiler]
+    if found is None:
+        pytest.skip(f"{compiler} is not installed")
+    for header in HEADERS:
+        name = header.relative_to(ROOT / "csrc").as_posix()
+        source = tmp_path / "alone.c"
+        source.write_text(f'#include "{name}"\n#include "{name}"\ntypedef int mn_nothing;\n')
+        check_call([found, "-std=c11", *WARNINGS, "-Wconversion", f"-I{ROOT / 'csrc'}",
+                    "-fsyntax-only", str(source)])  # fmt: skip
+
+
+def test_release_build_has_no_test_hooks_in_its_way(tmp_path: Path) -> None:
+    """Builds without assertions and fault points, and without a warning for it."""
+    gcc = COMPILERS["gcc"]
+    if gcc is None:
+        pytest.skip("gcc is not installed")
+    for folder in FOLDERS:
+        for source in sorted((ROOT / "csrc" / folder).glob("mn_*.c")):
+            out = tmp_path / (source.stem + ".o")
+            check_call([gcc, "-std=c11", "-O3", "-DNDEBUG", *WARNINGS, "-Wconversion",
+                        f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(out)])  # fmt: skip
+            names = subprocess.run(["nm", str(out)], capture_output=True, text=True, check=True)
+            assert source.stem == "mn_assert" or "mn_fault_hook" not in names.stdout
+
+
+# ---- CPU and memory limits, from made-up /proc and /sys trees ----
+
+GIB = 1 << 30
+
+
+def make_tree(root: Path, files: dict[str, str]) -> None:
+    base = {"proc/meminfo": "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 4194304 kB\n"}
+    for name, text in {**base, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def v1_and_v2(own: str, usage: int, limit: int) -> dict[str, str]:
+    """The same memory limit as either version writes it."""
+    stat = "cache 5\ninactive_file 1\ntotal_inactive_file 1073741824\n"
+    return {
+        f"sys/fs/cgroup/memory{own}/memory.limit_in_bytes": f"{limit}\n",
+        f"sys/fs/cgroup/memory{own}/memory.usage_in_bytes": f"{usage}\n",
+        f"sys/fs/cgroup/memory{own}/memory.stat": stat,
+    }
+
+
+V2 = "0::/a/b\n"
+V1 = "5:memory:/a/b\n3:cpuset:/\n2:cpu,cpuacct:/a/b\n"
+UNLIMITED = 9223372036854771712
+S = "sys/fs/cgroup"
+
+#: name -> (files, CPUs wanted of 4, total, available)
+LIMITS = {
+    "no groups": ({}, 4, 8 * GIB, 4 * GIB),
+    "v2, nothing set": (
+        {"proc/self/cgroup": V2, f"{S}/a/b/cpu.max": "max 100000\n",
+         f"{S}/a/b/memory.max": "max\n", f"{S}/a/b/memory.current": "5\n"},
+        4, 8 * GIB, 4 * GIB),
+    "v2, own group": (
+        {"proc/self/cgroup": V2, f"{S}/a/b/cpu.max": "200000 100000\n",
+         f"{S}/a/b/memory.max": f"{3 * GIB}\n", f"{S}/a/b/memory.current": f"{GIB}\n"},
+        2, 3 * GIB, 2 * GIB),
+    "v2, a parent is tighter, file cache is free": (
+        {"proc/self/cgroup": V2, f"{S}/a/b/cpu.max": "300000 100000\n",
+         f"{S}/a/cpu.max": "110000 100000\n", f"{S}/a/b/memory.max": f"{6 * GIB}\n",
+         f"{S}/a/b/memory.current": "0\n", f"{S}/a/memory.max": f"{5 * GIB}\n",
+         f"{S}/a/memory.current": f"{4 * GIB}\n",
+         f"{S}/a/memory.stat": f"anon 7\ninactive_file {2 * GIB}\n"},
+        2, 5 * GIB, 3 * GIB),
+    "v2, in a container the path is the host's": (
+        {"proc/self/cgroup": "0::/host/docker/1234\n", f"{S}/cpu.max": "50000 100000\n",
+         f"{S}/memory.max": f"{2 * GIB}\n", f"{S}/memory.current": f"{3 * GIB}\n"},
+        1, 2 * GIB, 0),
+    "v2 beside v1": (
+        {"proc/self/cgroup": V2, f"{S}/unified/a/b/cpu.max": "100000 100000\n"},
+        1, 8 * GIB, 4 * GIB),
+    "v1, nothing set": (
+        {"proc/self/cgroup": V1, f"{S}/cpu/a/b/cpu.cfs_quota_us": "-1\n",
+         f"{S}/cpu/a/b/cpu.cfs_period_us": "100000\n", **v1_and_v2("/a/b", 0, UNLIMITED)},
+        4, 8 * GIB, 4 * GIB),
+    "v1, own group": (
+        {"proc/self/cgroup": V1, f"{S}/cpu,cpuacct/a/b/cpu.cfs_quota_us": "250000\n",
+         f"{S}/cpu,cpuacct/a/b/cpu.cfs_period_us": "100000\n",
+         **v1_and_v2("/a/b", 3 * GIB, 4 * GIB)},
+        3, 4 * GIB, 2 * GIB),
+    "v1, in a container": (
+        {"proc/self/cgroup": "2:cpu:/docker/77\n4:memory:/docker/77\n",
+         f"{S}/cpu/cpu.cfs_quota_us": "20000\n", f"{S}/cpu/cpu.cfs_period_us": "10000\n",
+         **v1_and_v2("", 0, GIB)},
+        2, GIB, GIB),
+    "nonsense is passed over": (
+        {"proc/self/cgroup": "x\n\n0:\n1:cpu\n0::/a/b\n", f"{S}/a/b/cpu.max": "a b\n",
+         f"{S}/a/cpu.max": "0 0\n", f"{S}/a/b/memory.max": "\n"},
+        4, 8 * GIB, 4 * GIB),
+    "a path too long to have files": (
+        {"proc/self/cgroup": "0::/" + "a/" * 3000 + "\n", f"{S}/cpu.max": "100000 100000\n"},
+        4, 8 * GIB, 4 * GIB),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_limits(
+    case: str, tmp_path: Path, builders: dict[str, Builder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    files, cpus, total, available = LIMITS[case]
+    builder = builder_for("gcc", builders, tmp_path_factory)
+    make_tree(tmp_path, files)
+    done = builder.run("mn_limits", str(tmp_path))
+    must_pass(done)
+    here = len(os.sched_getaffinity(0))
+    assert list(map(int, done.stdout.split())) == [min(here, cpus, 4), total, available]
+
+
+def test_limits_of_this_machine(
+    builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    done = builder_for("gcc", builders, tmp_path_factory).run("mn_limits")
+    must_pass(done)
+    cpus, total, available = map(int, done.stdout.split())
+    ram = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+    assert 1 <= cpus <= len(os.sched_getaffinity(0))
+    assert 0 < available < total <= ram
+
+
+def test_affinity_limits_cpus(
+    builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    builder = builder_for("gcc", builders, tmp_path_factory)
+    cpu = min(os.sched_getaffinity(0))
+    taskset = shutil.which("taskset")
+    if taskset is None:
+        pytest.skip("taskset is not installed")
+    command = [taskset, "-c", str(cpu), str(builder.build("mn_limits"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "1"
+
+
+# ---- do the tests notice? ----
+
+
+class Mutant(NamedTuple):
+    """One change that must make a program fail."""
+
+    path: str
+    old: str
+    new: str
+    program: str
+    build: str = "gcc"
+    kinds: tuple[str, ...] = ()
+
+
+BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
+SPSC_H, EXTENT_C = "csrc/sync/mn_spsc.h", "csrc/sync/mn_extent.c"
+
+MUTANTS = {
+    "announce may pass the look": Mutant(
+        BELL_H, "(void)mn_a32_xchg_seqcst(&bell->word, MN_BELL_ASLEEP)",
+        "mn_a32_store_release(&bell->word, MN_BELL_ASLEEP)", "mn_bell", kinds=("thread",)),
+    "ring may pass the publish": Mutant(
+        "tests/c/mn_bell.c", "mn_a32_store_seqcst(&mine->said",
+        "mn_a32_store_release(&mine->said", "mn_bell", kinds=("thread",)),
+    "released ring is a load": Mutant(
+        BELL_H, "mn_a32_add_acqrel(&bell->word, 0)",
+        "mn_a32_load_acquire(&bell->word)", "mn_bell", kinds=("thread",)),
+    "ring without wake": Mutant(
+        BELL_C, "    (void)mn_futex_wake(&bell->word, 1);\n    return true;",
+        "    return true;", "mn_bell", kinds=("thread",)),
+    "ring without release": Mutant(
+        BELL_C, "if (!mn_a32_cas_acqrel(&bell->word, &asleep, MN_BELL_AWAKE))",
+        "mn_a32_store_relaxed(&bell->word, 0); if (0)", "mn_bell", kinds=("thread",)),
+    "timeout swallows a ring": Mutant(
+        BELL_C, "was == MN_BELL_AWAKE ? 0 : reason", "(void)was, reason", "mn_bell"),
+    "sleep believes every wake-up": Mutant(
+        BELL_C, "if (rc != 0 && rc != -EAGAIN) {", "if (1) {", "mn_bell"),
+    "timeout starts again at each wake-up": Mutant(
+        BELL_C, "timeout_ns - (int64_t)passed", "timeout_ns + (int64_t)passed * 0 + 1000000000",
+        "mn_bell", kinds=("plain", "thread")),
+    "kick looks first": Mutant(
+        BELL_C, "    (void)mn_a32_xchg_acqrel(&bell->word, MN_BELL_AWAKE); /* [B7] */\n"
+        "    (void)mn_futex_wake(&bell->word, 1);", "    (void)mn_bell_ring(bell);", "mn_bell"),
+    "push publishes without release": Mutant(
+        SPSC_H, "mn_a32_store_release(&ring->tail", "mn_a32_store_relaxed(&ring->tail",
+        "mn_spsc", "tsan", ("thread",)),
+    "pop gives back without release": Mutant(
+        SPSC_H, "mn_a32_store_release(&ring->head", "mn_a32_store_relaxed(&ring->head",
+        "mn_spsc", "tsan", ("thread",)),
+    "pop looks without acquire": Mutant(
+        SPSC_H, "ring->tail_seen = mn_a32_load_acquire", "ring->tail_seen = mn_a32_load_relaxed",
+        "mn_spsc", "tsan", ("thread",)),
+    "push looks without acquire": Mutant(
+        SPSC_H, "ring->head_seen = mn_a32_load_acquire", "ring->head_seen = mn_a32_load_relaxed",
+        "mn_spsc", "tsan", ("thread",)),
+    "ring holds one too many": Mutant(
+        SPSC_H, "if (tail - ring->head_seen >= ring->capacity) {\n        ring->",
+        "if (tail - ring->head_seen > ring->capacity) {\n        ring->", "mn_spsc"),
+    "extent: largest length goes stale": Mutant(
+        EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_extent"),
+    "extent: no joining below": Mutant(
+        EXTENT_C, "before != NULL && before->off + before->len == off", "0", "mn_extent"),
+    "extent: double free": Mutant(
+        EXTENT_C, "(after != NULL && after->off < off + len)", "0", "mn_extent"),
+    "extent: not the lowest": Mutant(
+        EXTENT_C, "if (mn_extent_max(node->left) >= len) {",
+        "if (node->len < len && mn_extent_max(node->left) >= len) {", "mn_extent"),
+    "extent: no promise": Mutant(
+        EXTENT_C, "    e->promised++;\n", "", "mn_extent"),
+    "extent: promises stay": Mutant(
+        EXTENT_C, "e->promised < most ? e->promised : most", "e->promised", "mn_extent"),
+    "touch writes back what it read": Mutant(
+        "csrc/os/mn_memfd.c", "(void)mn_a32_add_relaxed((mn_a32 *)at, 0);",
+        "mn_a32_store_relaxed((mn_a32 *)at, mn_a32_load_relaxed((mn_a32 *)at));", "mn_memfd"),
+    "mapped punch widens": Mutant(
+        "csrc/os/mn_memfd.c", "((uintptr_t)addr + mask) & ~mask;\n    uintptr_t end",
+        "(uintptr_t)addr & ~mask;\n    uintptr_t end", "mn_memfd"),
+    "create leaks on failure": Mutant(
+        "csrc/os/mn_memfd.c", "            (void)close(fd);\n", "", "mn_memfd"),
+    "headless counts as dead": Mutant(
+        "csrc/os/mn_proc.c", " && st->threads <= 1", "", "mn_proc"),
+    "zombie counts as alive": Mutant(
+        "csrc/os/mn_proc.c", "(st->state == 'Z' && st->threads <= 1)", "0", "mn_proc"),
+    "kill forgets the start time": Mutant(
+        "csrc/os/mn_proc.c", "int rc = mn_proc_alive(pid, start);\n    if (rc == 1)",
+        "int rc = 1;\n    if (rc == 1)", "mn_proc"),
+    "name ends at the first parenthesis": Mutant(
+        "csrc/os/mn_proc.c", "strrchr(text, ')')", "strchr(text, ')')", "mn_proc"),
+    "thread takes signals": Mutant(
+        "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
+        "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),
+    "futex is private": Mutant(
+        "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
+        kinds=("fork",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_source_is_noticed(name: str, tmp_path: Path) -> None:
+    if not os.environ.get("MINATO_TEST_MUTANTS"):
+        pytest.skip("MINATO_TEST_MUTANTS is not set")
+    mutant = MUTANTS[name]
+    for folder in ("csrc", "tests/c"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    path = tmp_path / mutant.path
+    text = path.read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.path} has changed: update the mutant"
+    path.write_text(text.replace(mutant.old, mutant.new))
+    builder = Builder(
+        tmp_path / "out", mutant.build, tmp_path / "csrc", tmp_path / "tests" / "c", False
+    )
+    done = builder.run(mutant.program, *mutant.kinds, MINATO_TEST_DEADLINE="5")
+    assert done.returncode != 0, done.stdout

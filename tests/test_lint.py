@@ -1,0 +1,382 @@
+"""House rules of the C and C++ sources, checked on the text of ``csrc/``.
+
+What is checked: which floor may include which, who may know Python, the words that are
+banned from code, that labelled orders come in pairs, and sizes. Each rule is a function from
+sources to complaints, so that it can also be shown to complain (the second half).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
+FILE_LINES = 600
+FUNCTION_LINES = 80
+
+#: What the files of a folder may include, besides their own folder.
+MAY_INCLUDE = {
+    "base": set(),
+    "os": {"base"},
+    "sync": {"base", "os"},
+    "load": {"base", "os", "sync"},
+    "ops": {"base", "os", "sync"},
+    "py": {"base", "os", "sync", "load", "ops", "torch", "cuda"},
+    "torch": {"base", "os"},
+    "cuda": {"base", "os"},
+}
+
+#: Headers of the C standard library without a system behind them: all that base may use.
+ISO_C = {
+    "errno.h", "inttypes.h", "limits.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h",
+    "stdio.h", "stdlib.h", "string.h",
+}  # fmt: skip
+
+PYTHON = re.compile(r"^(Python\.h|structmember\.h|datetime\.h|numpy/.*|pybind11/.*)$")
+TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/.*$")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.M)
+LABEL = re.compile(r"\[([A-Z]\d{1,2})\]")
+CALLER = re.compile(r"\[([A-Z]\d{1,2})\] \(caller\)")
+BANNED = {
+    r"\bvolatile\b": "volatile orders nothing between threads: use base/mn_atomic.h",
+    r"\batomic_(thread|signal)_fence\b": "put the order on the operation, not on a fence",
+    r"\b__(sync|atomic)_\w+": "use base/mn_atomic.h",
+}
+
+
+class Source(NamedTuple):
+    """One file, taken apart; ``code``, ``plain`` and ``comments`` keep every line break.
+
+    ``code`` has no comments, ``plain`` has neither comments nor literals, and ``comments``
+    has nothing else.
+    """
+
+    name: str
+    text: str
+    code: str
+    plain: str
+    comments: str
+
+    @property
+    def folder(self) -> str:
+        return self.name.split("/", 1)[0]
+
+    @property
+    def is_header(self) -> bool:
+        return self.name.endswith((".h", ".hpp", ".cuh"))
+
+
+TOKEN = re.compile(
+    r"(?P<comment>/\*.*?\*/|//[^\n]*)|(?P<literal>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+')",
+    re.S,
+)
+
+
+def blank(text: str) -> str:
+    """Spaces for everything but line breaks."""
+    return re.sub(r"[^\n]", " ", text)
+
+
+def parse(name: str, text: str) -> Source:
+    """Takes a file apart; ``name`` is its path below csrc."""
+    code, plain, comments, at = [], [], [], 0
+    for token in TOKEN.finditer(text):
+        between = text[at : token.start()]
+        code.append(between)
+        plain.append(between)
+        comments.append(blank(between))
+        whole, empty = token.group(), blank(token.group())
+        is_comment = token.lastgroup == "comment"
+        code.append(empty if is_comment else whole)
+        plain.append(empty)
+        comments.append(whole if is_comment else empty)
+        at = token.end()
+    rest = text[at:]
+    return Source(
+        name,
+        text,
+        "".join(code) + rest,
+        "".join(plain) + rest,
+        "".join(comments) + blank(rest),
+    )
+
+
+def load(root: Path) -> list[Source]:
+    """Every source below ``root``, in order of name; folders may be missing or empty."""
+    paths = sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    return [parse(p.relative_to(root).as_posix(), p.read_text("utf-8")) for p in paths]
+
+
+def line_of(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def owner_folder(source: Source, included: str, names: dict[str, str]) -> str | None:
+    """The folder that an included name belongs to, or None when it is not of csrc."""
+    first = included.split("/", 1)[0]
+    if "/" in included and first in MAY_INCLUDE:
+        return first
+    return names.get(included.rsplit("/", 1)[-1])
+
+
+def check_floors(sources: list[Source]) -> Iterator[str]:
+    """A file includes lower floors and its own folder only."""
+    names = {s.name.rsplit("/", 1)[-1]: s.folder for s in sources}
+    for s in sources:
+        if s.folder not in MAY_INCLUDE:
+            yield f"{s.name}: {s.folder} is no floor"
+            continue
+        for found in INCLUDE.finditer(s.code):
+            target = found.group(2)
+            folder = owner_folder(s, target, names) if found.group(1) == '"' else None
+            if folder is not None and folder not in MAY_INCLUDE[s.folder] | {s.folder}:
+                line = line_of(s.code, found.start())
+                yield f"{s.name}:{line}: {s.folder} must not include {target}"
+
+
+def check_knowledge(sources: list[Source]) -> Iterator[str]:
+    """stdatomic.h, Python, torch, the system: each behind its own door."""
+    for s in sources:
+        for found in INCLUDE.finditer(s.code):
+            target = found.group(2)
+            where = f"{s.name}:{line_of(s.code, found.start())}"
+            if target in ("stdatomic.h", "atomic") and s.name != "base/mn_atomic.h":
+                yield f"{where}: only base/mn_atomic.h includes {target}"
+            if PYTHON.match(target) and s.folder not in ("py", "torch"):
+                yield f"{where}: {s.folder} must not know Python"
+            if TORCH.match(target) and s.folder != "torch":
+                yield f"{where}: {s.folder} must not know torch"
+            if s.folder == "base" and found.group(1) == "<" and target not in ISO_C:
+                yield f"{where}: base knows no system, so not {target}"
+        if s.folder == "base":
+            for found in re.finditer(r"\b(malloc|calloc|realloc|free)\s*\(", s.plain):
+                yield f"{s.name}:{line_of(s.plain, found.start())}: base allocates nothing"
+        if s.name.endswith((".cpp", ".cc", ".hpp")) and s.folder != "torch":
+            yield f"{s.name}: C++ lives in torch only"
+
+
+def check_words(sources: list[Source]) -> Iterator[str]:
+    """Words that have no place in code, and notes that have none anywhere."""
+    for s in sources:
+        for pattern, why in BANNED.items():
+            for found in re.finditer(pattern, s.plain):
+                yield f"{s.name}:{line_of(s.plain, found.start())}: {why}"
+        for found in re.finditer(r"TODO|FIXME", s.text):
+            yield f"{s.name}:{line_of(s.text, found.start())}: unfinished: {found.group()}"
+
+
+def prose(comments: str) -> str:
+    """Comments as running text: no comment signs, single spaces."""
+    return re.sub(r"[\s*]+", " ", re.sub(r"/\*|\*/|//", " ", comments))
+
+
+def declared_pairs(source: Source) -> set[tuple[str, str]]:
+    """Neighbouring labels in a header that are joined by an arrow or the word "with"."""
+    text, pairs = prose(source.comments), set()
+    labels = list(LABEL.finditer(text))
+    for left, right in zip(labels, labels[1:]):
+        between = text[left.end() : right.start()]
+        if len(between) < 300 and re.search(r"->|\bwith\b", between):
+            pairs.add((left.group(1), right.group(1)))
+    return pairs
+
+
+def check_labels(sources: list[Source]) -> Iterator[str]:
+    """Every ``[A1]`` belongs to a pair that a header declares, and both ends are at code.
+
+    An end that is written by whoever uses the header is marked ``[A1] (caller)`` in it.
+    """
+    headers = [s for s in sources if s.is_header]
+    pairs: dict[tuple[str, str], str] = {}
+    homes: dict[str, str] = {}
+    for s in headers:
+        for pair in sorted(declared_pairs(s)):
+            pairs[pair] = s.name
+            for label in pair:
+                if homes.setdefault(label, s.name) != s.name:
+                    yield f"{s.name}: order label [{label}] is {homes[label]}'s already"
+    paired = {label for pair in pairs for label in pair}
+    callers = {c for s in headers for c in CALLER.findall(prose(s.comments))}
+    at_code = set()
+    for s in sources:
+        for line, code in zip(s.comments.splitlines(), s.plain.splitlines()):
+            for label in LABEL.findall(line):
+                if label not in paired:
+                    yield f"{s.name}: order label [{label}] has no partner in any header"
+                if code.strip():
+                    at_code.add(label)
+        if not s.is_header:  # in a .c file a comment of its own above the line will do
+            at_code.update(LABEL.findall(s.comments))
+    for pair, name in sorted(pairs.items()):
+        for label in pair:
+            if label not in at_code and label not in callers:
+                yield f"{name}: order label [{label}] marks no code"
+
+
+def check_file_sizes(sources: list[Source]) -> Iterator[str]:
+    """A file over the limit is two files."""
+    for s in sources:
+        lines = s.text.count("\n")
+        if lines > FILE_LINES:
+            yield f"{s.name}: {lines} lines, the limit is {FILE_LINES}"
+
+
+def functions(source: Source) -> Iterator[tuple[str, int, int]]:
+    """(name, line, lines) of each function body at file, namespace or extern "C" level."""
+    text = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: blank(m.group()), source.plain,
+                  flags=re.M)  # fmt: skip
+    depth, start, opened, head, transparent = 0, 0, 0, "", []
+    for at, char in enumerate(text):
+        if char == "{":
+            if depth == 0:
+                head = text[start:at]
+                if re.search(r"\b(namespace|extern)\b[^;()=]*$", head):
+                    transparent.append(depth)
+                    start = at + 1
+                    continue
+                opened = at
+            depth += 1
+        elif char == "}":
+            if depth == 0:
+                if transparent:
+                    transparent.pop()
+                start = at + 1
+                continue
+            depth -= 1
+            if depth == 0:
+                name = re.search(r"(\w+)\s*\([^{}]*\)[^(){};=]*$", head)
+                if name and "=" not in head.split("(", 1)[0]:
+                    first = line_of(text, opened - len(head.lstrip()))
+                    yield name.group(1), first, line_of(text, at) - first + 1
+                start = at + 1
+        elif char == ";" and depth == 0:
+            start = at + 1
+
+
+def check_function_sizes(sources: list[Source]) -> Iterator[str]:
+    """A function fits on a screen, generously."""
+    for s in sources:
+        for name, line, lines in functions(s):
+            if lines > FUNCTION_LINES:
+                yield f"{s.name}:{line}: {name} has {lines} lines, limit {FUNCTION_LINES}"
+
+
+def check_opening(sources: list[Source]) -> Iterator[str]:
+    """Every file opens with a comment that carries the licence."""
+    for s in sources:
+        if not s.text.startswith(("/*", "//")):
+            yield f"{s.name}: no purpose comment at the top"
+        if "SPDX-License-Identifier: Apache-2.0" not in s.text[:600]:
+            yield f"{s.name}: no licence line at the top"
+
+
+Rule = Callable[[list[Source]], Iterator[str]]
+RULES: list[Rule] = [
+    check_floors,
+    check_knowledge,
+    check_words,
+    check_labels,
+    check_file_sizes,
+    check_function_sizes,
+    check_opening,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sources_keep_the_rule(rule: Rule) -> None:
+    complaints = sorted(set(rule(load(CSRC))))
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+# ---- the rules can complain ----
+
+TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        (check_floors, "base/a.h", '#include "os/mn_futex.h"'),
+        (check_floors, "sync/a.c", '#include "load/not_written_yet.h"'),
+        (check_floors, "ops/a.c", '  #  include "load/mn_board.h"'),
+        (check_floors, "load/a.c", '#include "ops/a.h"'),
+        (check_floors, "load/a.c", '#include "py/mn_state.h"'),
+        (check_floors, "misc/a.c", ""),
+        (check_knowledge, "sync/a.h", "#include <stdatomic.h>"),
+        (check_knowledge, "load/a.c", "#include <Python.h>"),
+        (check_knowledge, "ops/a.c", "#include <numpy/arrayobject.h>"),
+        (check_knowledge, "py/a.c", "#include <torch/extension.h>"),
+        (check_knowledge, "base/a.h", "#include <unistd.h>"),
+        (check_knowledge, "base/a.c", "void *f(void) { return malloc(1); }"),
+        (check_knowledge, "load/a.cpp", ""),
+        (check_words, "load/a.c", "static volatile int x;"),
+        (check_words, "load/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
+        (check_words, "load/a.c", "__sync_synchronize();"),
+        (check_words, "load/a.c", "/* TO" + "DO: later */"),
+        (check_labels, "sync/a.h", "int x; /* [A1] */"),
+        (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
+        (check_file_sizes, "os/a.c", "\n" * 601),
+        (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 80 + "}\n"),
+        (check_function_sizes, "torch/a.cpp",
+         'extern "C" {\nnamespace n {\nint f() {\n' + "g();\n" * 80 + "}\n}\n}\n"),
+        (check_opening, "os/a.c", "int x;\n"),
+        (check_opening, "os/a.c", "/* Purpose. */\n"),
+    ],
+)  # fmt: skip
+def test_rule_complains(rule: Rule, name: str, text: str) -> None:
+    assert list(rule([parse(name, text)]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        (check_floors, "load/a.c", '#include "load/b.h"\n#include "sync/c.h"\n#include <os/x>'),
+        (check_floors, "load/a.c", '/* #include "py/mn_state.h" */'),
+        (check_floors, "py/a.c", '#include "load/a.h"\n#include "ops/a.h"\n#include "b.h"'),
+        (check_knowledge, "base/mn_atomic.h", "#include <stdatomic.h>"),
+        (check_knowledge, "py/a.c", "#include <Python.h>\n#include <numpy/arrayobject.h>"),
+        (check_words, "load/a.c", '/* volatile is banned */ const char *s = "volatile";'),
+        (check_words, "base/a.h", '__asm__ __volatile__("yield");'),
+        (check_labels, "sync/a.h", "/* [A1] x -> y,\n * with [A2] */\nf(); /* [A1] */\n"
+                                   "g(); /* [A2] */"),
+        (check_labels, "sync/a.h", "/* [A1] -> [A2], [A2] (caller) */\nf(); /* [A1] */"),
+        (check_file_sizes, "os/a.c", "\n" * 600),
+        (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 76 + "}\n"),
+        (check_function_sizes, "os/a.c", "static int table[] = {\n" + "1,\n" * 99 + "};\n"),
+        (check_opening, "os/a.c", TOP),
+    ],
+)  # fmt: skip
+def test_rule_accepts(rule: Rule, name: str, text: str) -> None:
+    assert not list(rule([parse(name, text)]))
+
+
+def test_a_label_has_one_header() -> None:
+    text = "/* [A1] -> [A2] */\nint x; /* [A1] [A2] */\n"
+    assert not list(check_labels([parse("sync/a.h", text)]))
+    assert list(check_labels([parse("sync/a.h", text), parse("sync/b.h", text)]))
+
+
+def test_bare_names_are_found_by_file() -> None:
+    sources = [parse("load/mn_board.h", TOP), parse("sync/a.c", '#include "mn_board.h"')]
+    assert list(check_floors(sources))
+    assert not list(check_floors([parse("sync/a.c", '#include "elsewhere.h"')]))
+
+
+def test_functions_are_measured_from_signature_to_brace() -> None:
+    text = "#define M(x) \\\n  { x }\nstruct s {\n  int a;\n};\n\nint\nf(void)\n{\n  if (1) {\n  }\n}\n"
+    assert list(functions(parse("os/a.c", text))) == [("f", 7, 6)]
+
+
+def test_sources_are_there() -> None:
+    folders = {s.folder for s in load(CSRC)}
+    assert {"base", "os", "sync"} <= folders
+
+
+def test_missing_folders_are_no_error(tmp_path: Path) -> None:
+    assert load(tmp_path / "none") == []
+    for rule in RULES:
+        assert not list(rule([]))
