@@ -1,0 +1,591 @@
+"""Per-sample seeding: states, caches, fallbacks, threads, processes, memory."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato import _seeding_plans as plans
+from minato._core import Seeder
+
+MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
+KEYS = [(0, 0, 0, 0), (1, 2, 3, 1), (MASK64, MASK64, MASK64, MASK32), (12345, 7, 1 << 40, 0)]
+DEADLINE_S = 120
+
+BIT_GENERATORS = ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"]
+PRIVATE: dict[str, Callable[[], Any]] = {
+    "random.Random": lambda: random.Random(5),
+    "RandomState": lambda: np.random.RandomState(5),
+    "RandomState(PCG64)": lambda: np.random.RandomState(np.random.PCG64(5)),
+    "torch.Generator": lambda: torch.Generator().manual_seed(5),
+    "bare PCG64": lambda: np.random.PCG64(5),
+    **{n: lambda n=n: np.random.Generator(getattr(np.random, n)(5)) for n in BIT_GENERATORS},
+}
+
+
+@pytest.fixture(autouse=True)
+def _globals_restored() -> Iterator[None]:
+    bitgen = np.random.get_bit_generator()
+    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    np.random.set_bit_generator(bitgen)
+    random.setstate(saved[0])
+    np.random.set_state(saved[1])
+    torch.set_rng_state(saved[2])
+
+
+def plain(state: Any) -> Any:
+    """A public state as something == compares."""
+    if isinstance(state, dict):
+        return {k: plain(v) for k, v in state.items()}
+    return state.tolist() if isinstance(state, (np.ndarray, torch.Tensor)) else state
+
+
+def public_state(obj: Any) -> Any:
+    if isinstance(obj, random.Random):
+        return obj.getstate()
+    if isinstance(obj, torch.Generator):
+        return plain(obj.get_state())
+    if isinstance(obj, np.random.RandomState):
+        return plain(obj.get_state(legacy=False))
+    return plain(getattr(obj, "bit_generator", obj).state)
+
+
+def global_states() -> list[Any]:
+    return [public_state(g) for g in
+            (random._inst, np.random.mtrand._rand, torch.default_generator)]
+
+
+# ---- the arithmetic, against a twin ---------------------------------------------------
+
+
+def mix64(x: int) -> int:
+    x ^= x >> 27
+    x = x * 0x3C79AC492BA7B653 & MASK64
+    x ^= x >> 33
+    x = x * 0x1C69B3F74AC4AE35 & MASK64
+    return x ^ x >> 27
+
+
+def twin(key: tuple[int, int, int, int], stream: int, n: int) -> tuple[list[int], int]:
+    """Words and seed of a stream, written from csrc/py/mn_seed_mix.h."""
+    a, b, golden = 0x243F6A8885A308D3, 0xB7E151628AED2A6B, 0x9E3779B97F4A7C15
+    lo, hi = 0, 0
+    for x in key:
+        lo, hi = mix64((lo ^ x) + a & MASK64), mix64((hi + x & MASK64) ^ b)
+    first = mix64(lo + (stream + 1) * golden & MASK64)
+    second = mix64((hi ^ first) + golden & MASK64)
+    words = []
+    for i in range(n):
+        x = i * (second >> 32 | 1) + first & MASK32
+        x ^= x >> 16
+        x = x * 0x21F0AAAD + (first >> 32) & MASK32
+        x ^= x >> 15
+        x = x * 0x735A2D97 & MASK32
+        words.append(x ^ x >> 15 ^ second & MASK32)
+    return words, mix64(first + second & MASK64 ^ golden) >> 1
+
+
+def c_words(key: tuple[int, int, int, int], stream: int, n: int,
+            **how: bool) -> tuple[list[int], int]:
+    raw, seed = Seeder._words(*key, stream, n, **how)
+    return list(struct.unpack(f"={n}{'Q' if how.get('wide') else 'I'}", raw)), seed
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_words_are_the_twins(key: Any, vector: bool, wide: bool) -> None:
+    for stream in (1, 2, 16, 4 + (1 << 32), MASK64):
+        for n in (0, 1, 7, 8, 9, 16, 31, 624, 1000):
+            assert c_words(key, stream, n, vector=vector, wide=wide) == twin(key, stream, n)
+
+
+def test_first_draws_are_pinned() -> None:
+    """A change here changes every seeded run of every user."""
+    Seeder().seed(0, 0, 0)
+    assert random.getrandbits(32) == 534625117
+    assert np.random.randint(1 << 32) == 643135993
+    assert torch.initial_seed() == 6285092871853433163
+    assert int(torch.empty(1, dtype=torch.int64).random_(0, 1 << 24)) == 11424622
+
+
+# ---- states ---------------------------------------------------------------------------
+
+
+def mt_words(key: tuple[int, int, int, int], stream: int) -> list[int]:
+    words, _ = twin(key, stream, 624)
+    words[0] |= 0x80000000
+    return words
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_globals_are_filled_with_the_streams_words(key: Any) -> None:
+    seeder = Seeder()
+    assert seeder.describe() == dict.fromkeys(("random", "numpy", "torch"), "filled")
+    seeder.seed(*key)
+    assert random.getstate() == (3, (*mt_words(key, 1), 624), None)
+    numpy = np.random.get_state()
+    assert numpy[1].tolist() == mt_words(key, 2)
+    assert (numpy[0], *numpy[2:]) == ("MT19937", 624, 0, 0.0)
+    _, seed = twin(key, 3, 0)
+    blob = struct.pack("=QiiQ624Q40x", seed, 1, 1, 0, *mt_words(key, 3))
+    assert bytes(torch.get_rng_state().numpy()) == blob
+    assert torch.initial_seed() == seed < 1 << 63
+
+
+def test_draws_follow_the_words() -> None:
+    """The same words set through other generators' public APIs draw the same numbers."""
+    key = (3, 1, 4, 0)
+    Seeder().seed(*key)
+    twins = [random.Random() for _ in range(3)]
+    for stream, rng in enumerate(twins, 1):
+        rng.setstate((3, (*mt_words(key, stream), 624), None))
+    assert [random.random() for _ in range(1500)] == [twins[0].random() for _ in range(1500)]
+    assert np.random.random_sample(1500).tolist() == [twins[1].random() for _ in range(1500)]
+    torch_drawn = torch.empty(1500, dtype=torch.int64).random_(0, 1 << 20)
+    assert torch_drawn.tolist() == [twins[2].getrandbits(32) % (1 << 20) for _ in range(1500)]
+
+
+def test_domain_defaults_to_samples_and_batches_differ() -> None:
+    seeder, states = Seeder(), []
+    for args in ((1, 2, 3), (1, 2, 3, 0), (1, 2, 3, 1)):
+        seeder.seed(*args)
+        states.append(global_states())
+    seeder.seed(domain=1, position=3, epoch=2, base_seed=1)
+    assert states[0] == states[1] != states[2] == global_states()
+
+
+def test_each_part_of_the_key_and_each_stream_matters() -> None:
+    seeder, seen = Seeder([np.random.PCG64(), random.Random()]), set()
+    keys = [(b, e, p, d) for b in range(3) for e in range(3) for p in range(3) for d in (0, 1)]
+    for key in keys:
+        seeder.seed(*key)
+        seen |= {random.getstate()[1][:3], tuple(np.random.get_state()[1][:3].tolist()),
+                 torch.get_rng_state().numpy()[24:48].tobytes()}
+    assert len(seen) == 3 * len(keys)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_fill_and_public_api_end_in_one_state(name: str) -> None:
+    filled, by_api = PRIVATE[name](), PRIVATE[name]()
+    other = np.random.PCG64(1)  # so that the one tested is not the first
+    fill, api = Seeder([other, filled]), Seeder([other, by_api], force="setstate")
+    assert list(fill.describe().values()) == ["filled"] * 5
+    assert list(api.describe().values()) == ["setstate"] * 5
+    states = []
+    for key in KEYS:
+        fill.seed(*key)
+        state = public_state(filled), global_states()
+        api.seed(*key)
+        assert (public_state(by_api), global_states()) == state
+        states.append(state)
+        use_up(filled)
+        use_up(by_api)
+        assert public_state(filled) == public_state(by_api) != state[0]
+    assert all(a != b for i, a in enumerate(states) for b in states[:i])
+
+
+def use_up(obj: Any) -> None:
+    """Draws that move the position and leave every cache full."""
+    if isinstance(obj, random.Random):
+        obj.gauss(0, 1)
+    elif isinstance(obj, torch.Generator):
+        torch.empty(1).normal_(generator=obj)
+    elif isinstance(obj, np.random.RandomState):
+        obj.normal()
+    elif isinstance(obj, np.random.Generator):
+        obj.integers(1 << 32, size=3, dtype=np.uint32)
+    else:
+        obj.random_raw(3)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_caches_do_not_leak_into_the_next_sample(name: str) -> None:
+    used, fresh = PRIVATE[name](), PRIVATE[name]()
+    use_up(used)
+    Seeder([used]).seed(1, 1, 1)
+    Seeder([fresh]).seed(1, 1, 1)
+    assert public_state(used) == public_state(fresh)
+    use_up(used)
+    use_up(fresh)
+    assert public_state(used) == public_state(fresh)
+
+
+def test_cached_values_of_the_globals_are_dropped() -> None:
+    seeder = Seeder()
+
+    def draw() -> list[float]:
+        return [random.gauss(0, 1), np.random.normal(), float(torch.randn(()))]
+
+    seeder.seed(1, 1, 1)
+    first = draw()
+    assert random.getstate()[2] is not None
+    assert np.random.get_state()[3] == 1
+    seeder.seed(1, 1, 1)
+    assert draw() == first
+
+
+def test_cached_half_word_is_dropped() -> None:
+    rng = np.random.Generator(np.random.PCG64(1))
+    rng.integers(1 << 32, size=1, dtype=np.uint32)
+    assert rng.bit_generator.state["has_uint32"] == 1
+    Seeder([rng]).seed(1, 1, 1)
+    assert rng.bit_generator.state["has_uint32"] == 0
+
+
+@pytest.mark.parametrize("name", BIT_GENERATORS)
+def test_swapped_global_bit_generator_is_followed(name: str) -> None:
+    seeder = Seeder()
+    original = np.random.get_bit_generator()
+    seeder.seed(1, 2, 3)
+    before = global_states()
+    np.random.normal()
+    swapped = getattr(np.random, name)(9)
+    np.random.set_bit_generator(swapped)
+    untouched = public_state(original)
+    seeder.seed(1, 2, 3)
+    assert seeder.describe()["numpy"] == "filled"
+    state = np.random.mtrand._rand.get_state(legacy=False)
+    assert (state["has_gauss"], state["gauss"]) == (0, 0.0)
+    assert public_state(original) == untouched
+    by_fill = public_state(swapped)
+    Seeder(force="setstate").seed(1, 2, 3)
+    assert public_state(swapped) == by_fill
+    np.random.set_bit_generator(original)
+    seeder.seed(1, 2, 3)
+    assert global_states() == before
+
+
+class Foreign(np.random.PCG64):
+    """A bit generator that this project knows nothing about."""
+
+
+class Hopeless(np.random.PCG64):
+    @property
+    def state(self) -> Any:
+        raise NotImplementedError
+
+
+def test_foreign_bit_generator_goes_through_its_own_class() -> None:
+    rng = np.random.Generator(Foreign(1))
+    seeder = Seeder([rng])
+    assert seeder.describe()["private[0] Generator(Foreign)"] == "setstate"
+    drawn = []
+    for position in (5, 5, 6):
+        seeder.seed(1, 1, position)
+        drawn.append(rng.random())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_bit_generator_without_a_state_is_left_alone() -> None:
+    rng = np.random.Generator(Hopeless(1))
+    seeder = Seeder([rng])
+    assert seeder.describe()["private[0] Generator(Hopeless)"] == "absent"
+    seeder.seed(1, 1, 1)
+
+
+class Counting(random.Random):
+    """An algorithm of its own: the inherited state is not what it draws from."""
+
+    at = 0
+
+    def seed(self, a: Any = None, version: int = 2) -> None:
+        self.at = int(a or 0)
+
+    def random(self) -> float:
+        self.at += 1
+        return self.at / 2.0
+
+
+def test_random_subclass_with_its_own_algorithm_is_seeded_by_it() -> None:
+    rng = Counting()
+    seeder = Seeder([rng])
+    assert seeder.describe()["private[0] Counting"] == "called"
+    seeder.seed(1, 2, 3)
+    assert rng.at == twin((1, 2, 3, 0), 16, 0)[1]
+
+
+@pytest.mark.parametrize("obj", [None, 3, "x", np.random, random.random, object()])
+def test_what_is_no_generator_is_refused(obj: Any) -> None:
+    with pytest.raises(TypeError, match="cannot seed"):
+        Seeder([obj])
+
+
+@pytest.mark.parametrize("args", [(-1, 0, 0), (0, 1 << 64, 0), (0, 0, -5), (0, 0, 0, 1 << 32)])
+def test_numbers_that_do_not_fit_are_refused(args: Any) -> None:
+    before = global_states()
+    with pytest.raises(OverflowError):
+        Seeder().seed(*args)
+    assert global_states() == before
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError):
+        Seeder().seed(0, 0.5, 0)
+    with pytest.raises(TypeError):
+        Seeder().seed(0, 0)
+    with pytest.raises(TypeError, match="callable"):
+        Seeder(hooks=[3])
+    with pytest.raises(ValueError, match="force"):
+        Seeder(force="fill")
+    Seeder().seed(np.int64(1), np.uint8(2), True)
+
+
+# ---- hooks ----------------------------------------------------------------------------
+
+
+def test_hooks_get_their_own_seeds_after_all_generators() -> None:
+    key, rng, seeds = (4, 5, 6, 1), random.Random(1), []
+
+    def first(seed: int) -> None:
+        assert rng.getstate()[1][:-1] == tuple(mt_words(key, 16))
+        seeds.append(seed)
+
+    seeder = Seeder([rng], hooks=[first, seeds.append])
+    assert seeder.describe()["seed_sample[1]"] == "called"
+    seeder.seed(*key)
+    assert seeds == [twin(key, 4, 0)[1], twin(key, 4 + (1 << 32), 0)[1]]
+    assert all(type(s) is int and 0 <= s < 1 << 63 for s in seeds)
+
+
+def test_what_a_hook_raises_passes_through() -> None:
+    def hook(seed: int) -> None:
+        raise KeyError("from the hook")
+
+    with pytest.raises(KeyError, match="from the hook"):
+        Seeder(hooks=[hook]).seed(0, 0, 0)
+
+
+# ---- probing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["_random_layout", "_random_state_layout", "_bitgen_layout"])
+def test_unknown_layout_falls_back_to_the_same_bytes(
+        layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = [PRIVATE[n]() for n in PRIVATE]
+    Seeder(private).seed(1, 2, 3)
+    filled = [public_state(g) for g in private], global_states()
+    monkeypatch.setattr(plans, layout, lambda *args: None)
+    seeder = Seeder(private)
+    assert "setstate" in seeder.describe().values()
+    seeder.seed(7, 7, 7)
+    assert ([public_state(g) for g in private], global_states()) != filled
+    seeder.seed(1, 2, 3)
+    assert ([public_state(g) for g in private], global_states()) == filled
+
+
+def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_torch_layout", lambda: None)
+    seeder = Seeder()
+    assert seeder.describe()["torch"] == "called"
+    seeder.seed(1, 2, 3)
+    assert torch.initial_seed() == twin((1, 2, 3, 0), 3, 0)[1]
+
+
+@pytest.mark.parametrize("probe,args", [
+    (plans._random_layout, ()), (plans._torch_layout, ()),
+    (plans._random_state_layout, (np.random.RandomState,)),
+    *((plans._bitgen_layout, (getattr(np.random, n),)) for n in BIT_GENERATORS)])
+def test_probe_notices_a_state_that_is_not_as_written(
+        probe: Any, args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe.__wrapped__(*args)  # past the cache
+    seeded_by = plans._seeded_by
+
+    def other_words(plan: Any) -> tuple[bytes, int]:
+        raw, seed = seeded_by(plan)
+        return bytes([raw[0] ^ 2]) + raw[1:], seed
+
+    def other_blob(raw: bytes, seed: int) -> bytes:
+        return bytes(5056)
+
+    monkeypatch.setattr(plans, "_seeded_by", other_words)
+    monkeypatch.setattr(plans, "_torch_blob", other_blob)
+    assert probe.__wrapped__(*args) is None
+
+
+@pytest.mark.parametrize("runs,fixed", [
+    (((0, 0, 8),), ()), (((20, 0, 625),), ()), (((22, 0, 4),), ()), (((2520, 0, 8),), ()),
+    (((20, 620, 8),), ()), (((20, 0, 8),), ((1 << 20, 1),)), ((), ())])
+def test_offsets_outside_the_object_are_refused(runs: Any, fixed: Any) -> None:
+    plan = ("fill", random.Random(), None, None, 624, 0, 0, runs, fixed)
+    with pytest.raises(ValueError):
+        Seeder._from_plans([("x", 1, plan)])
+
+
+def test_import_and_probes_leave_the_globals_alone() -> None:
+    code = """
+import random, numpy as np, torch
+random.gauss(0, 1); np.random.normal(); torch.randn(1)
+def now():
+    return (random.getstate(), str(np.random.get_state(legacy=False)),
+            np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+before = now()
+import minato._core, minato._seeding
+class Dataset:
+    rng = np.random.default_rng(1)
+minato._seeding.make_seeder(Dataset())
+assert now() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+
+
+# ---- threads and processes ------------------------------------------------------------
+
+
+class FakeLock:
+    def __init__(self, free: bool = True) -> None:
+        self.free, self.log = free, []
+
+    def acquire(self, blocking: bool, timeout: float) -> bool:
+        self.log.append(("acquire", bool(blocking), timeout > 0))
+        return self.free
+
+    def release(self) -> None:
+        self.log.append("release")
+
+
+def locked_seeder(lock: FakeLock) -> Seeder:
+    plan = list(plans.plan_bitgen(np.random.PCG64(1)))
+    assert plan[0] == "fill"
+    plan[2] = lock
+    return Seeder._from_plans([("locked", 16, tuple(plan))])
+
+
+def test_lock_is_taken_only_in_company() -> None:
+    lock, leave = FakeLock(), threading.Event()
+    seeder = locked_seeder(lock)
+    thread = threading.Thread(target=leave.wait, args=(DEADLINE_S,))
+    thread.start()
+    try:
+        seeder.seed(0, 0, 0)
+        assert lock.log == [("acquire", True, True), "release"]
+        held = FakeLock(free=False)
+        with pytest.raises(RuntimeError, match="lock has been held"):
+            locked_seeder(held).seed(0, 0, 0)
+        assert "release" not in held.log
+    finally:
+        leave.set()
+        thread.join()
+
+
+def draw_all(seeder: Seeder, private: list[Any]) -> list[Any]:
+    out = []
+    for position in (0, 1, 1 << 33):
+        seeder.seed(77, 3, position)
+        out.append((random.random(), np.random.normal(), float(torch.randn(())),
+                    [public_state(g) for g in private]))
+    return out
+
+
+def child_draws(connection: Any) -> None:
+    private = [PRIVATE[n]() for n in PRIVATE]
+    connection.send(draw_all(Seeder(private), private))
+    connection.close()
+
+
+def from_child(method: str, target: Callable[..., None], *args: Any) -> Any:
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(theirs, *args))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(DEADLINE_S), "no answer from the child"
+        return ours.recv()
+    finally:
+        process.join(1)
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_equal_keys_draw_equally_in_every_process(method: str) -> None:
+    private = [PRIVATE[n]() for n in PRIVATE]
+    assert from_child(method, child_draws) == draw_all(Seeder(private), private)
+
+
+def child_seeds(connection: Any, seeder: Seeder) -> None:
+    seeder.seed(1, 2, 3)
+    connection.send((random.getstate(), torch.initial_seed()))  # NumPy's are out of reach
+    connection.close()
+
+
+def test_lock_lost_in_a_fork_does_not_hang_the_child() -> None:
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with np.random.get_bit_generator().lock:
+            held.set()
+            leave.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    seeder = Seeder()
+    try:
+        assert held.wait(DEADLINE_S)
+        answer = from_child("fork", child_seeds, seeder)
+    finally:
+        leave.set()
+        thread.join()
+    seeder.seed(1, 2, 3)
+    assert answer == (random.getstate(), torch.initial_seed())
+
+
+# ---- memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [None, "setstate"])
+def test_nothing_leaks(force: str | None) -> None:
+    private = [PRIVATE[n]() for n in PRIVATE]
+    seeder = Seeder(private, hooks=[abs], force=force)
+    times = 100_000 if force is None else 300
+    watched = [*private, torch.default_generator, np.random.mtrand._rand, abs]
+
+    def rounds() -> tuple[int, list[int]]:
+        for position in range(times):
+            seeder.seed(1 << 60, 1 << 61, position + (1 << 62))
+        gc.collect()
+        return sys.getallocatedblocks(), [sys.getrefcount(o) for o in watched]
+
+    rounds()
+    before, after = rounds(), rounds()
+    assert abs(after[0] - before[0]) < 50
+    assert after[1] == before[1]
+
+
+def test_seeder_is_collected_with_its_cycle() -> None:
+    class Hook:
+        def __call__(self, seed: int) -> None: ...
+
+    hook = Hook()
+    hook.seeder = Seeder(hooks=[hook])
+    gone = weakref.ref(hook)
+    del hook
+    gc.collect()
+    assert gone() is None
+
+
+def test_swapping_does_not_leak_bit_generators() -> None:
+    seeder, gone = Seeder(), []
+    for _ in range(5):
+        bitgen = np.random.MT19937(1)
+        np.random.set_bit_generator(bitgen)
+        seeder.seed(1, 2, 3)
+        gone.append(weakref.ref(bitgen) if type(bitgen).__weakrefoffset__ else None)
+        count = sys.getrefcount(bitgen)
+        np.random.set_bit_generator(np.random.PCG64(2))
+        seeder.seed(1, 2, 3)
+        assert sys.getrefcount(bitgen) < count - 1
