@@ -11,7 +11,8 @@ try:
 except ImportError:
     raise ImportError(
         "minato needs PyTorch, and there is none in this Python environment. "
-        "Install it first, for example with: pip install torch"
+        "Install it first, for example with: pip install torch",
+        name=__name__,  # python -m minato then prints the sentence and no traceback
     ) from None
 
 from torch.utils.data import (

@@ -1,0 +1,51 @@
+"""``python -m minato`` and the command ``minato``: one subcommand a module."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from ._version import __version__
+
+#: name -> (module with ``run(argv) -> exit status``, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "info": ("minato._info", "what was built, and what was found on this machine"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:10} {text}" for name, (_module, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="minato",
+        description="minato, a drop-in replacement for torch.utils.data.DataLoader",
+        epilog=f"commands:\n{commands}\n\nminato COMMAND --help tells more about one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"minato {__version__}")
+    parser.add_argument("command", metavar="COMMAND", help="one of those below")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line (default ``sys.argv``); returns the exit status."""
+    parser = _parser()
+    given = sys.argv[1:] if argv is None else argv
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(given)
+    if options.command not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        print(
+            f"minato: there is no command {options.command!r}; there is: {known}",
+            file=sys.stderr,
+        )
+        return 2
+    module = importlib.import_module(COMMANDS[options.command][0])
+    return module.run(options.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
