@@ -1,0 +1,101 @@
+"""What seeding one sample costs, part by part, against the libraries' seed functions.
+
+    python benchmarks/seeding.py [--rounds 60] [--calls 500]
+
+All parts take turns within a round, so that what else the machine does hits them alike;
+printed are the median and the fastest tenth over rounds, in nanoseconds a call, less an
+empty loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato import _seeding_plans as plans
+from minato._core import Seeder
+
+Step = Callable[[int], Any]
+
+
+def only(label: str, force: str | None = None) -> Step:
+    """Seeding of one global generator."""
+    entries = [e for e in plans.plan_all((), (), force) if e[0] == label]
+    seed = Seeder._from_plans(entries).seed
+    return lambda position: seed(1, 2, position)
+
+
+def private(*generators: Any) -> Step:
+    """Seeding of private generators alone."""
+    entries = plans.plan_all(generators, (), None)[3:]
+    seed = Seeder._from_plans(entries).seed
+    return lambda position: seed(1, 2, position)
+
+
+def seed_functions(position: int) -> None:
+    torch.manual_seed(position)
+    random.seed(position)
+    np.random.seed(position & 0xFFFFFFFF)
+
+
+def parts() -> dict[str, Step]:
+    seed_all = Seeder().seed
+    seed_api = Seeder(force="setstate").seed
+    nothing = Seeder._from_plans([]).seed
+    return {
+        "call without generators": lambda p: nothing(1, 2, p),
+        "all three globals": lambda p: seed_all(1, 2, p),
+        "  random": only("random"),
+        "  numpy": only("numpy"),
+        "  torch": only("torch"),
+        "all three, public setstate": lambda p: seed_api(1, 2, p),
+        "private Generator(PCG64)": private(np.random.default_rng(1)),
+        "private Generator(Philox)": private(np.random.Generator(np.random.Philox(1))),
+        "private RandomState": private(np.random.RandomState(1)),
+        "private random.Random": private(random.Random(1)),
+        "private torch.Generator": private(torch.Generator()),
+        "seed functions, all three": seed_functions,
+        "  random.seed": random.seed,
+        "  np.random.seed": np.random.seed,
+        "  torch.manual_seed": torch.manual_seed,
+        "  default_generator.manual_seed": torch.default_generator.manual_seed,
+    }
+
+
+def time_once(step: Step, calls: int) -> float:
+    start = time.perf_counter_ns()
+    for position in range(calls):
+        step(position)
+    return (time.perf_counter_ns() - start) / calls
+
+
+def measure(steps: dict[str, Step], rounds: int, calls: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        empty = time_once(lambda position: None, calls)
+        for name, step in steps.items():
+            times[name].append(time_once(step, calls) - empty)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--calls", type=int, default=500)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'':34}{'median':>9}{'fastest tenth':>15}   ns a call")
+    for name, values in measure(parts(), args.rounds, args.calls).items():
+        tenth = statistics.quantiles(values, n=10)[0]
+        print(f"{name:34}{statistics.median(values):9.0f}{tenth:15.0f}")
+
+
+if __name__ == "__main__":
+    main()
