@@ -1,0 +1,268 @@
+"""What the tests of this folder share: loaders by name, comparison, waiting, scripts."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import gc
+import math
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import psutil
+import torch
+import torch.utils.data as tud
+
+from . import expect
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL_LOADERS = ("torch", "minato-static", "minato")
+
+
+def selected() -> list[str]:
+    """The loaders named by MINATO_TEST_LOADERS, all of them by default."""
+    names = os.environ.get("MINATO_TEST_LOADERS", ",".join(ALL_LOADERS))
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = set(chosen) - set(ALL_LOADERS)
+    if unknown:
+        raise ValueError(f"MINATO_TEST_LOADERS names unknown loaders: {unknown}")
+    return chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One loader under test; calling it makes a loader of that kind."""
+
+    name: str
+
+    @property
+    def cls(self) -> type:
+        if self.is_torch:
+            return tud.DataLoader
+        import minato
+
+        return minato.DataLoader
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scheduling": "static"} if self.name == "minato-static" else {}
+
+    @property
+    def is_torch(self) -> bool:
+        return self.name == "torch"
+
+    @property
+    def balanced(self) -> bool:
+        return self.name == "minato"
+
+    def expects(self, row: str) -> Any:
+        return expect.expected(self.name, row)
+
+    def __call__(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.cls(dataset, *args, **{**self.options, **kwargs})
+
+    @property
+    def script_head(self) -> str:
+        """Lines that give a script ``DataLoader`` and ``make(dataset, **kwargs)``."""
+        module = "torch.utils.data" if self.is_torch else "minato"
+        return (
+            f"from {module} import DataLoader\n"
+            f"OPTIONS = {self.options!r}\n"
+            "def make(dataset, **kwargs):\n"
+            "    return DataLoader(dataset, **{**OPTIONS, **kwargs})\n"
+        )
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor's elements in row-major order."""
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    plain = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(got: Any, want: Any, path: str = "value") -> None:
+    """Assert that two batches agree in every type, dtype, shape and bit."""
+    assert type(got) is type(want), f"{path}: {type(got)} is not {type(want)}"
+    if isinstance(want, torch.Tensor):
+        for name in ("dtype", "shape", "requires_grad", "layout", "device"):
+            assert getattr(got, name) == getattr(want, name), f"{path}.{name}"
+        assert bits(got) == bits(want), f"{path}: {got} != {want}"
+    elif isinstance(want, np.ndarray):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), path
+        assert got.tolist() == want.tolist(), path
+    elif isinstance(want, collections.abc.Mapping):
+        assert list(got) == list(want), path
+        for key in want:
+            assert_same(got[key], want[key], f"{path}[{key!r}]")
+    elif isinstance(want, (str, bytes)):
+        assert got == want, path
+    elif isinstance(want, collections.abc.Sequence):
+        assert len(got) == len(want), path
+        for number, pair in enumerate(zip(got, want)):
+            assert_same(*pair, f"{path}[{number}]")
+    elif isinstance(want, float) and math.isnan(want):
+        assert math.isnan(got), path
+    else:
+        assert got == want, f"{path}: {got!r} != {want!r}"
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's own text with the notes attached to it."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An exception without its traceback, which would keep an iterator alive."""
+
+    kind: type
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        return cls(type(error), error_text(error))
+
+    @property
+    def last_line(self) -> str:
+        """The line that holds the original exception's type and text."""
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def drain(iterator: Any) -> list[Any]:
+    """Everything an iterator still has, errors included, in order.
+
+    An error is given as ``("error", type)``; at most 1000 steps are made.
+    """
+    found: list[Any] = []
+    for _ in range(1000):
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(("error", type(error)))
+    raise AssertionError("the iterator does not end")
+
+
+def flat(batches: Any) -> list[Any]:
+    """The elements of one-dimensional batches, in order."""
+    return [element for batch in batches for element in batch.tolist()]
+
+
+# ------------------------------------------------------------------- waiting
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
+    """Wait until ``condition()`` holds; False if it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (an unreaped orphan counts as ended)."""
+    try:
+        process = psutil.Process(pid)
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return zombie and process.ppid() != os.getpid()
+    except psutil.NoSuchProcess:
+        return True
+
+
+def worker_pids(iterator: Any) -> list[int]:
+    return [worker.pid for worker in iterator._workers]
+
+
+def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
+    """Whether all of ``pids`` end within ``seconds``, garbage being collected."""
+    gc.collect()
+    return wait_for(lambda: all(gone(pid) for pid in pids), seconds)
+
+
+def descendants() -> dict[int, str]:
+    """pid and command line of every process below this one."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+# ------------------------------------------------------------------- scripts
+
+
+def _carries(process: psutil.Process, token: str) -> bool:
+    try:
+        return process.environ().get("MINATO_TEST_TOKEN") == token
+    except psutil.Error:
+        return False
+
+
+def processes_with(token: str) -> list[int]:
+    """Living processes whose environment holds the token of a script."""
+    return [process.pid for process in psutil.process_iter() if _carries(process, token)]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a script ended: status, output, and the processes it left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    left: list[int]
+
+
+def run_script(
+    kind: Kind, body: str, folder: Path, timeout: float = 50.0, grace: float = 12.0
+) -> Outcome:
+    """Run ``body`` after the loader's head in a fresh interpreter.
+
+    ``grace`` is how long processes may outlive the script before they count as left.
+    """
+    token = uuid.uuid4().hex
+    path = folder / f"script_{token[:8]}.py"
+    path.write_text(kind.script_head + body)
+    search = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    env = {
+        **os.environ,
+        "MINATO_TEST_TOKEN": token,
+        "PYTHONPATH": os.pathsep.join(filter(None, search)),
+    }
+    out, err = folder / f"{token}.out", folder / f"{token}.err"
+    # Files, not pipes: a process left behind would keep a pipe open and hide itself.
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(path)], env=env, stdout=stdout, stderr=stderr,
+            cwd=folder,
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in processes_with(token):
+                psutil.Process(pid).kill()
+            process.wait()
+            raise AssertionError(f"script hangs: {err.read_text()}") from None
+    wait_for(lambda: not processes_with(token), grace)
+    left = processes_with(token)
+    for pid in left:
+        try:
+            psutil.Process(pid).kill()
+        except psutil.NoSuchProcess:
+            continue
+    return Outcome(code, out.read_text(), err.read_text(), left)

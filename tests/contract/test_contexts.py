@@ -1,0 +1,176 @@
+"""Start methods, context objects, and what travels to a worker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch.utils.data import DataLoader
+
+from .datasets import Draws, Numbers, Shared
+from .support import Kind, all_gone, assert_same, flat, worker_pids
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("method", METHODS)
+def test_shared_objects_inside_a_dataset(loader: Kind, method: str) -> None:
+    context = torch.multiprocessing.get_context(method)
+    dataset = Shared(6, context)
+    workers = 2 if method == "fork" else 1
+    made = loader(dataset, batch_size=2, num_workers=workers,
+                  multiprocessing_context=method, collate_fn=dataset.collate)
+    batches = list(made)
+    # Within a worker the dataset and the function bound to it are one object.
+    assert batches == [(True, [0, 1]), (True, [2, 3]), (True, [4, 5])]
+    assert dataset.count.value == 6
+    assert sorted(dataset.queue.get(timeout=30) for _ in range(6)) == list(range(6))
+    dataset.queue.close()
+    dataset.queue.join_thread()
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods_give_the_same_streams(loader: Kind, method: str) -> None:
+    def run(how: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(3)
+        return list(loader(Draws(6), batch_size=2, num_workers=1, generator=generator,
+                           multiprocessing_context=how))
+
+    assert_same(run(method), run("fork"))
+
+
+@pytest.mark.servers
+def test_dataset_is_pickled_anew_for_each_iterator(loader: Kind) -> None:
+    dataset = Numbers(2)
+    made = loader(dataset, num_workers=1, multiprocessing_context="forkserver")
+    assert flat(made) == [0, 1]
+    dataset.length = 4
+    assert flat(made) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("source", [multiprocessing, torch.multiprocessing])
+def test_context_objects(loader: Kind, source: Any) -> None:
+    context = source.get_context("fork")
+    made = loader(Numbers(6), num_workers=2, multiprocessing_context=context)
+    assert made.multiprocessing_context is context
+    assert flat(made) == list(range(6))
+
+
+class CountingProcess(multiprocessing.context.ForkProcess):
+    """Counts the processes started through it."""
+
+    started = 0
+
+    def start(self) -> None:
+        CountingProcess.started += 1
+        super().start()
+
+
+class CountingContext(multiprocessing.context.ForkContext):
+    """A context of the user's own."""
+
+    Process = CountingProcess
+
+
+def test_custom_context_is_honoured(loader: Kind) -> None:
+    CountingProcess.started = 0
+    made = loader(Numbers(6), num_workers=2, multiprocessing_context=CountingContext())
+    assert flat(made) == list(range(6))
+    assert CountingProcess.started >= 1
+
+
+class Refusing(Numbers):
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not for export")
+
+
+@pytest.mark.servers
+@pytest.mark.unraisable
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
+    made = loader(Refusing(2), num_workers=1, multiprocessing_context=method)
+    with pytest.warns(UserWarning, match="^Got pickle error when attempting to start"):
+        with pytest.raises(TypeError, match="not for export"):
+            iter(made)
+    assert flat(loader(Refusing(2), num_workers=1)) == [0, 1]
+
+
+@pytest.mark.servers
+@pytest.mark.unraisable
+def test_lambda_cannot_be_pickled(loader: Kind) -> None:
+    made = loader(Numbers(2), num_workers=1, collate_fn=lambda samples: samples,
+                  multiprocessing_context="forkserver")
+    with pytest.warns(UserWarning, match="Got pickle error"):
+        with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
+            iter(made)
+
+
+class Unreadable(Numbers):
+    """Pickles, but cannot be made again."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise LookupError("cannot be loaded in a worker")
+
+
+@pytest.mark.servers
+def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
+    made = loader(Unreadable(2), num_workers=1, multiprocessing_context="forkserver")
+    iterator = None
+    with pytest.raises(Exception):
+        iterator = iter(made)
+        next(iterator)
+    if iterator is not None:
+        iterator._shutdown_workers()
+
+
+def test_fork_shares_what_cannot_be_pickled(loader: Kind) -> None:
+    class Local(Numbers):
+        function = staticmethod(lambda index: index * 7)
+
+        def __getitem__(self, index: int) -> int:
+            return self.function(index)
+
+    made = loader(Local(4), num_workers=2, collate_fn=lambda samples: samples[0],
+                  worker_init_fn=lambda worker: None)
+    assert list(made) == [0, 7, 14, 21]
+
+
+@pytest.mark.servers
+def test_persistent_workers_of_a_server(loader: Kind) -> None:
+    made = loader(Numbers(4), num_workers=1, persistent_workers=True,
+                  multiprocessing_context="forkserver")
+    pids = []
+    for _ in range(3):
+        assert flat(made) == [0, 1, 2, 3]
+        pids.append(worker_pids(made._iterator))
+    assert pids[0] == pids[1] == pids[2]
+    del made
+    assert all_gone(pids[0])
+
+
+def test_no_new_warning_on_plain_use(loader: Kind) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert flat(loader(Numbers(4), num_workers=2)) == [0, 1, 2, 3]
+
+
+@pytest.mark.servers
+def test_default_start_method_is_the_interpreters(loader: Kind) -> None:
+    # The suite sets fork; a loader without a context follows.
+    iterator = iter(loader(Refusing(3), num_workers=1))
+    assert flat(iterator) == [0, 1, 2]
+    assert type(DataLoader(Numbers(1), num_workers=1).multiprocessing_context) is type(
+        loader(Numbers(1), num_workers=1).multiprocessing_context)
