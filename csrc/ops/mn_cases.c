@@ -1,0 +1,227 @@
+/* The samples of a dataset.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "ops/mn_cases.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void
+free_list(struct mn_case *list, int64_t n_cases)
+{
+    for (int64_t i = 0; i < n_cases; i++) {
+        free(list[i].image);
+        free(list[i].label);
+    }
+    free(list);
+}
+
+void
+mn_cases_close(struct mn_cases *cases)
+{
+    if (cases != NULL) {
+        free_list(cases->cases, cases->n_cases);
+        free(cases);
+    }
+}
+
+static const char *
+where(const struct mn_cases *cases, int64_t index)
+{
+    return cases->cases[index % cases->n_cases].image;
+}
+
+/* Checks that what came out is what the fields promise. */
+static int
+check_field(const struct mn_cases *cases, int64_t index, int field,
+            const struct mn_view *view, struct mn_text *text)
+{
+    const struct mn_native_field *f = &cases->native.fields[field];
+    if (mn_view_bytes(view) == f->bytes
+        && memcmp(view->shape, f->shape, sizeof(view->shape)) == 0) {
+        return 0;
+    }
+    return mn_fail(text, EINVAL,
+                   "%s: the sample's shape %lld x %lld x %lld x %lld is not that of the "
+                   "first case",
+                   where(cases, index), (long long)view->shape[0],
+                   (long long)view->shape[1], (long long)view->shape[2],
+                   (long long)view->shape[3]);
+}
+
+static int
+make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
+            uint64_t key_hi, uint64_t key_lo, void **out)
+{
+    const struct mn_case *c = &cases->cases[index % cases->n_cases];
+    struct mn_source source = {.image_path = c->image, .label_path = c->label};
+    int field = 0;
+    int rc = mn_pipeline_apply(cases->pipeline, work, &source, key_hi, key_lo);
+    if (rc == 0) {
+        rc = check_field(cases, index, 0, &work->image, work->reader.text);
+    }
+    if (rc == 0) {
+        rc = mn_work_store(work, &work->image, out[field++]);
+    }
+    if (rc == 0 && cases->has_label) {
+        rc = check_field(cases, index, 1, &work->label, work->reader.text);
+        if (rc == 0) {
+            rc = mn_work_store(work, &work->label, out[field++]);
+        }
+    }
+    if (rc == 0 && cases->with_index) {
+        memcpy(out[field], &index, sizeof(index));
+    }
+    return rc;
+}
+
+static int
+run_native(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **out,
+           char *err, size_t errlen)
+{
+    struct mn_cases *cases = state;
+    struct mn_text text = {err, errlen};
+    struct mn_work *work = NULL;
+    if (index < 0 || index >= cases->native.length) {
+        return mn_fail(&text, ERANGE, "sample %lld is not among %lld", (long long)index,
+                       (long long)cases->native.length);
+    }
+    int rc = mn_work_begin(cases->pipeline, &work, &text);
+    if (rc == 0) {
+        rc = make_sample(cases, work, index, key_hi, key_lo, out);
+        mn_work_end(cases->pipeline, work);
+    }
+    return rc;
+}
+
+static int
+add_field(struct mn_cases *cases, const struct mn_plan *plan, const char *name,
+          struct mn_text *text)
+{
+    struct mn_native_field *f = &cases->native.fields[cases->native.n_fields++];
+    f->itemsize = (uint8_t)mn_dtype_size(plan->dtype);
+    f->kind = plan->dtype == MN_DTYPE_F32 || plan->dtype == MN_DTYPE_F64   ? 'f'
+              : plan->dtype == MN_DTYPE_I16 || plan->dtype == MN_DTYPE_I32 ? 'i'
+                                                                           : 'u';
+    f->ndim = MN_VOLUME_DIMS;
+    f->bytes = f->itemsize;
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        if (plan->shape[axis] < 0) {
+            return mn_fail(text, EINVAL,
+                           "axis %d of the %s depends on the case; end the pipeline with "
+                           "a crop, or with Resample to a fixed size",
+                           axis, name);
+        }
+        f->shape[axis] = plan->shape[axis];
+        f->bytes *= (uint64_t)plan->shape[axis];
+    }
+    return 0;
+}
+
+/* What ReadNpy knows of a case: the channels; the rest differs from case to case. */
+static int
+plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_plan *plan,
+          struct mn_text *text)
+{
+    struct mn_work *work = NULL;
+    memset(plan, 0, sizeof(*plan));
+    if (path == NULL) {
+        return 0;
+    }
+    int rc = mn_work_begin(cases->pipeline, &work, text);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = mn_work_open(work, 0, path, cases->pipeline->ops[0].flag, dtype);
+    plan->dtype = dtype;
+    memset(plan->shape, -1, sizeof(plan->shape));
+    plan->shape[0] = work->image.shape[0];
+    mn_work_end(cases->pipeline, work);
+    return rc;
+}
+
+static int
+plan_fields(struct mn_cases *cases, struct mn_text *text)
+{
+    const struct mn_op *read = &cases->pipeline->ops[0];
+    struct mn_plan image, label;
+    if (cases->pipeline->n_ops == 0 || read->kind != MN_OP_READ_NPY) {
+        return mn_fail(text, EINVAL, "the pipeline of a dataset must begin with ReadNpy");
+    }
+    int rc = plan_file(cases, cases->cases[0].image, read->dtypes[0], &image, text);
+    if (rc == 0) {
+        rc = plan_file(cases, cases->cases[0].label, read->dtypes[1], &label, text);
+    }
+    if (rc == 0) {
+        rc = mn_pipeline_infer(cases->pipeline, &image, &label, text);
+    }
+    if (rc == 0) {
+        rc = add_field(cases, &image, "image", text);
+    }
+    cases->has_label = rc == 0 && label.dtype != MN_DTYPE_NONE;
+    if (cases->has_label) {
+        rc = add_field(cases, &label, "label", text);
+    }
+    if (rc == 0 && cases->with_index) {
+        cases->native.fields[cases->native.n_fields++] =
+            (struct mn_native_field){.kind = 'i', .itemsize = 8, .bytes = 8};
+    }
+    return rc;
+}
+
+int
+mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
+              int64_t n_cases, int64_t repeat, bool with_index, struct mn_text *text)
+{
+    struct mn_cases *c = calloc(1, sizeof(*c));
+    int64_t length;
+    if (c == NULL) {
+        free_list(list, n_cases);
+        return mn_fail_memory(text, sizeof(*c));
+    }
+    c->pipeline = pipeline;
+    c->n_cases = n_cases;
+    c->cases = list;
+    c->with_index = with_index;
+    c->native = (struct mn_native_pipeline){
+        .abi = MN_OPS_ABI, .size = sizeof(c->native), .state = c, .run = run_native};
+    int rc;
+    if (n_cases < 1 || repeat < 1 || __builtin_mul_overflow(n_cases, repeat, &length)) {
+        rc = mn_fail(text, EINVAL, "a dataset needs at least one case and one repeat");
+    }
+    else {
+        c->native.length = length;
+        rc = plan_fields(c, text);
+    }
+    if (rc < 0) {
+        mn_cases_close(c);
+        return rc;
+    }
+    *cases = c;
+    return 0;
+}
+
+int
+mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text)
+{
+    const struct mn_pipeline *pipeline = cases->pipeline;
+    const struct mn_op *read = &pipeline->ops[0];
+    const struct mn_boxes *boxes = NULL;
+    struct mn_work *work = NULL;
+    bool wanted = pipeline->n_ops > 1 && pipeline->ops[1].kind == MN_OP_RAND_BALANCED_CROP
+                  && pipeline->ops[1].keep;
+    if (!wanted || cases->cases[at].label == NULL) {
+        return 0;
+    }
+    int rc = mn_work_begin(cases->pipeline, &work, text);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = mn_work_open(work, 1, cases->cases[at].label, read->flag, read->dtypes[1]);
+    if (rc == 0) {
+        rc = mn_work_boxes(work, true, &boxes);
+    }
+    mn_work_end(cases->pipeline, work);
+    return rc;
+}

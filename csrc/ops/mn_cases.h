@@ -1,0 +1,38 @@
+/* A list of cases with a pipeline: the samples of a dataset, made by any thread.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns its paths; borrows the pipeline. Never changes once made.
+ */
+#ifndef MN_CASES_H
+#define MN_CASES_H
+
+#include "ops/mn_pipeline.h"
+
+struct mn_case {
+    char *image, *label; /* paths; label may be NULL */
+};
+
+struct mn_cases {
+    struct mn_pipeline *pipeline;
+    int64_t n_cases;
+    struct mn_case *cases;
+    bool has_label, with_index;
+    struct mn_native_pipeline native; /* state is this very structure */
+};
+
+/* Takes over `list` (malloc'ed, like its strings), on failure too. The fields are worked
+ * out from the first case's headers and the pipeline; an error if a shape would depend on
+ * the case. `repeat` times the cases make up the samples. */
+int
+mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
+              int64_t n_cases, int64_t repeat, bool with_index, struct mn_text *text);
+
+void
+mn_cases_close(struct mn_cases *cases);
+
+/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that keeps
+ * them: later samples then never wait for a scan. */
+int
+mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
+
+#endif /* MN_CASES_H */

@@ -1,0 +1,76 @@
+/* The inner loops for each instruction set, and the choice among them.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The pragmas keep the promise of mn_kernels.h whatever flags the build passes: no fused
+ * multiply-add (AArch64 and AVX-512 have them at the ready), and a square root that need
+ * not set errno, which would keep its loop from being vectorised.
+ */
+#include "ops/mn_kernels.h"
+
+#include <string.h>
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC optimize("O3", "fp-contract=off", "no-math-errno", "no-trapping-math")
+#endif
+
+#define MN_JOIN_(a, b) mn_##a##_##b
+#define MN_JOIN(a, b) MN_JOIN_(a, b)
+#define MN_K(name) MN_JOIN(name, MN_K_SUFFIX)
+
+/* The plain twin: what the others are compared with. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC optimize("no-tree-vectorize")
+#endif
+#define MN_K_SUFFIX plain
+#define MN_K_NAME "plain"
+#define MN_LANES 1
+#define MN_SQRT(v) __builtin_sqrtf(v)
+#include "ops/mn_normals_body.h"
+#include "ops/mn_kernels_body.h"
+#undef MN_K_SUFFIX
+#undef MN_K_NAME
+#undef MN_LANES
+#undef MN_SQRT
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#pragma GCC pop_options
+#endif
+
+#if defined(__x86_64__)
+#include "ops/mn_kernels_x86.h"
+#endif
+
+const struct mn_kernels *
+mn_kernels_get(int level)
+{
+    switch (level) {
+    case 0:
+        return &mn_kernels_plain;
+#if defined(__x86_64__)
+    case 1:
+        return &mn_kernels_sse2;
+    case 2:
+        return __builtin_cpu_supports("avx2") ? &mn_kernels_avx2 : NULL;
+    case 3:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+                       && __builtin_cpu_supports("avx512vl")
+                       && __builtin_cpu_supports("avx512dq")
+                   ? &mn_kernels_avx512
+                   : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
+const struct mn_kernels *
+mn_kernels_best(void)
+{
+    const struct mn_kernels *best = mn_kernels_get(0);
+    for (int level = 1; mn_kernels_get(level) != NULL; level++) {
+        best = mn_kernels_get(level);
+    }
+    return best;
+}

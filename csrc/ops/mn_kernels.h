@@ -1,0 +1,58 @@
+/* The inner loops, compiled once for each instruction set.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One source (mn_kernels_body.h) is compiled for several instruction sets and chosen from
+ * at run time. All versions give the same bytes: each float operation is one IEEE operation
+ * (no contraction into fused multiply-adds, no reassociation, no library function but the
+ * exactly rounded square root), so the choice is never visible. Tests compare them.
+ *
+ * Pointers to voxels need no alignment unless they are typed.
+ */
+#ifndef MN_KERNELS_H
+#define MN_KERNELS_H
+
+#include <stdint.h>
+
+/* Who draws: the sample's key and the operator's number in its pipeline. */
+struct mn_key {
+    uint64_t hi, lo;
+    uint32_t number;
+};
+
+/* Normals come in groups of this many; group g is made of Philox blocks 16 g to 16 g + 15
+ * of stream 1, and element 16 o + l of a group is output o of block l. */
+#define MN_NORMALS_GROUP 64
+#define MN_STREAM_NOISE 1u
+
+struct mn_kernels {
+    const char *name;
+    /* The first i in [from, n) with p[i] != 0, or n. */
+    int64_t (*find_nonzero)(const uint8_t *p, int64_t from, int64_t n);
+    /* The first i in [from, n) with p[i] != value, or n. */
+    int64_t (*find_other)(const uint8_t *p, int64_t from, int64_t n, uint8_t value);
+    /* dst[i] = src[n - 1 - i] for elements of 1 and 4 bytes. No overlap. */
+    void (*reverse_1)(void *dst, const void *src, int64_t n);
+    void (*reverse_4)(void *dst, const void *src, int64_t n);
+    /* x = (float)((double)x * factor) */
+    void (*scale)(float *x, int64_t n, double factor);
+    /* x = (min(max(x, low), high) - mean) / std, NaN kept */
+    void (*normalize)(float *x, int64_t n, float low, float high, float mean, float std);
+    /* x[i] += mean + std * normal number first + i of the key */
+    void (*add_noise)(float *x, int64_t n, int64_t first, const struct mn_key *key,
+                      float mean, float std);
+    /* out = normals first..first+n-1 */
+    void (*normals)(float *out, int64_t n, int64_t first, const struct mn_key *key);
+    /* out[x] = a[x] + (b[x] - a[x]) * t; out may be a or b */
+    void (*mix)(float *out, const float *a, const float *b, float t, int64_t n);
+};
+
+/* The sets that this build and this processor have: 0 is the plainest, always there. NULL
+ * past the last. */
+const struct mn_kernels *
+mn_kernels_get(int level);
+
+/* The best one. */
+const struct mn_kernels *
+mn_kernels_best(void);
+
+#endif /* MN_KERNELS_H */

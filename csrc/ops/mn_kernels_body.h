@@ -1,0 +1,147 @@
+/* The inner loops themselves; included once an instruction set by mn_kernels.c, which
+ * SPDX-License-Identifier: Apache-2.0
+ * defines MN_K(name) to give each copy its own names. No include guard for that reason.
+ *
+ * Written for the compiler's vectoriser: straight-line loops without branches. Only the
+ * normals need more help; their lanes are in mn_normals_body.h.
+ */
+
+static int64_t
+MN_K(find_nonzero)(const uint8_t *p, int64_t from, int64_t n)
+{
+    int64_t i = from;
+    for (; i + 128 <= n; i += 128) {
+        uint64_t w[16], any = 0;
+        memcpy(w, p + i, sizeof(w));
+        for (int k = 0; k < 16; k++) {
+            any |= w[k];
+        }
+        if (any != 0) {
+            break;
+        }
+    }
+    for (; i + 8 <= n; i += 8) {
+        uint64_t w;
+        memcpy(&w, p + i, sizeof(w));
+        if (w != 0) {
+            break;
+        }
+    }
+    while (i < n && p[i] == 0) {
+        i++;
+    }
+    return i;
+}
+
+static int64_t
+MN_K(find_other)(const uint8_t *p, int64_t from, int64_t n, uint8_t value)
+{
+    const uint64_t same = 0x0101010101010101u * (uint64_t)value;
+    int64_t i = from;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t w;
+        memcpy(&w, p + i, sizeof(w));
+        if (w != same) {
+            break;
+        }
+    }
+    while (i < n && p[i] == value) {
+        i++;
+    }
+    return i;
+}
+
+static void
+MN_K(reverse_1)(void *restrict dst, const void *restrict src, int64_t n)
+{
+    uint8_t *restrict to = dst;
+    const uint8_t *restrict from = src;
+    for (int64_t i = 0; i < n; i++) {
+        to[i] = from[n - 1 - i];
+    }
+}
+
+static void
+MN_K(reverse_4)(void *restrict dst, const void *restrict src, int64_t n)
+{
+    char *restrict to = dst;
+    const char *restrict from = src;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t w; /* through memcpy, because neither side need be aligned */
+        memcpy(&w, from + 4 * (n - 1 - i), 4);
+        memcpy(to + 4 * i, &w, 4);
+    }
+}
+
+static void
+MN_K(scale)(float *x, int64_t n, double factor)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = (float)((double)x[i] * factor);
+    }
+}
+
+static void
+MN_K(normalize)(float *x, int64_t n, float low, float high, float mean, float std)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float v = x[i];
+        v = v < low ? low : v;
+        v = v > high ? high : v;
+        x[i] = (v - mean) / std;
+    }
+}
+
+static void
+MN_K(mix)(float *out, const float *a, const float *b, float t, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = a[i] + (b[i] - a[i]) * t;
+    }
+}
+
+static void
+MN_K(normals)(float *out, int64_t n, int64_t first, const struct mn_key *key)
+{
+    float group[MN_NORMALS_GROUP];
+    while (n > 0) {
+        int64_t skip = first % MN_NORMALS_GROUP, take = MN_NORMALS_GROUP - skip;
+        take = take < n ? take : n;
+        MN_K(normals_group)(group, (uint32_t)(first / MN_NORMALS_GROUP), key);
+        memcpy(out, group + skip, (size_t)take * sizeof(float));
+        out += take;
+        first += take;
+        n -= take;
+    }
+}
+
+static void
+MN_K(add_noise)(float *x, int64_t n, int64_t first, const struct mn_key *key, float mean,
+                float std)
+{
+    float group[MN_NORMALS_GROUP];
+    while (n > 0) {
+        int64_t skip = first % MN_NORMALS_GROUP, take = MN_NORMALS_GROUP - skip;
+        take = take < n ? take : n;
+        MN_K(normals_group)(group, (uint32_t)(first / MN_NORMALS_GROUP), key);
+        for (int64_t i = 0; i < take; i++) {
+            x[i] = x[i] + (mean + std * group[skip + i]);
+        }
+        x += take;
+        first += take;
+        n -= take;
+    }
+}
+
+static const struct mn_kernels MN_K(kernels) = {
+    .name = MN_K_NAME,
+    .find_nonzero = MN_K(find_nonzero),
+    .find_other = MN_K(find_other),
+    .reverse_1 = MN_K(reverse_1),
+    .reverse_4 = MN_K(reverse_4),
+    .scale = MN_K(scale),
+    .normalize = MN_K(normalize),
+    .add_noise = MN_K(add_noise),
+    .normals = MN_K(normals),
+    .mix = MN_K(mix),
+};

@@ -1,0 +1,279 @@
+/* Running a pipeline's operators on a sample.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "ops/mn_pipeline.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int
+mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_ops,
+                 const struct mn_kernels *kernels, struct mn_text *text)
+{
+    size_t bytes = sizeof(struct mn_pipeline) + (size_t)n_ops * sizeof(struct mn_op);
+    struct mn_pipeline *p = calloc(1, bytes);
+    if (p == NULL) {
+        return mn_fail_memory(text, bytes);
+    }
+    p->kernels = kernels != NULL ? kernels : mn_kernels_best();
+    p->n_ops = n_ops;
+    if (n_ops > 0) {
+        memcpy(p->ops, ops, (size_t)n_ops * sizeof(struct mn_op));
+    }
+    mn_filecache_init(&p->cache);
+    *pipeline = p;
+    return 0;
+}
+
+static void
+free_work(struct mn_work *work)
+{
+    if (work != NULL) {
+        mn_work_clear(work);
+        mn_npy_buffer_fini(&work->reader.buffer);
+        free(work);
+    }
+}
+
+void
+mn_pipeline_close(struct mn_pipeline *pipeline)
+{
+    if (pipeline == NULL) {
+        return;
+    }
+    for (int i = 0; i < MN_POOL; i++) {
+        free_work((struct mn_work *)(uintptr_t)mn_a64_xchg_acqrel(&pipeline->pool[i], 0));
+    }
+    mn_filecache_fini(&pipeline->cache);
+    free(pipeline);
+}
+
+int
+mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_text *text)
+{
+    struct mn_work *w = NULL;
+    for (int i = 0; i < MN_POOL && w == NULL; i++) {
+        if (mn_a64_load_relaxed(&pipeline->pool[i]) != 0) { /* a hint: the exchange decides */
+            /* Acquire: pairs with the release in mn_work_end. */
+            w = (struct mn_work *)(uintptr_t)mn_a64_xchg_acqrel(&pipeline->pool[i], 0);
+        }
+    }
+    if (w == NULL) {
+        w = calloc(1, sizeof(*w));
+        if (w == NULL) {
+            return mn_fail_memory(text, sizeof(*w));
+        }
+        w->files[0].fd = w->files[1].fd = -1;
+        w->reader.kernels = pipeline->kernels;
+        w->cache = &pipeline->cache;
+    }
+    w->reader.text = text;
+    *work = w;
+    return 0;
+}
+
+void
+mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
+{
+    mn_a64_add_relaxed(&pipeline->samples, 1);
+    mn_a64_add_relaxed(&pipeline->bytes_read, work->reader.bytes_read);
+    mn_a64_add_relaxed(&pipeline->scans, work->scans);
+    mn_a64_add_relaxed(&pipeline->headers_parsed, work->headers_parsed);
+    work->reader.bytes_read = work->scans = work->headers_parsed = 0;
+    mn_work_clear(work);
+    work->reader.text = NULL;
+    for (int i = 0; i < MN_POOL; i++) {
+        uint64_t empty = 0;
+        /* Release: the work is complete for whoever takes it out. */
+        if (mn_a64_cas_acqrel(&pipeline->pool[i], &empty, (uint64_t)(uintptr_t)work)) {
+            return;
+        }
+    }
+    free_work(work);
+}
+
+/* -- Operators that only note ---------------------------------------------------------- */
+
+static int
+flip(struct mn_work *work, const struct mn_op *op, uint32_t number)
+{
+    struct mn_key key = mn_work_key(work, number);
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        double u = mn_draw_uniform(key.hi, key.lo, number, (uint32_t)axis - 1);
+        if (u >= op->per_axis[axis]) {
+            continue;
+        }
+        int rc = mn_view_is_placed(&work->image) ? mn_work_settle(work, &work->image) : 0;
+        if (rc < 0) {
+            return rc;
+        }
+        mn_view_flip(&work->image, axis);
+        if (work->label.dtype != MN_DTYPE_NONE) {
+            mn_view_flip(&work->label, axis);
+        }
+    }
+    return 0;
+}
+
+/* Two casts, or a cast after arithmetic, are two steps: the first is done at once. */
+static int
+cast(struct mn_work *work, struct mn_view *view, int dtype)
+{
+    if (dtype == MN_DTYPE_NONE || view->dtype == MN_DTYPE_NONE || view->dtype == dtype) {
+        return 0;
+    }
+    int rc = 0;
+    if (view->n_points > 0 || view->dtype != view->source) {
+        rc = mn_work_settle(work, view);
+    }
+    view->dtype = dtype;
+    return rc;
+}
+
+/* Arithmetic makes the image float32. */
+static int
+note_point(struct mn_work *work, const struct mn_point *point)
+{
+    int rc = cast(work, &work->image, MN_DTYPE_F32);
+    if (rc == 0 && work->image.n_points == MN_POINTS_MAX) {
+        rc = mn_work_settle(work, &work->image);
+    }
+    if (rc == 0) {
+        work->image.points[work->image.n_points++] = *point;
+    }
+    return rc;
+}
+
+static int
+scale(struct mn_work *work, const struct mn_op *op, uint32_t number)
+{
+    struct mn_key key = mn_work_key(work, number);
+    struct mn_point point = {.kind = MN_POINT_SCALE};
+    if (mn_draw_uniform(key.hi, key.lo, number, 0) >= op->p) {
+        return cast(work, &work->image, MN_DTYPE_F32);
+    }
+    double u = mn_draw_uniform(key.hi, key.lo, number, 1);
+    point.factor = op->values[2] + (op->values[0] + (op->values[1] - op->values[0]) * u);
+    return note_point(work, &point);
+}
+
+static int
+noise(struct mn_work *work, const struct mn_op *op, uint32_t number)
+{
+    struct mn_key key = mn_work_key(work, number);
+    struct mn_point point = {.kind = MN_POINT_NOISE, .key = key};
+    if (mn_draw_uniform(key.hi, key.lo, number, 0) >= op->p) {
+        return cast(work, &work->image, MN_DTYPE_F32);
+    }
+    point.std = (float)(op->values[0] * mn_draw_uniform(key.hi, key.lo, number, 1));
+    point.mean = (float)op->values[1];
+    return note_point(work, &point);
+}
+
+static int
+normalize(struct mn_work *work, const struct mn_op *op)
+{
+    struct mn_point point = {
+        .kind = MN_POINT_NORMALIZE,
+        .low = (float)op->values[0],
+        .high = (float)op->values[1],
+        .mean = (float)op->values[2],
+        .std = (float)op->values[3],
+    };
+    return note_point(work, &point);
+}
+
+static int
+read_npy(struct mn_work *work, const struct mn_op *op, const struct mn_source *source)
+{
+    int rc = mn_work_open(work, 0, source->image_path, op->flag, op->dtypes[0]);
+    if (rc == 0 && source->label_path != NULL) {
+        rc = mn_work_open(work, 1, source->label_path, op->flag, op->dtypes[1]);
+    }
+    return rc;
+}
+
+static int
+run_op(struct mn_work *work, const struct mn_op *op, uint32_t number,
+       const struct mn_source *source)
+{
+    int rc;
+    switch (op->kind) {
+    case MN_OP_READ_NPY:
+        return read_npy(work, op, source);
+    case MN_OP_RAND_BALANCED_CROP:
+        return mn_op_balanced_crop(work, op, number);
+    case MN_OP_RAND_CROP:
+        return mn_op_crop(work, op, number);
+    case MN_OP_RAND_FLIP:
+        return flip(work, op, number);
+    case MN_OP_CAST:
+        rc = cast(work, &work->image, op->dtypes[0]);
+        return rc == 0 ? cast(work, &work->label, op->dtypes[1]) : rc;
+    case MN_OP_RAND_SCALE_INTENSITY:
+        return scale(work, op, number);
+    case MN_OP_RAND_GAUSSIAN_NOISE:
+        return noise(work, op, number);
+    case MN_OP_NORMALIZE:
+        return normalize(work, op);
+    case MN_OP_PAD:
+        return mn_op_pad(work, op);
+    case MN_OP_RESAMPLE:
+        rc = cast(work, &work->image, MN_DTYPE_F32);
+        return rc == 0 ? mn_op_resample(work, op) : rc;
+    case MN_OP_USER:
+        return mn_op_user(work, op, number);
+    default:
+        return mn_fail(work->reader.text, EINVAL, "unknown operator %d", (int)op->kind);
+    }
+}
+
+static void
+bind_array(struct mn_view *view, const struct mn_op_volume *volume)
+{
+    if (volume->dtype != MN_DTYPE_NONE) {
+        mn_view_of_memory(view, volume->dtype, volume->data, volume->shape,
+                          volume->strides);
+    }
+}
+
+/* Whether the pipeline reads files; it must then be given paths, and else arrays. */
+static int
+check_source(const struct mn_pipeline *pipeline, const struct mn_source *source,
+             struct mn_text *text)
+{
+    bool reads = pipeline->n_ops > 0 && pipeline->ops[0].kind == MN_OP_READ_NPY;
+    if (reads && source->image_path == NULL) {
+        return mn_fail(text, EINVAL, "a pipeline with ReadNpy takes paths, not arrays");
+    }
+    if (!reads && source->image_path != NULL) {
+        return mn_fail(text, EINVAL, "a pipeline without ReadNpy takes arrays, not paths");
+    }
+    return 0;
+}
+
+int
+mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
+                  const struct mn_source *source, uint64_t key_hi, uint64_t key_lo)
+{
+    int rc = check_source(pipeline, source, work->reader.text);
+    work->key_hi = key_hi;
+    work->key_lo = key_lo;
+    if (source->image_path == NULL) {
+        bind_array(&work->image, &source->image);
+        bind_array(&work->label, &source->label);
+    }
+    for (int i = 0; rc == 0 && i < pipeline->n_ops; i++) {
+        rc = run_op(work, &pipeline->ops[i], (uint32_t)i, source);
+    }
+    return rc;
+}
+
+int
+mn_work_store(struct mn_work *work, const struct mn_view *view, void *to)
+{
+    int64_t strides[MN_VOLUME_DIMS];
+    mn_strides_of(strides, view->shape, mn_dtype_size(view->dtype));
+    return mn_view_store(view, to, strides, &work->reader);
+}

@@ -1,0 +1,132 @@
+/* Pipelines: a list of operators, run on one sample after the other by any thread.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A pipeline never changes once made, but for its cache, pool and counters, which are
+ * atomic: any number of threads may run it at once, and a fork finds no lock held.
+ *
+ * Running is split in two, so that the caller can allocate outputs whose shape depends on
+ * the input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.
+ *
+ * Draws of the operators, all from stream 0 of the sample's key with the operator's place in
+ * its pipeline as number (minato/ops.h); `u` is mn_draw_uniform, `below` mn_draw_below:
+ *   RandBalancedCrop  0 u: foreground if under p; 1 below: class; 2 below: component;
+ *                     3, 4, 5 below: depth, height, width
+ *   RandCrop          3, 4, 5 below: depth, height, width
+ *   RandFlip          0, 1, 2 u: depth, height, width, each if under p
+ *   RandScaleIntensity 0 u: if under p; 1 u: the factor
+ *   RandGaussianNoise 0 u: if under p; 1 u: the standard deviation; stream 1: the normals
+ */
+#ifndef MN_PIPELINE_H
+#define MN_PIPELINE_H
+
+#include "base/mn_atomic.h"
+#include "minato/ops.h"
+#include "ops/mn_work.h"
+
+enum mn_op_kind {
+    MN_OP_READ_NPY,
+    MN_OP_RAND_BALANCED_CROP,
+    MN_OP_RAND_CROP,
+    MN_OP_RAND_FLIP,
+    MN_OP_CAST,
+    MN_OP_RAND_SCALE_INTENSITY,
+    MN_OP_RAND_GAUSSIAN_NOISE,
+    MN_OP_NORMALIZE,
+    MN_OP_PAD,
+    MN_OP_RESAMPLE,
+    MN_OP_USER,
+    MN_OP_KINDS
+};
+
+struct mn_op {
+    enum mn_op_kind kind;
+    bool flag;         /* read: direct; crops: include the last start; pad: constant */
+    bool keep;         /* balanced crop: keep the boxes of files */
+    int dtypes[2];     /* read, cast: image, label; MN_DTYPE_NONE: leave as it is */
+    int64_t size[4];   /* crops: patch; pad: least size; resample: size, or 0; [0] unused */
+    double p;          /* probability */
+    double per_axis[4]; /* flip: probabilities; resample: factors; [0] unused */
+    double values[4];  /* scale: low, high, offset. noise: largest std, mean.
+                        * normalize: low, high, mean, std. pad: image, label */
+    const struct mn_operator *user;
+};
+
+/* What is known of a volume before there is one. */
+struct mn_plan {
+    int dtype; /* MN_DTYPE_NONE: no volume; -1: not known */
+    int64_t shape[MN_VOLUME_DIMS]; /* -1: not known */
+};
+
+/* Works at rest. More threads than this at once allocate theirs for each sample. */
+#define MN_POOL 64
+
+struct mn_pipeline {
+    const struct mn_kernels *kernels;
+    struct mn_filecache cache;
+    mn_a64 pool[MN_POOL]; /* struct mn_work *, or 0 */
+    mn_a64 samples, bytes_read, scans, headers_parsed;
+    int n_ops;
+    struct mn_op ops[];
+};
+
+/* Where a sample comes from: paths for a pipeline that begins with ReadNpy, else arrays.
+ * A label path of NULL, or a label of dtype MN_DTYPE_NONE: there is none. */
+struct mn_source {
+    const char *image_path, *label_path;
+    struct mn_op_volume image, label;
+};
+
+/* Makes a pipeline of a copy of these operators. Kernels NULL: the best. */
+int
+mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_ops,
+                 const struct mn_kernels *kernels, struct mn_text *text);
+
+void
+mn_pipeline_close(struct mn_pipeline *pipeline);
+
+/* What comes out, as far as it is known from what goes in. */
+int
+mn_pipeline_infer(const struct mn_pipeline *pipeline, struct mn_plan *image,
+                  struct mn_plan *label, struct mn_text *text);
+
+/* A work for the calling thread, to be given back by mn_work_end. */
+int
+mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_text *text);
+
+void
+mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work);
+
+/* Runs the operators: work->image and work->label are then what is to be stored. */
+int
+mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
+                  const struct mn_source *source, uint64_t key_hi, uint64_t key_lo);
+
+/* Writes a view, C contiguous. */
+int
+mn_work_store(struct mn_work *work, const struct mn_view *view, void *to);
+
+/* -- For the pipeline's own parts ------------------------------------------------------ */
+
+int
+mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);
+
+int
+mn_op_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);
+
+int
+mn_op_pad(struct mn_work *work, const struct mn_op *op);
+
+int
+mn_op_resample(struct mn_work *work, const struct mn_op *op);
+
+/* The shape after padding or resampling; axes of -1 stay unknown. */
+int
+mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
+
+int
+mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
+
+int
+mn_op_user(struct mn_work *work, const struct mn_op *op, uint32_t number);
+
+#endif /* MN_PIPELINE_H */

@@ -1,0 +1,332 @@
+/* Padding and resampling: operators that make volumes of another size.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "ops/mn_pipeline.h"
+
+/* Checks that a volume of this shape can be addressed. */
+static int
+check_bytes(const int64_t *shape, struct mn_text *text)
+{
+    int64_t bytes = 8;
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        if (shape[axis] > 0 && __builtin_mul_overflow(bytes, shape[axis], &bytes)) {
+            return mn_fail(text, EINVAL, "the new size needs more than 2^63 bytes");
+        }
+    }
+    return 0;
+}
+
+static int
+new_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t *shape)
+{
+    int64_t bytes = (int64_t)mn_dtype_size(dtype);
+    void *memory = NULL;
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        bytes *= shape[axis];
+    }
+    int rc = mn_work_block(work, (size_t)bytes, &memory);
+    if (rc == 0) {
+        mn_view_of_block(view, dtype, memory, shape);
+        view->writable = true;
+    }
+    return rc;
+}
+
+static unsigned char *
+memory_of(const struct mn_view *view)
+{
+    return (unsigned char *)(uintptr_t)view->base; /* new_volume's, which may be written */
+}
+
+/* -- Padding --------------------------------------------------------------------------- */
+
+int
+mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text)
+{
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        if (shape[axis] >= 0 && shape[axis] < op->size[axis]) {
+            shape[axis] = op->size[axis];
+        }
+    }
+    return check_bytes(shape, text);
+}
+
+/* Repeats `item` bytes at `from` over `count` places of `to`. */
+static void
+repeat(unsigned char *to, const unsigned char *from, size_t item, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(to + (size_t)i * item, from, item);
+    }
+}
+
+/* Fills what lies before and after the middle of an axis with its first and last slice, or
+ * with `fill` voxels. `item`: bytes of a slice. */
+static void
+extend(unsigned char *start, int64_t before, int64_t middle, int64_t after, size_t item,
+       const unsigned char *fill, size_t voxel)
+{
+    unsigned char *first = start + (size_t)before * item;
+    unsigned char *end = first + (size_t)middle * item;
+    if (fill != NULL) {
+        repeat(start, fill, voxel, before * (int64_t)(item / voxel));
+        repeat(end, fill, voxel, after * (int64_t)(item / voxel));
+        return;
+    }
+    repeat(start, first, item, before);
+    repeat(end, end - item, item, after);
+}
+
+/* Extends the stored middle over rows, then planes, then the channel's volume. */
+static void
+extend_all(const struct mn_view *whole, const int64_t *before, const int64_t *middle,
+           const unsigned char *fill)
+{
+    const int64_t *shape = whole->shape, *strides = whole->strides;
+    size_t voxel = (size_t)strides[3];
+    int64_t after[MN_VOLUME_DIMS];
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        after[axis] = shape[axis] - before[axis] - middle[axis];
+    }
+    for (int64_t c = 0; c < shape[0]; c++) {
+        unsigned char *channel = memory_of(whole) + c * strides[0];
+        for (int64_t z = before[1]; z < before[1] + middle[1]; z++) {
+            unsigned char *plane = channel + z * strides[1];
+            for (int64_t y = before[2]; y < before[2] + middle[2]; y++) {
+                extend(plane + y * strides[2], before[3], middle[3], after[3], voxel, fill,
+                       voxel);
+            }
+            extend(plane, before[2], middle[2], after[2], (size_t)strides[2], fill, voxel);
+        }
+        extend(channel, before[1], middle[1], after[1], (size_t)strides[1], fill, voxel);
+    }
+}
+
+static void
+fill_voxel(unsigned char *fill, int dtype, double value)
+{
+    float as_float = (float)value;
+    if (dtype == MN_DTYPE_U8) {
+        fill[0] = value >= 255 ? 255 : value > 0 ? (unsigned char)value : 0;
+    }
+    else {
+        memcpy(fill, &as_float, sizeof(as_float));
+    }
+}
+
+static int
+pad_view(struct mn_work *work, struct mn_view *view, const struct mn_op *op, double value)
+{
+    int64_t shape[MN_VOLUME_DIMS], before[MN_VOLUME_DIMS] = {0};
+    unsigned char fill[sizeof(float)];
+    struct mn_view padded;
+    memcpy(shape, view->shape, sizeof(shape));
+    int rc = mn_op_pad_shape(op, shape, work->reader.text);
+    if (rc < 0 || memcmp(shape, view->shape, sizeof(shape)) == 0) {
+        return rc;
+    }
+    if (op->flag && view->dtype != MN_DTYPE_U8 && view->dtype != MN_DTYPE_F32) {
+        return mn_fail(work->reader.text, EINVAL,
+                       "padding with a constant needs float32 or uint8, found %s; put a "
+                       "Cast before it",
+                       mn_dtype_name(view->dtype));
+    }
+    rc = new_volume(work, &padded, view->dtype, shape);
+    if (rc < 0) {
+        return rc;
+    }
+    unsigned char *middle = memory_of(&padded);
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        before[axis] = (shape[axis] - view->shape[axis]) / 2;
+        middle += before[axis] * padded.strides[axis];
+    }
+    rc = mn_view_store(view, middle, padded.strides, &work->reader);
+    if (rc == 0) {
+        fill_voxel(fill, view->dtype, value);
+        extend_all(&padded, before, view->shape, op->flag ? fill : NULL);
+        *view = padded;
+    }
+    return rc;
+}
+
+int
+mn_op_pad(struct mn_work *work, const struct mn_op *op)
+{
+    int rc = pad_view(work, &work->image, op, op->values[0]);
+    if (rc == 0 && work->label.dtype != MN_DTYPE_NONE) {
+        rc = pad_view(work, &work->label, op, op->values[1]);
+    }
+    return rc;
+}
+
+/* -- Resampling ------------------------------------------------------------------------ */
+
+int
+mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text)
+{
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        if (op->size[axis] > 0) {
+            shape[axis] = op->size[axis];
+        }
+        else if (shape[axis] >= 0) {
+            double size = op->per_axis[axis] * (double)shape[axis];
+            if (!(size >= 1 && size < 0x1p31)) {
+                return mn_fail(text, EINVAL, "axis %d of %lld voxels would get %g", axis,
+                               (long long)shape[axis], size);
+            }
+            shape[axis] = (int64_t)size;
+        }
+    }
+    return check_bytes(shape, text);
+}
+
+/* Where output voxel i of an axis lies in the input, ends aligned with ends. */
+static int64_t
+place(int64_t i, int64_t in, int64_t out, float *between)
+{
+    double at = out > 1 ? (double)i * (double)(in - 1) / (double)(out - 1) : 0.0;
+    int64_t low = (int64_t)at;
+    low = low < in - 1 ? low : in - 1;
+    *between = (float)(at - (double)low);
+    return low;
+}
+
+/* The same for nearest neighbours, as torch's interpolate(mode="nearest") computes it. */
+static int64_t
+nearest(int64_t i, int64_t in, int64_t out)
+{
+    int64_t at = (int64_t)floorf((float)i * ((float)in / (float)out));
+    return at < in - 1 ? at : in - 1;
+}
+
+struct linear_row {
+    float *low, *high; /* rows of the input's width */
+    float *between;    /* for each output column */
+    int64_t *column;
+};
+
+static int
+linear_tables(struct mn_work *work, struct linear_row *row, int64_t in, int64_t out)
+{
+    void *memory = NULL;
+    size_t bytes = (size_t)out * (sizeof(int64_t) + sizeof(float))
+                   + 2 * (size_t)in * sizeof(float);
+    int rc = mn_work_block(work, bytes, &memory);
+    if (rc < 0) {
+        return rc;
+    }
+    row->column = memory;
+    row->between = (float *)(row->column + out);
+    row->low = row->between + out;
+    row->high = row->low + in;
+    for (int64_t x = 0; x < out; x++) {
+        row->column[x] = place(x, in, out, &row->between[x]);
+    }
+    return 0;
+}
+
+/* One output row: mixes four input rows by depth and height, then along the width. */
+static void
+linear_one_row(const struct mn_view *from, const unsigned char *channel, int64_t z, float tz,
+               int64_t y, float ty, struct linear_row *row, float *to, int64_t out,
+               const struct mn_kernels *kernels)
+{
+    int64_t in = from->shape[3];
+    int64_t down = y + 1 < from->shape[2] ? from->strides[2] : 0;
+    int64_t back = z + 1 < from->shape[1] ? from->strides[1] : 0;
+    const unsigned char *at = channel + z * from->strides[1] + y * from->strides[2];
+    kernels->mix(row->low, (const float *)(const void *)at,
+                 (const float *)(const void *)(at + down), ty, in);
+    kernels->mix(row->high, (const float *)(const void *)(at + back),
+                 (const float *)(const void *)(at + back + down), ty, in);
+    kernels->mix(row->low, row->low, row->high, tz, in);
+    for (int64_t x = 0; x < out; x++) {
+        int64_t left = row->column[x], right = left + (left + 1 < in);
+        to[x] = row->low[left] + (row->low[right] - row->low[left]) * row->between[x];
+    }
+}
+
+static int
+resample_linear(struct mn_work *work, const struct mn_view *from, const struct mn_view *to)
+{
+    struct linear_row row;
+    const int64_t *in = from->shape, *out = to->shape;
+    int rc = linear_tables(work, &row, in[3], out[3]);
+    for (int64_t plane = 0; rc == 0 && plane < out[0] * out[1]; plane++) {
+        int64_t c = plane / out[1];
+        float tz, ty;
+        int64_t z = place(plane % out[1], in[1], out[1], &tz);
+        for (int64_t y = 0; y < out[2]; y++) {
+            unsigned char *at = memory_of(to) + plane * to->strides[1] + y * to->strides[2];
+            int64_t from_y = place(y, in[2], out[2], &ty);
+            linear_one_row(from, from->base + c * from->strides[0], z, tz, from_y, ty, &row,
+                           (float *)(void *)at, out[3], work->reader.kernels);
+        }
+    }
+    return rc;
+}
+
+static int
+resample_nearest(struct mn_work *work, const struct mn_view *from, const struct mn_view *to)
+{
+    const int64_t *in = from->shape, *out = to->shape;
+    size_t voxel = (size_t)from->strides[3];
+    void *memory = NULL;
+    int rc = mn_work_block(work, (size_t)out[3] * sizeof(int64_t), &memory);
+    int64_t *column = memory;
+    for (int64_t x = 0; rc == 0 && x < out[3]; x++) {
+        column[x] = nearest(x, in[3], out[3]) * from->strides[3];
+    }
+    for (int64_t plane = 0; rc == 0 && plane < out[0] * out[1]; plane++) {
+        int64_t c = plane / out[1], z = nearest(plane % out[1], in[1], out[1]);
+        for (int64_t y = 0; y < out[2]; y++) {
+            const unsigned char *row = from->base + c * from->strides[0]
+                                       + z * from->strides[1]
+                                       + nearest(y, in[2], out[2]) * from->strides[2];
+            unsigned char *at = memory_of(to) + plane * to->strides[1] + y * to->strides[2];
+            for (int64_t x = 0; x < out[3]; x++) {
+                memcpy(at + (size_t)x * voxel, row + column[x], voxel);
+            }
+        }
+    }
+    return rc;
+}
+
+static int
+resample_view(struct mn_work *work, struct mn_view *view, const struct mn_op *op,
+              bool linear)
+{
+    int64_t shape[MN_VOLUME_DIMS];
+    struct mn_view result;
+    memcpy(shape, view->shape, sizeof(shape));
+    int rc = mn_op_resample_shape(op, shape, work->reader.text);
+    if (rc < 0 || memcmp(shape, view->shape, sizeof(shape)) == 0) {
+        return rc;
+    }
+    rc = mn_work_settle(work, view);
+    if (rc == 0) {
+        rc = new_volume(work, &result, view->dtype, shape);
+    }
+    if (rc == 0) {
+        rc = linear ? resample_linear(work, view, &result)
+                    : resample_nearest(work, view, &result);
+    }
+    if (rc == 0) {
+        *view = result;
+    }
+    return rc;
+}
+
+int
+mn_op_resample(struct mn_work *work, const struct mn_op *op)
+{
+    int rc = resample_view(work, &work->image, op, true);
+    if (rc == 0 && work->label.dtype != MN_DTYPE_NONE) {
+        rc = resample_view(work, &work->label, op, false);
+    }
+    return rc;
+}

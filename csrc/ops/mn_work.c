@@ -1,0 +1,248 @@
+/* One sample on its way through a pipeline.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "ops/mn_work.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a label volume that are read and scanned at a time: they stay in the second
+ * level cache between the two. */
+#define SCAN_BYTES ((int64_t)256 << 10)
+
+struct mn_key
+mn_work_key(const struct mn_work *work, uint32_t number)
+{
+    return (struct mn_key){work->key_hi, work->key_lo, number};
+}
+
+int
+mn_work_block(struct mn_work *work, size_t bytes, void **memory)
+{
+    size_t total = (sizeof(struct mn_block) + bytes + 63) / 64 * 64;
+    struct mn_block *block = total > bytes ? aligned_alloc(64, total) : NULL;
+    if (block == NULL) {
+        return mn_fail_memory(work->reader.text, bytes);
+    }
+    block->next = work->blocks;
+    work->blocks = block;
+    *memory = block->bytes;
+    return 0;
+}
+
+static bool
+is_settled(const struct mn_view *view)
+{
+    int64_t strides[MN_VOLUME_DIMS];
+    mn_strides_of(strides, view->shape, mn_dtype_size(view->dtype));
+    return view->file == NULL && view->n_points == 0 && view->source == view->dtype
+           && memcmp(strides, view->strides, sizeof(strides)) == 0
+           && (uintptr_t)view->base % mn_dtype_size(view->dtype) == 0;
+}
+
+static int
+store_in_block(struct mn_work *work, struct mn_view *view)
+{
+    void *memory = NULL;
+    int rc = mn_work_block(work, mn_view_bytes(view), &memory);
+    if (rc < 0) {
+        return rc;
+    }
+    int64_t strides[MN_VOLUME_DIMS];
+    mn_strides_of(strides, view->shape, mn_dtype_size(view->dtype));
+    rc = mn_view_store(view, memory, strides, &work->reader);
+    if (rc == 0) {
+        mn_view_of_block(view, view->dtype, memory, view->shape);
+        view->writable = true;
+    }
+    return rc;
+}
+
+int
+mn_work_settle(struct mn_work *work, struct mn_view *view)
+{
+    bool done = view->dtype == MN_DTYPE_NONE || is_settled(view);
+    return done ? 0 : store_in_block(work, view);
+}
+
+int
+mn_work_settle_own(struct mn_work *work, struct mn_view *view)
+{
+    bool done = view->dtype == MN_DTYPE_NONE || (view->writable && is_settled(view));
+    return done ? 0 : store_in_block(work, view);
+}
+
+static int
+learn_header(struct mn_work *work, struct mn_npy_file *file)
+{
+    const struct mn_filecache_entry *known = mn_filecache_find(
+        work->cache, MN_CACHED_HEADER, file->path, &file->identity);
+    if (known != NULL) {
+        file->npy = known->npy;
+        return 0;
+    }
+    int rc = mn_npy_read_header(file, &work->reader.buffer, work->reader.text);
+    if (rc == 0) {
+        work->headers_parsed++;
+        mn_filecache_add(work->cache, file->path, &file->identity, &file->npy, NULL);
+    }
+    return rc;
+}
+
+int
+mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected)
+{
+    struct mn_npy_file *file = &work->files[which];
+    int rc = mn_npy_open(file, path, direct, work->reader.text);
+    if (rc == 0) {
+        rc = learn_header(work, file);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    if (file->npy.dtype != expected) {
+        return mn_fail(work->reader.text, EINVAL, "%s: has dtype %s where %s is expected",
+                       path, mn_dtype_name(file->npy.dtype), mn_dtype_name(expected));
+    }
+    mn_view_of_file(which == 0 ? &work->image : &work->label, file);
+    return 0;
+}
+
+/* Feeds the whole file to the scan. */
+static int
+scan_file(struct mn_work *work, struct mn_scan *scan)
+{
+    const struct mn_npy_file *file = &work->files[1];
+    int64_t width = file->npy.shape[3];
+    int64_t rows = (int64_t)(file->npy.data_bytes / (uint64_t)width);
+    int64_t at_once = SCAN_BYTES > width ? SCAN_BYTES / width : 1;
+    int rc = 0;
+    for (int64_t row = 0; rc == 0 && row < rows; row += at_once) {
+        int64_t count = rows - row < at_once ? rows - row : at_once;
+        const unsigned char *bytes = NULL;
+        rc = mn_npy_read(file, &work->reader.buffer,
+                         file->npy.data_off + (uint64_t)(row * width),
+                         (size_t)(count * width), &bytes, &work->reader.bytes_read,
+                         work->reader.text);
+        if (rc == 0) {
+            rc = mn_scan_rows(scan, bytes, count, work->reader.text);
+        }
+    }
+    return rc;
+}
+
+/* Feeds a view in memory to the scan; a row at a time if its rows are not adjacent. */
+static int
+scan_memory(struct mn_work *work, const struct mn_view *view, struct mn_scan *scan)
+{
+    int64_t depth = view->shape[1], height = view->shape[2], width = view->shape[3];
+    int64_t at_once = view->strides[2] == width && view->strides[3] == 1 ? height : 1;
+    void *row = NULL;
+    int rc = view->strides[3] != 1 ? mn_work_block(work, (size_t)width, &row) : 0;
+    for (int64_t z = 0; rc == 0 && z < depth; z++) {
+        for (int64_t y = 0; rc == 0 && y < height; y += at_once) {
+            const unsigned char *at = view->base + z * view->strides[1]
+                                      + y * view->strides[2];
+            for (int64_t x = 0; row != NULL && x < width; x++) {
+                ((unsigned char *)row)[x] = at[x * view->strides[3]];
+            }
+            rc = mn_scan_rows(scan, row != NULL ? row : at, at_once, work->reader.text);
+        }
+    }
+    return rc;
+}
+
+/* Whether the view shows its file from the first voxel to the last, as it is. */
+static bool
+is_whole_file(const struct mn_view *view)
+{
+    int64_t strides[MN_VOLUME_DIMS];
+    mn_strides_of(strides, view->shape, mn_dtype_size(view->source));
+    return view->file != NULL
+           && memcmp(view->shape, view->file->npy.shape, sizeof(view->shape)) == 0
+           && memcmp(view->strides, strides, sizeof(strides)) == 0;
+}
+
+static int
+scan_label(struct mn_work *work, bool whole_file, struct mn_boxes **boxes)
+{
+    struct mn_scan *scan = NULL;
+    int rc = mn_scan_open(&scan, &work->label.shape[1], work->reader.kernels,
+                          work->reader.text);
+    if (rc == 0) {
+        rc = whole_file ? scan_file(work, scan) : scan_memory(work, &work->label, scan);
+    }
+    if (rc == 0) {
+        rc = mn_scan_finish(scan, boxes, work->reader.text);
+        work->scans++;
+    }
+    mn_scan_close(scan);
+    return rc;
+}
+
+static int
+check_label(const struct mn_work *work)
+{
+    const struct mn_view *label = &work->label;
+    if (label->dtype != MN_DTYPE_U8 || label->source != MN_DTYPE_U8) {
+        return mn_fail(work->reader.text, EINVAL,
+                       "a balanced crop needs a uint8 label, found %s",
+                       mn_dtype_name(label->source));
+    }
+    if (label->shape[0] != 1) {
+        return mn_fail(work->reader.text, EINVAL,
+                       "a balanced crop needs a label of one channel, found %lld",
+                       (long long)label->shape[0]);
+    }
+    return 0;
+}
+
+int
+mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes)
+{
+    const struct mn_npy_file *file = work->label.file;
+    bool whole_file = is_whole_file(&work->label);
+    int rc = check_label(work);
+    if (rc == 0 && keep && whole_file) {
+        const struct mn_filecache_entry *known = mn_filecache_find(
+            work->cache, MN_CACHED_BOXES, file->path, &file->identity);
+        if (known != NULL) {
+            *boxes = known->boxes;
+            return 0;
+        }
+    }
+    if (rc == 0 && file != NULL && !whole_file) {
+        rc = mn_work_settle(work, &work->label);
+    }
+    free(work->boxes);
+    work->boxes = NULL;
+    if (rc == 0) {
+        rc = scan_label(work, whole_file, &work->boxes);
+    }
+    *boxes = work->boxes;
+    if (rc == 0 && keep && whole_file
+        && mn_filecache_add(work->cache, file->path, &file->identity, &file->npy,
+                            work->boxes)
+               != NULL) {
+        work->boxes = NULL; /* the cache's now */
+    }
+    return rc;
+}
+
+void
+mn_work_clear(struct mn_work *work)
+{
+    for (int which = 0; which < 2; which++) {
+        mn_npy_close(&work->files[which]);
+    }
+    while (work->blocks != NULL) {
+        struct mn_block *block = work->blocks;
+        work->blocks = block->next;
+        free(block);
+    }
+    free(work->boxes);
+    work->boxes = NULL;
+    work->image.source = work->image.dtype = MN_DTYPE_NONE;
+    work->label.source = work->label.dtype = MN_DTYPE_NONE;
+}

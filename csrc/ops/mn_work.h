@@ -1,0 +1,59 @@
+/* One sample on its way through a pipeline, and the memory that it needs.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A work belongs to one thread from mn_work_begin to mn_work_end, then rests in its
+ * pipeline's pool with its buffers, so that a thread's next sample allocates nothing.
+ */
+#ifndef MN_WORK_H
+#define MN_WORK_H
+
+#include "ops/mn_filecache.h"
+#include "ops/mn_view.h"
+
+struct mn_block {
+    struct mn_block *next;
+    unsigned char bytes[] MN_ALIGNED(64);
+};
+
+struct mn_work {
+    struct mn_reader reader;
+    struct mn_filecache *cache;
+    uint64_t key_hi, key_lo;
+    struct mn_npy_file files[2]; /* image, label */
+    struct mn_view image, label;
+    struct mn_block *blocks; /* memory made for this sample */
+    struct mn_boxes *boxes;  /* found for this sample and not in the cache */
+    uint64_t scans, headers_parsed; /* counted for the pipeline's statistics */
+};
+
+/* The work's draws for operator `number`. */
+struct mn_key
+mn_work_key(const struct mn_work *work, uint32_t number);
+
+/* Memory until the sample ends; contents undefined. */
+int
+mn_work_block(struct mn_work *work, size_t bytes, void **memory);
+
+/* Replaces a view by its voxels in memory of the work, C contiguous: nothing is pending
+ * afterwards. Does nothing if that is so already. */
+int
+mn_work_settle(struct mn_work *work, struct mn_view *view);
+
+/* Opens a file and makes it the view. `expected` is the dtype that it must have. */
+int
+mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected);
+
+/* As mn_work_settle, and the memory is the work's own, to be written to. */
+int
+mn_work_settle_own(struct mn_work *work, struct mn_view *view);
+
+/* The boxes of the label volume as it is now, valid until the next call or the sample's
+ * end. With `keep` those of an untouched file are looked up in the cache and kept there. */
+int
+mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes);
+
+/* Closes files and frees blocks; keeps the reader's buffer. */
+void
+mn_work_clear(struct mn_work *work);
+
+#endif /* MN_WORK_H */
