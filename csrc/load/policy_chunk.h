@@ -2,23 +2,27 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   A task costs `overhead` to publish, claim, wake for and report, whatever is in it. One
- *   sample a task is best for spreading work, but wasteful when a sample takes microseconds.
+ *   A task costs `overhead` to publish, claim, wake for and report, whatever is in it.
+ *   One sample a task is best for spreading work, but wasteful when a sample takes
+ *   microseconds.
  *
  * Rule, for a batch of samples that cost about `cost` each
- *   target  = max(MN_CHUNK_TARGET_NS, MN_CHUNK_AMORTISE * overhead): a task this long spends
- *             at most 1/MN_CHUNK_AMORTISE of itself on overhead. Costlier samples go alone.
+ *   target  = max(MN_CHUNK_TARGET_NS, MN_CHUNK_AMORTISE * overhead): a task this long
+ *             spends at most 1/MN_CHUNK_AMORTISE of itself on overhead. Costlier samples
+ *             go alone.
  *   size    = as many samples as reach the target, but no more than the batch has.
- *   When the batch is wanted now and `idle` workers could share it, latency counts: at most
- *   ceil(batch / idle) samples a task, yet never tasks shorter than MN_CHUNK_SPREAD *
- *   overhead, beneath which waking another worker takes longer than doing the work.
- *   The result is evened out: ceil(batch / ceil(batch / size)), so that 10 samples
- *   in tasks of at most 7 become 5 + 5.
+ *   When the batch is wanted now and `idle` workers could share it, latency counts: at
+ *   most ceil(batch / idle) samples a task, yet no tasks shorter than MN_CHUNK_SPREAD /
+ *   MN_CHUNK_AMORTISE of the target (that many times the overhead), beneath which waking
+ *   another worker takes longer than doing the work.
+ *   The result is evened out: ceil(batch / ceil(batch / size)), so that 10 samples in
+ *   tasks of at most 7 become 5 + 5.
  *   In the steady state (idle 0) different batches keep different workers busy, and
  *   splitting one batch finer helps nobody.
  *
- * mn_chunk_next cuts by the samples' own predicted costs: a sample whose cost reaches the
- * target is always alone, so that no cheap neighbour waits for it and it can be started early.
+ * mn_chunk_next cuts by the samples' own predicted costs: a sample whose cost reaches
+ * the target is always alone, so that no cheap neighbour waits for it and it can be
+ * started early.
  */
 #ifndef MN_POLICY_CHUNK_H
 #define MN_POLICY_CHUNK_H

@@ -2,27 +2,28 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   Predicts wall and CPU time of the sample at position `index` of the dataset, so that a
- *   slow one can be started early. Numbers in, numbers out: reports come from the tasks.
+ *   Predicts wall and CPU time of the sample at position `index` of the dataset, so
+ *   that a slow one can be started early. Numbers in, numbers out: reports come from
+ *   the tasks.
  *
  * Model
  *   One cell of 12 bytes an index, in memory given by the caller (or none: then there is
- *   only the mean). Nothing is known of an index -> its hint, if the user gave one -> the
- *   running mean over everything.
- *   The mean has a memory of MN_COST_MEMORY samples, so it follows a machine that slows down.
+ *   only the mean). A prediction is the cell's cost; failing that its hint, if the user
+ *   gave one; failing that the running mean over everything, which has a memory of
+ *   MN_COST_MEMORY samples, so that it follows a machine that slows down.
  *
  * One cell's update with an observation x
  *   The first one replaces whatever is there. Then c += (x - c) / k, with k the number
  *   of observations up to MN_COST_MAX_AGE: a mean first, then exponentially weighted.
- *   An x beyond a factor MN_COST_SURPRISE of c is a surprise: it counts as if it were that
- *   factor away, and is remembered. A second surprise in a row to the same side is
- *   taken for a change: c = x, and averaging begins anew. So one outlier, in either direction, moves c by
- *   at most the factor 1 + (MN_COST_SURPRISE - 1) / 2 upwards and never below c / 2 + c / 4,
- *   and a change of level is followed after two epochs.
+ *   An x beyond a factor MN_COST_SURPRISE of c is a surprise: it counts as if it were
+ *   that factor away, and is remembered. A second surprise in a row to the same side is
+ *   taken for a change: c = x, and averaging begins anew. So one outlier, in either
+ *   direction, leaves c between 3/4 and 3/2 of what it was, and a change of level
+ *   is followed after two epochs.
  *
  *   A sample that is slow at random (an augmentation drawn anew each epoch) is
- *   not predictable from its history; its c wanders between the levels, which costs nothing
- *   but a few starts earlier than needed.
+ *   not predictable from its history; its c wanders between the levels, which costs
+ *   nothing but a few starts earlier than needed.
  *
  * Memory: the caller's; cells are plain data and may be anywhere. No errors but -EINVAL.
  */

@@ -20,6 +20,14 @@ before(const struct mn_dispatch *d, int kind, uint32_t x, uint32_t y)
     const struct mn_dispatch_node *a = &d->nodes[x];
     const struct mn_dispatch_node *b = &d->nodes[y];
     if (kind == BY_SLACK && a->slack_ns != b->slack_ns) {
+        int64_t la = a->slack_ns > 0 ? a->slack_ns : 0;
+        int64_t lb = b->slack_ns > 0 ? b->slack_ns : 0;
+        if (la != lb) {
+            return la < lb;
+        }
+        if (a->task.batch != b->task.batch) {
+            return a->task.batch < b->task.batch;
+        }
         return a->slack_ns < b->slack_ns;
     }
     if (kind == BY_COST && a->task.cost_ns != b->task.cost_ns) {
@@ -126,8 +134,8 @@ account(struct mn_dispatch *d, int64_t cost_ns, int64_t sign)
 static bool
 rates_valid(const struct mn_dispatch_rates *r)
 {
-    return r->period_ns > 0 && r->typical_ns >= 0 && r->window > 0 && r->hungry >= 0
-           && r->workers > 0;
+    return r->period_ns > 0 && r->window > 0 && r->workers > 0 && r->consumer_ns >= 0
+           && r->typical_ns >= 0 && r->hungry >= 0;
 }
 
 int64_t
@@ -237,7 +245,8 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
     if (!rates_valid(rates)) {
         return false;
     }
-    /* Window, hunger and workers enter no key. */
+    /* These enter no key. */
+    d->rates.consumer_ns = rates->consumer_ns;
     d->rates.window = rates->window;
     d->rates.hungry = rates->hungry;
     d->rates.workers = rates->workers;
@@ -258,6 +267,19 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
 
 /* -- choice ------------------------------------------------------------------------- */
 
+/* The most work left at which the finale begins, for a costliest task of pc / P. */
+static int64_t
+finale_work(const struct mn_dispatch_rates *r, int64_t pc)
+{
+    int64_t leisure = r->period_ns - r->consumer_ns;
+    if (leisure <= 0) {
+        return 0;
+    }
+    double share = (double)leisure / (double)r->period_ns;
+    double work = (double)pc * MN_DISPATCH_FINALE * share;
+    return work < 9e18 ? (int64_t)work : INT64_MAX;
+}
+
 /* The end of the epoch: the costliest task first, if that can still level the workers. */
 static bool
 finale(const struct mn_dispatch *d, const struct mn_dispatch_node *least,
@@ -265,7 +287,7 @@ finale(const struct mn_dispatch *d, const struct mn_dispatch_node *least,
 {
     int64_t c = costly->task.cost_ns;
     int64_t pc = times(c, (int64_t)d->rates.workers);
-    if (!d->closed || d->work_ns > times(pc, MN_DISPATCH_FINALE)
+    if (!d->closed || d->work_ns > finale_work(&d->rates, pc)
         || times(c, MN_DISPATCH_DISTINCT_DEN)
                <= times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
         return false;

@@ -2,12 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   Bounds the bytes of samples in flight and of ready samples not delivered yet. The caller
- *   charges what a task will occupy when it starts (a sample, or the whole slot of its batch
- *   with the batch's first task), and gives it back when the batch is delivered and released.
+ *   Bounds the bytes of samples in flight and of ready samples not delivered yet. The
+ *   caller charges what a task will occupy when it starts (a sample, or the whole slot
+ *   of its batch with the batch's first task), and gives it back when the batch is
+ *   delivered and released.
  *
  * Terms
- *   used    all bytes charged, what the user still holds included if the caller charges it
+ *   used    all bytes charged, what the user still holds included if the caller does so
  *   head    the next batch to deliver (out of order: the oldest incomplete one)
  *   ahead   bytes charged for other batches than the head: used - head_used
  *   room    bytes of the largest batch known: what any head may come to need
@@ -15,16 +16,17 @@
  * Rule
  *   A task of the head batch always starts: nothing can be freed before it is done.
  *   Another starts if used + bytes <= limit and ahead + bytes + room <= limit.
- *   That is also how one larger than the limit passes, alone: everything else is refused.
+ *   That is also how one larger than the limit passes, alone: everything else is
+ *   refused.
  *
- * No deadlock: the head's tasks are never refused, so the head is delivered and frees its
- * bytes, and the next batch becomes the head.
+ * No deadlock: the head's tasks are never refused, so the head is delivered and frees
+ * its bytes, and the next batch becomes the head.
  *
- * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past the
- *   head leaves ahead <= limit - room behind; ahead only falls when the head moves
- *   on; the head itself never holds more than room; so used = ahead + head <= limit. If a batch
- *   does not fit (or was underestimated) the excess is at most that one batch, it is counted
- *   in `overruns`, and nothing else is started until it is gone.
+ * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past
+ *   the head leaves ahead <= limit - room behind; ahead falls when the head moves on;
+ *   the head itself never holds more than room; so used = ahead + head <= limit. If a
+ *   batch does not fit (or was underestimated) the excess is at most that one batch, it is
+ *   counted in `overruns`, and nothing else is started until it is gone.
  */
 #ifndef MN_POLICY_MEMORY_H
 #define MN_POLICY_MEMORY_H

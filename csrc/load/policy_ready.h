@@ -2,31 +2,34 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Terms
- *   B samples a batch; natural batch of position p: p / B; batches are formed as k = 0, 1, ...
+ *   B samples a batch; natural batch of position p: p / B; batches are formed as k = 0, 1...
  *   bound D >= 0: every sample is delivered in a batch k with |k - p / B| <= D.
  *   A sample is marked ready as fast or slow (slow: it outlived the slow timeout).
  *
  * Rule for batch k
- *   Waits until every undelivered sample of natural batch k - D is ready (they are due: this is
- *   their last batch), and until B samples of natural batches <= k + D are ready (fewer only
- *   for the last batch of the epoch). Then takes, always oldest first:
+ *   Waits until every undelivered sample of natural batch k - D is ready (they are due:
+ *   this is their last batch), and until B samples of natural batches <= k + D are
+ *   ready (fewer only for the last batch of the epoch). Then takes, always oldest
+ *   first:
  *     1. the due ones;
  *     2. slow ones up to their natural share;
  *     3. fast ones;
  *     4. what is missing, from the slow ones left.
- *   The natural share: after k batches, slow / marked of all samples delivered so far may be
- *   slow; the part not used is carried over, up to the share of MN_READY_CARRY batches. So
- *   slow samples neither starve behind the fast nor arrive bunched when several end together.
+ *   The natural share: of all samples delivered after k batches, slow / marked of
+ *   them may be slow; what is not used is carried over, up to the share of MN_READY_CARRY
+ *   batches. So slow samples neither starve behind the fast nor arrive bunched when
+ *   several end together.
  *
- * Bound, by induction over k: before batch k is formed, every sample with p / B < k - D has
- *   been delivered, and none with p / B > k - 1 + D.
- *   Lower: those with p / B = k - D are at most B, are all in ready state, and go first,
- *   so they all fit into batch k. Upper: nothing past natural batch k + D is taken.
- *   For D = 0 both say p / B = k: the sampler's batches exactly.
- * Full: the batches 0..k hold (k + 1) B samples of which at least (k + D + 1) B, or all of
- *   the epoch, are eligible; so waiting for B ready ones ends as soon as workers finish
- *   what is in flight. All batches but the last of the epoch have B samples.
- * Exactly once: a position goes from pending to ready to delivered once; a second mark is refused.
+ * Bound, by induction over k: before batch k is formed, every sample with p / B < k - D
+ *   has been delivered, and none with p / B > k - 1 + D.
+ *   Lower: those with p / B = k - D are at most B, are all ready when the batch is
+ *   formed, and go first, so they all fit into batch k. Upper: nothing past natural batch
+ *   k + D is taken. For D = 0 both say p / B = k: the sampler's batches exactly.
+ * Full: when batch k is due, k B samples are delivered and (k + D + 1) B may be, or all
+ *   of the epoch; at least B remain, or the rest of the epoch. So waiting for B ready ones
+ *   ends once workers finish what they may start, and all batches but the last have B.
+ * Exactly once: a position goes from pending to ready to delivered once; a second mark is
+ *   refused.
  *
  * Data: one byte a position, for the (2 D + 1) B positions that can be live, in a ring.
  */

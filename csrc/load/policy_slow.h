@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   For samples of which nothing is known yet. A verdict costs nothing by itself (no work is
- *   cancelled or repeated): it may admit a standby worker and counts in the statistics. It must
- *   be silent when costs barely vary: a fixed percentile as the timeout always flags its share.
+ *   For samples of which nothing is known yet. A verdict costs nothing by itself (no
+ *   work is cancelled or repeated): it may admit a standby worker and counts in the
+ *   statistics. It must be silent when costs barely vary: a fixed percentile as the
+ *   timeout always flags its share.
  *
  * Rule
  *   At least MN_SLOW_EVIDENCE samples, else no timeout.
@@ -14,11 +15,12 @@
  *   tail    = share of samples over MN_SLOW_FACTOR * norm
  *   tail seen (>= MN_SLOW_ON of 1000; once seen, until under MN_SLOW_OFF):
  *             timeout = MN_SLOW_FACTOR * norm
- *   none:     timeout = MN_SLOW_GUARD * the 99th percentile: the first of a kind never met
- *             yet is still found, and noise of a few times the usual is not.
+ *   none:     timeout = MN_SLOW_GUARD * the 99th percentile: the first of a kind never
+ *             met yet is still found, and noise of a few times the usual is not.
  *   Never below MN_SLOW_LEAST_NS, the size of a scheduling hiccup.
- *   A constant cost with noise below a factor of two flags nothing: no sample is over
- *   2 * median, so there is no tail, and GUARD * p99 is over 3 times the largest.
+ *   A constant cost whose samples all stay below 1.9 times their median flags nothing:
+ *   none is over FACTOR * median (of which the histogram knows 1/32 more or less), so
+ *   there is no tail, and GUARD * p99 is far above all of them.
  *
  * Hysteresis: the timeout in use is kept until the learned one differs from it by more
  * than a quarter, or the tail has come or gone, twice in a row.

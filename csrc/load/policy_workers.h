@@ -4,20 +4,20 @@
  * Inputs, averaged by the caller over the interval since the last update
  *   occupancy  share of the batch queue (the steady window) that was ready: 0 dry, 1000 full
  *   backlog    tasks that could start but for a free worker
- *   cpu        utilisation of the cores this process may use (affinity and cgroup aware)
+ *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
  *   rate       samples a second, in thousandths
  *
  * Rule
  *   Dry (occupancy <= MN_WORKERS_DRY, MN_WORKERS_DRY_FOR updates in a row): grow, if more
- *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a core
- *   for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At CPU
- *   saturation the answer is therefore no. (A published rule adds the utilisation's excess
- *   over a threshold to the worker count, which feeds saturation with more workers.)
+ *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a
+ *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
+ *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
+ *   excess over a threshold to the count, which answers saturation with more workers.)
  *   By a quarter at most, so that the effect can be judged.
- *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink by one.
- *   Between the two thresholds: leave it.
+ *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink by
+ *   one. Between the two thresholds: leave it.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
@@ -29,8 +29,8 @@
  *   When the queue runs dry soon after a shrink, the count before it becomes the floor.
  *   Ceiling and floor are forgotten when the rate has moved by more than a quarter from
  *   what it was when they were found: then it is another workload.
- *   On constant input this ends: every step is in one direction until a bound is met, and
- *   a step back sets the bound that prevents the step forth.
+ *   On constant input this ends: every step is in one direction until a bound is met,
+ *   and a step back sets the bound that prevents the step forth.
  */
 #ifndef MN_POLICY_WORKERS_H
 #define MN_POLICY_WORKERS_H

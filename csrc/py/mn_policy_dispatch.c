@@ -22,16 +22,16 @@ dispatch_of(PyObject *self)
 static PyObject *
 dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"capacity", "period", "typical", "window",
-                            "hungry",   "workers", NULL};
+    static char *names[] = {"capacity", "period", "consumer", "typical",
+                            "window",   "hungry", "workers",  NULL};
     unsigned int capacity, workers;
-    long long period, typical, window, hungry;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ILLLLI:PolicyDispatch", names,
-                                     &capacity, &period, &typical, &window, &hungry,
-                                     &workers)) {
+    long long period, consumer, typical, window, hungry;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ILLLLLI:PolicyDispatch", names,
+                                     &capacity, &period, &consumer, &typical, &window,
+                                     &hungry, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, typical, window, hungry, workers};
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
     struct dispatch_object *self = (struct dispatch_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -43,7 +43,7 @@ dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (mn_dispatch_init(&self->d, self->memory, capacity, &rates) < 0) {
         PyErr_SetString(PyExc_ValueError, "capacity, period, window and workers must be "
-                                          "positive, typical and hungry not negative");
+                                          "positive, the others not negative");
         Py_DECREF(self);
         return NULL;
     }
@@ -135,13 +135,13 @@ dispatch_take(PyObject *self, PyObject *arg)
 static PyObject *
 dispatch_retime(PyObject *self, PyObject *args)
 {
-    long long period, typical, window, hungry;
+    long long period, consumer, typical, window, hungry;
     unsigned int workers;
-    if (!PyArg_ParseTuple(args, "LLLLI:retime", &period, &typical, &window, &hungry,
-                          &workers)) {
+    if (!PyArg_ParseTuple(args, "LLLLLI:retime", &period, &consumer, &typical, &window,
+                          &hungry, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, typical, window, hungry, workers};
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
     return PyBool_FromLong(mn_dispatch_retime(dispatch_of(self), &rates));
 }
 
@@ -192,7 +192,7 @@ static PyMethodDef dispatch_methods[] = {
     {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
     {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
     {"retime", dispatch_retime, METH_VARARGS,
-     "retime(period, typical, window, hungry, workers, /) -> were the keys renewed?"},
+     "retime(period, consumer, typical, window, hungry, workers, /) -> were the keys renewed?"},
     {"close", dispatch_close, METH_NOARGS, "all tasks of the epoch are inserted"},
     {"reopen", dispatch_reopen, METH_NOARGS, "more tasks will come"},
     {"clear", dispatch_clear, METH_NOARGS, "forgets all tasks"},
@@ -205,7 +205,7 @@ static PyGetSetDef dispatch_getset[] = {
 };
 
 PyDoc_STRVAR(dispatch_doc,
-"PolicyDispatch(capacity, period, typical, window, hungry, workers)\n--\n\n"
+"PolicyDispatch(capacity, period, consumer, typical, window, hungry, workers)\n--\n\n"
 "Least slack first within a window that costs widen. Times in ns, window and hungry in\n"
 "batches.");
 
