@@ -345,22 +345,33 @@ def test_wrapped_datasets_offer_theirs_once() -> None:
 
 
 def test_only_datasets_inside_are_asked() -> None:
-    duck = DuckOffering()
-    make_seeder(Box(helper=duck)).seed(1, 2, 3)
-    assert duck.seeds == []
+    class Helper:
+        seeds: list[int] = []
+
+        def seed_sample(self, seed: int) -> None:
+            self.seeds.append(seed)
+
+    make_seeder(Box(helper=Helper(), duck=DuckOffering())).seed(1, 2, 3)
+    assert Helper.seeds == []
+    make_seeder(Helper()).seed(1, 2, 3)
+    assert len(Helper.seeds) == 1
 
 
 def test_what_is_not_callable_or_a_property_is_no_offer() -> None:
+    evaluated = []
+
     class Odd(Dataset):
         @property
         def seed_sample(self) -> Any:
-            raise AssertionError("evaluated")
+            evaluated.append(self)
+            return print
 
     class Data(Dataset):
         seed_sample = 3
 
     for dataset in (Odd(), Data(), Box(inner=Odd())):
         assert len(make_seeder(dataset).describe()) == 3
+    assert evaluated == []
 
 
 def test_collate_fn_joins_the_walk() -> None:
