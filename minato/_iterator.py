@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -23,21 +24,32 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
 )
 
-from . import _codec
+from . import _codec, _core
 from ._errors import Failure, WorkerLost, describe_death
 from ._layout import Layout, NoLayout, is_default_collate
 from ._pool import Pool, start_method_context
 from ._worker import BATCH, ERROR, EXHAUSTED, FAILED, OBJECTS, RESUME, ROWS, SAMPLES
 
-#: lanes of csrc/load/mn_message.h
-LANE_NORMAL = 1
+#: first lane of a worker's own, csrc/load/mn_message.h
 LANE_WORKER = 2
 ANY_BLOCK = 1
 #: batches that did not fit the layout, of the last so many, before it is given up
 MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
 
-#: what was learned about a loader's samples, kept for its next iterator
-_layouts: weakref.WeakKeyDictionary[Any, _Shape] = weakref.WeakKeyDictionary()
+#: batches drawn ahead of the steady window from samplers where that changes nothing; what
+#: may start is decided by costs and memory. Half a thousand batches see far enough.
+LOOK_AHEAD_BATCHES = 512
+
+_TORCH_SAMPLERS = (
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+    torch.utils.data.DistributedSampler,
+)
+
+#: by loader: what was learned about its samples
+_memos: weakref.WeakKeyDictionary[Any, _Memo] = weakref.WeakKeyDictionary()
 
 
 class _Shape:
@@ -55,15 +67,49 @@ class _Shape:
             self.whole = True
 
 
+#: a shape for loaders whose batches are always made whole by one worker
+_WHOLE = _Shape()
+_WHOLE.whole = True
+
+
+class _Memo:
+    """What is learned about a loader's samples; kept for its next iterators."""
+
+    def __init__(self, loader: Any) -> None:
+        self.shape = _Shape()
+        try:
+            size = len(loader.dataset)
+        except (TypeError, NotImplementedError):
+            size = 0
+        self.costs = _core.CostModel(size)
+
+
+def memo_of(loader: Any) -> _Memo:
+    """The loader's memo, or a new one where a loader cannot be remembered."""
+    try:
+        memo = _memos.get(loader)
+        if memo is None:
+            memo = _memos[loader] = _Memo(loader)
+    except TypeError:  # a subclass without weak references or hash
+        memo = _Memo(loader)
+    return memo
+
+
+def _may_look_ahead(loader: Any) -> bool:
+    """Whether drawing indices early changes nothing: torch's own samplers only."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    own = type(sampler) in _TORCH_SAMPLERS
+    return own and (batches is None or type(batches) is torch.utils.data.BatchSampler)
+
+
 @dataclass
 class _Batch:
-    """A batch in flight."""
+    """A batch that was drawn and not delivered yet."""
 
-    block: int
     number: int
-    kind: int
     indices: Any
-    layout: Layout | None
+    whole: bool
 
 
 class _MinatoIterator(_MultiProcessingDataLoaderIter):
@@ -97,6 +143,7 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
             max_retries=loader.max_retries if balanced else 0,
             respawn=balanced and loader.max_retries > 0,
             memory_limit=loader._memory_limit_bytes(),
+            options=self._engine_options(),
             job=dict(
                 num_workers=self._num_workers,
                 base_seed=self._base_seed,
@@ -114,29 +161,12 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
     _balanced = True
     _seeds = False
 
+    def _engine_options(self) -> dict[str, Any]:
+        return {}
+
     @property
     def _workers(self) -> list[Any]:
         return self._pool.handles if self._pool is not None else []
-
-    # ---- sending ---------------------------------------------------------------------
-
-    def _submit(self, index: Any, kind: int, number: int, position: int, **more: Any):
-        """Publishes a batch; its block, or None when there is no room now."""
-        pickled = None
-        if type(index) is not list or not _all_ints(index):
-            pickled = pickle.dumps(index)
-            more["nrows"] = len(index) if kind != BATCH else 1
-        return self._engine.submit(
-            index,
-            pickled,
-            kind,
-            number,
-            self._epoch,
-            position,
-            self._base_seed & (2**64 - 1),
-            seeded=self._seeds,
-            **more,
-        )
 
     # ---- waiting ---------------------------------------------------------------------
 
@@ -171,15 +201,12 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
 
     # ---- receiving -------------------------------------------------------------------
 
-    def _take_whole(self, block: int) -> Any:
+    def _whole(self, block: int) -> Any:
         """Answer of a BATCH task: (status, payload), see _worker.py."""
-        try:
-            (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
-            if data is None:
-                return FAILED, _no_room()
-            return _codec.loads(data, buffers)
-        finally:
-            self._engine.retire(block)
+        (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
+        if data is None:
+            return FAILED, _no_room()
+        return _codec.loads(data, buffers)
 
     def _pinned(self, data: Any) -> Any:
         if self._pin_memory:
@@ -202,137 +229,162 @@ class BalancedIterator(_MinatoIterator):
 
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
-        self._shape = self._shape_of(loader)
+        self._memo = memo_of(loader)
+        self._shape = self._memo.shape if self._rows_possible(loader) else _WHOLE
+        self._far = _may_look_ahead(loader)
+        self._planned: dict[int, _Batch] = {}
+        self._costs_known = False
         super().__init__(loader)
 
     @staticmethod
-    def _shape_of(loader: Any) -> _Shape:
-        try:
-            shape = _layouts.setdefault(loader, _Shape())
-        except TypeError:  # a subclass without weak references or hash
-            shape = _Shape()
-        usable = (
+    def _rows_possible(loader: Any) -> bool:
+        return (
             loader._auto_collation
             and is_default_collate(loader.collate_fn)
             and not getattr(loader.dataset, "__getitems__", None)
         )
-        if not usable:
-            shape = _Shape()
-            shape.whole = True
-        return shape
+
+    def _engine_options(self) -> dict[str, Any]:
+        return dict(
+            window=self._prefetch_factor * self._num_workers,
+            in_order=self._in_order,
+            costs=self._memo.costs,
+        )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         if not first_iter:
-            for batch in self._inflight:
-                self._engine.abandon(batch.block)
+            self._engine.plan_clear()
+            self._planned.clear()
             self._epoch += 1
-        self._inflight: deque[_Batch] = deque()
         self._drawn: Any = None
         self._exhausted = False
         self._number = 0
         self._position = 0
+        self._form: Any = None
         self._posted: dict[int, int] = getattr(self, "_posted", {})
         self._fill()
 
     # ---- sending ---------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Draws from the sampler up to torch's window and publishes."""
-        window = self._prefetch_factor * self._num_workers
-        while len(self._inflight) < window and not self._exhausted:
+        """Draws from the sampler up to torch's window, further where that is harmless."""
+        self._set_form()
+        most = self._prefetch_factor * self._num_workers
+        if self._far and self._delivered_any():
+            most = max(most, LOOK_AHEAD_BATCHES)
+            if len(self._planned) > most // 2:
+                return  # in bulk: each visit wakes sleeping workers
+        while len(self._planned) < most and not self._exhausted:
             if self._drawn is None:
                 try:
                     self._drawn = (self._next_index(),)
                 except StopIteration:
                     self._exhausted = True
+                    self._engine.plan_end()
                     return
-            batch = self._publish(self._drawn[0])
-            if batch is None:
-                return  # no room under the memory limit now
+            if not self._plan(self._drawn[0]):
+                return
             self._drawn = None
-            self._inflight.append(batch)
 
-    def _publish(self, index: Any) -> _Batch | None:
-        shape, layout = self._shape, None
-        kind, more = BATCH, {}
-        if not shape.whole and type(index) in (list, tuple) and index:
-            layout = shape.layout
-            kind = SAMPLES if layout is None else ROWS
-            if layout is not None:
-                more = dict(layout=layout.core, layout_at=self._post(layout))
-        block = self._submit(index, kind, self._number, self._position, **more)
-        if block is None:
-            return None
-        batch = _Batch(block, self._number, kind, index, layout)
-        self._number += 1
-        self._position += len(index) if self._auto_collation and hasattr(index, "__len__") else 1
-        return batch
+    def _delivered_any(self) -> bool:
+        """Whether anything is known of costs: before that nothing beyond the window is cut
+        into tasks, because the cut follows costs."""
+        if not self._costs_known:
+            self._costs_known = self._memo.costs.summary()["samples"] > 0
+        return self._costs_known
 
-    def _post(self, layout: Layout) -> int:
-        key = id(layout)
-        if key not in self._posted:
-            self._posted[key] = self._engine.post(layout.pickled)
-        return self._posted[key]
+    def _set_form(self) -> None:
+        layout = None if self._shape.whole else self._shape.layout
+        form = (self._shape.whole, layout)
+        if form != self._form:
+            self._form = form
+            kind = BATCH if self._shape.whole else SAMPLES if layout is None else ROWS
+            if layout is None:
+                self._engine.set_form(kind, None, 0)
+            else:
+                if id(layout) not in self._posted:
+                    self._posted[id(layout)] = self._engine.post(layout.pickled)
+                self._engine.set_form(kind, layout.core, self._posted[id(layout)])
+
+    def _plan(self, index: Any) -> bool:
+        whole = self._shape.whole or type(index) not in (list, tuple) or not index
+        pickled = _pickled(index)
+        rows = len(index) if not whole else 1
+        taken = self._engine.plan(
+            index,
+            pickled,
+            self._number,
+            self._epoch,
+            self._position,
+            self._base_seed & (2**64 - 1),
+            rows,
+            self._seeds,
+            whole,
+        )
+        if taken:
+            self._planned[self._number] = _Batch(self._number, index, whole)
+            self._number += 1
+            sized = self._auto_collation and hasattr(index, "__len__")
+            self._position += len(index) if sized else 1
+        return taken
 
     # ---- receiving -------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        if not self._inflight:
+        if not self._planned:
             self._fill()
-        if not self._inflight:
+        if not self._planned:
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        batch = self._await_batch()
-        data = self._take(batch)
+        number, block = self._await_next()
+        batch = self._planned.pop(number)
+        try:
+            data = self._take(batch, block)
+        finally:
+            self._engine.taken(number, block)
         self._fill()
         if isinstance(data, Failure):
             data.reraise()
         return self._pinned(data)
 
-    def _await_batch(self) -> _Batch:
-        poll, inflight = self._engine.poll, self._inflight
-        if self._in_order:
-            batch = inflight[0]
-            if not poll(batch.block):
-                self._await(batch.block, lambda: poll(batch.block))
-            return inflight.popleft()
-        done = [b for b in inflight if poll(b.block)]
-        if not done:
-            self._await(ANY_BLOCK, lambda: any(poll(b.block) for b in inflight))
-            done = [b for b in inflight if poll(b.block)]
-        batch = min(done, key=lambda b: self._engine.done_ns(b.block))
-        inflight.remove(batch)
-        return batch
+    def _await_next(self) -> tuple[int, int]:
+        timeout = self._timeout if self._timeout > 0 else -1.0
+        while True:
+            got = self._engine.next(timeout)
+            if got:
+                return got
+            if got is None:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._check_health(lambda: False)
 
-    def _take(self, batch: _Batch) -> Any:
-        """The batch's data, or a Failure; its block is retired."""
+    def _take(self, batch: _Batch, block: int) -> Any:
+        """The batch's data, or a Failure."""
         engine = self._engine
-        if engine.poll(batch.block) == 2:
-            return self._lost(batch)
-        if batch.kind == BATCH:
-            status, data = self._take_whole(batch.block)
+        if engine.poll(block) == 2:
+            return self._lost(batch, block)
+        kind, layout_at = engine.form(block)
+        if kind == BATCH:
+            status, data = self._whole(block)
             if status == FAILED:
                 data.note = _note(batch, None)
             return data
-        try:
-            if batch.layout is not None:
-                data = engine.decode(batch.block, batch.layout.core, None)
-                if data is not None:
-                    self._shape.note(True)
-                    return data
-            return self._take_mixed(batch)
-        finally:
-            engine.retire(batch.block)
+        layout = self._shape.layout if layout_at else None
+        if layout is not None:
+            data = engine.decode(block, layout.core, None)
+            if data is not None:
+                self._shape.note(True)
+                return data
+        return self._take_mixed(batch, block, layout)
 
-    def _take_mixed(self, batch: _Batch) -> Any:
+    def _take_mixed(self, batch: _Batch, block: int, layout: Layout | None) -> Any:
         """Rows of which some travelled in envelopes."""
         engine, rows = self._engine, len(batch.indices)
         samples: dict[int, Any] = {}
         objects: dict[int, list] = {}
         worker = 0
-        for worker, row0, _nrows, data, buffers in engine.envelopes(batch.block):
+        for worker, row0, _nrows, data, buffers in engine.envelopes(block):
             if data is None:
                 return _no_room()
             for row, what, obj in _codec.loads(data, buffers):
@@ -342,19 +394,16 @@ class BalancedIterator(_MinatoIterator):
                 (objects if what == OBJECTS else samples)[row] = obj
         if not samples and len(objects) == rows:
             self._shape.note(True)
-            return engine.decode(
-                batch.block, batch.layout.core, [objects[r] for r in range(rows)]
-            )
-        layout = batch.layout
+            return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
         every = [
-            samples[r]
-            if r in samples
-            else engine.row(batch.block, layout.core, r, objects.get(r))
+            samples[r] if r in samples else engine.row(block, layout.core, r, objects.get(r))
             for r in range(rows)
         ]
-        return self._collate(batch, every, worker)
+        return self._collate(batch, every, worker, layout)
 
-    def _collate(self, batch: _Batch, samples: list[Any], worker: int) -> Any:
+    def _collate(
+        self, batch: _Batch, samples: list[Any], worker: int, layout: Layout | None
+    ) -> Any:
         """torch's own collate for samples that did not fit, in torch's words on error."""
         try:
             data = self._collate_fn(samples)
@@ -362,7 +411,7 @@ class BalancedIterator(_MinatoIterator):
             failure = Failure.of(error, f"in DataLoader worker process {worker}")
             failure.note = _note(batch, None)
             return failure
-        if batch.layout is not None:
+        if layout is not None:
             self._shape.note(False)
         elif self._shape.layout is None and not self._shape.whole:
             try:
@@ -371,13 +420,13 @@ class BalancedIterator(_MinatoIterator):
                 self._shape.whole = True
         return data
 
-    def _lost(self, batch: _Batch) -> Failure | Any:
-        _worker, pid, status, row0, nrows = self._engine.lost(batch.block)
-        self._engine.retire(batch.block)
+    def _lost(self, batch: _Batch, block: int) -> Failure:
+        _worker, pid, status, row0, nrows = self._engine.lost(block)
         index = batch.indices
-        if batch.kind != BATCH and nrows == 1:
+        whole = self._engine.form(block)[0] == BATCH
+        if not whole and nrows == 1:
             index = batch.indices[row0]
-        elif batch.kind != BATCH:
+        elif not whole:
             index = list(batch.indices[row0 : row0 + nrows])
         return _Lost(
             WorkerLost(
@@ -400,7 +449,6 @@ class StaticIterator(_MinatoIterator):
 
     def __init__(self, loader: Any) -> None:
         self._blocks: dict[int, int] = {}
-        self._done_blocks: dict[int, int] = {}
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -422,21 +470,31 @@ class StaticIterator(_MinatoIterator):
         """Lets workers finish what the last epoch left (their random streams go on from
         there), throws it away, and makes new fetchers: torch's resume marker."""
         self._epoch += 1
-        markers = [
-            self._submit([], RESUME, 0, 0, lane=LANE_WORKER + w)
-            for w in range(self._num_workers)
-        ]
+        markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
         poll = self._engine.poll
         for block in [*self._blocks.values(), *markers]:
             self._await(block, lambda block=block: poll(block))
-            self._take_whole(block)
+            self._engine.retire(block)
         self._blocks.clear()
 
+    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int | None:
+        return self._engine.submit(
+            index,
+            _pickled(index),
+            kind,
+            number,
+            self._epoch,
+            self._base_seed & (2**64 - 1),
+            LANE_WORKER + worker,
+            False,
+        )
+
     def _send(self, worker: int, number: int, index: Any) -> None:
-        block = self._submit(index, BATCH, number, 0, lane=LANE_WORKER + worker)
-        while block is None:  # descriptors or memory are short: room comes with any result
-            self._await(ANY_BLOCK, lambda: any(map(self._engine.poll, self._blocks.values())))
-            block = self._submit(index, BATCH, number, 0, lane=LANE_WORKER + worker)
+        block = self._submit(worker, number, index, BATCH)
+        if block is None:
+            raise RuntimeError(
+                "more batches are in flight than minato has room for; lower prefetch_factor"
+            )
         self._blocks[number] = block
 
     def _get_data(self) -> tuple[int, Any]:
@@ -450,7 +508,11 @@ class StaticIterator(_MinatoIterator):
         if engine.poll(blocks[first]) == 2:
             _worker, pid, status, _row0, _nrows = engine.lost(blocks[first])
             raise WorkerLost(describe_death(pid, status), pid, None, status)
-        status, data = self._take_whole(blocks.pop(first))
+        block = blocks.pop(first)
+        try:
+            status, data = self._whole(block)
+        finally:
+            engine.retire(block)
         if status == EXHAUSTED:
             worker = self._task_info[first][0]
             return first, _utils.worker._IterableDatasetStopIteration(worker)
@@ -496,8 +558,12 @@ def _cycle(n: int):
         yield from range(n)
 
 
-def _all_ints(index: list) -> bool:
-    return all(type(i) is int and -(2**63) <= i < 2**63 for i in index)
+def _pickled(index: Any) -> bytes | None:
+    """None for a list of machine integers, which needs no pickle."""
+    plain = type(index) is list and all(
+        type(i) is int and -(2**63) <= i < 2**63 for i in index
+    )
+    return None if plain else pickle.dumps(index)
 
 
 def _note(batch: _Batch, row: int | None) -> str:

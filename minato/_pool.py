@@ -100,9 +100,10 @@ class Pool:
         max_retries: int,
         respawn: bool,
         memory_limit: int,
+        options: dict[str, Any],
         job: dict[str, Any],
     ) -> None:
-        self.engine = _core.Engine(workers, max_retries, respawn, memory_limit)
+        self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
         self.stopped = False
         self._entries: list[dict[str, Any]] | None = None
         self._owner = os.getpid()

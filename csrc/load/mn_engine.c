@@ -135,6 +135,7 @@ alloc_private(struct mn_engine *e)
 static void
 destroy(struct mn_engine *e)
 {
+    mn_plan_close(e->plan);
     mn_extents_close(e->input);
     mn_extents_close(e->arena);
     free(e->free_tasks);
@@ -170,6 +171,9 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     rc = map_arena(e);
     if (rc == 0) {
         rc = alloc_private(e);
+    }
+    if (rc == 0 && cfg->window != 0) {
+        rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs);
     }
     if (rc < 0) {
         destroy(e);
@@ -253,7 +257,7 @@ mn_engine_close(struct mn_engine *e)
     e->closing = true;
     mn_mutex_unlock(&e->mutex);
     if (e->thread_running) {
-        (void)mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1); /* orders closing, then ring */
+        (void)mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* orders closing, then ring */
         mn_bell_ring(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
         e->thread_running = false;
@@ -311,7 +315,10 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 static bool
 anything_done(struct mn_engine *e, uint64_t block_off)
 {
-    if (block_off > MN_WANT_ANY) {
+    if (block_off == MN_WANT_CHANGE) {
+        return false;
+    }
+    if (block_off > MN_WANT_CHANGE) {
         return mn_engine_poll(e, block_off) != MN_BLOCK_BUSY;
     }
     bool done = false;
@@ -328,7 +335,7 @@ static bool
 trouble(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    bool bad = e->zygote_lost || (!e->cfg.respawn && e->ndeaths != 0)
+    bool bad = e->zygote_lost || (e->plan == NULL && e->ndeaths != 0)
                || mn_engine_live(e) == 0;
     mn_mutex_unlock(&e->mutex);
     return bad;
@@ -363,4 +370,96 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     }
     mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
     return rc;
+}
+
+/* The batch to deliver next, if it is done. Mutex held. */
+static bool
+pick(struct mn_engine *e, uint64_t *number, uint64_t *block_off)
+{
+    struct mn_plan *p = e->plan;
+    uint64_t end = p->in_order ? p->head + 1 : p->next, first = UINT64_MAX;
+    for (uint64_t n = p->head; n < end && n < p->next; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        if (off == 0 || mn_engine_poll(e, off) == MN_BLOCK_BUSY) {
+            continue;
+        }
+        uint64_t done = mn_engine_done_ns(e, off);
+        if (done < first) {
+            first = done;
+            *number = n;
+            *block_off = off;
+        }
+    }
+    return first != UINT64_MAX;
+}
+
+/* One look under the mutex: gives a batch, or says what to wait for. */
+static bool
+look(struct mn_engine *e, uint64_t *number, uint64_t *block_off, uint64_t *want)
+{
+    mn_mutex_lock(&e->mutex);
+    bool got = pick(e, number, block_off);
+    uint32_t n = got ? 0 : mn_plan_pump(e);
+    uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
+    *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
+    return got;
+}
+
+/* The head has not started: every finished task may change that, and one may have slipped in
+ * between the look and the sleep. */
+#define CHANGE_NS (INT64_C(5) * 1000 * 1000)
+
+/* How long the consumer needed since its last batch, and when it asked. */
+static uint64_t
+asked(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    uint64_t now = mn_now_ns();
+    if (p->last_given_ns != 0) {
+        int64_t took = (int64_t)(now - p->last_given_ns);
+        p->consumer_ns = p->consumer_ns == 0 ? took : (3 * p->consumer_ns + took) / 4;
+        p->last_given_ns = 0; /* asked again after a timeout: counted once */
+    }
+    return now;
+}
+
+static void
+given(struct mn_engine *e, uint64_t since)
+{
+    uint64_t now = mn_now_ns();
+    uint64_t waited = now - since;
+    e->plan->last_given_ns = now;
+    e->wait_ns += waited;
+    e->waits++;
+    e->wait_max_ns = waited > e->wait_max_ns ? waited : e->wait_max_ns;
+}
+
+int
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *number, uint64_t *block_off)
+{
+    uint64_t since = asked(e), want;
+    int64_t left = timeout_ns;
+    for (;;) {
+        if (look(e, number, block_off, &want)) {
+            given(e, since);
+            return MN_OK;
+        }
+        if (trouble(e)) {
+            return MN_CLOSED;
+        }
+        bool brief = want == MN_WANT_CHANGE && (left < 0 || left > CHANGE_NS);
+        int rc = mn_engine_wait(e, want, brief ? CHANGE_NS : left);
+        if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
+            e->wait_ns += mn_now_ns() - since;
+            return rc;
+        }
+        if (timeout_ns >= 0) {
+            int64_t gone = (int64_t)(mn_now_ns() - since);
+            left = gone < timeout_ns ? timeout_ns - gone : 0;
+        }
+    }
 }

@@ -38,6 +38,7 @@
 
 #include "load/mn_board.h"
 #include "load/mn_message.h"
+#include "load/mn_plan.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
@@ -57,6 +58,9 @@ struct mn_engine_config {
     bool respawn;           /* dead workers are replaced */
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
     uint64_t memory_limit;  /* 0: half of what is available */
+    uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    bool in_order;
+    struct mn_costs *costs; /* balanced: outlives the engine */
 };
 
 struct mn_engine {
@@ -85,7 +89,10 @@ struct mn_engine {
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
     uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
-    uint64_t mean_row_ns;
+    struct mn_plan *plan;   /* balanced scheduling; NULL: static */
+    uint64_t mean_envelope_bytes;
+    uint64_t wait_ns, waits, wait_max_ns; /* the caller in next() */
+    uint64_t delivered;
     uint64_t retries;
     uint32_t ndeaths;       /* unexpected ones */
     struct mn_death death;  /* the last */
@@ -111,10 +118,11 @@ mn_engine_stop(struct mn_engine *e);
 void
 mn_engine_close(struct mn_engine *e);
 
+/* ---- static scheduling: the caller says which worker -------------------------------- */
+
 struct mn_submit {
     uint64_t number, epoch, position, base_seed;
     uint32_t nrows;
-    uint32_t chunk; /* rows a task; 0: from the measured cost */
     uint32_t kind;
     uint32_t lane;
     uint32_t layout;
@@ -126,9 +134,37 @@ struct mn_submit {
     uint64_t index_bytes;
 };
 
-/* 0 and the block; -ENOMEM over the limit; -EAGAIN no descriptors now. */
+/* Publishes a batch as one task. 0 and the block; -ENOMEM over the limit; -EAGAIN no
+ * descriptors now. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
+
+/* ---- balanced scheduling: mn_plan.h decides ------------------------------------------ */
+
+/* Takes a batch in and starts what should start. MN_OK; MN_FULL: later; -ENOMEM. */
+int
+mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b);
+
+/* From now on rows travel so. Batches that have started keep their form. */
+void
+mn_engine_set_form(struct mn_engine *e, const struct mn_form *form);
+
+/* No more batches in this epoch. */
+void
+mn_engine_plan_end(struct mn_engine *e);
+
+/* Abandons everything planned or in flight; numbers begin at 0 again. */
+void
+mn_engine_plan_clear(struct mn_engine *e);
+
+/* Waits for the next batch to deliver: the head, or out of order the one done first. MN_OK;
+ * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at. */
+int
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *number, uint64_t *block_off);
+
+/* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
+void
+mn_engine_taken(struct mn_engine *e, uint64_t number, uint64_t block_off);
 
 /* Puts bytes where every worker can read them for as long as the engine lives: the record
  * at *off is a uint64_t length, then the bytes. 0 or -ENOMEM. */

@@ -9,33 +9,10 @@
 #include "base/mn_error.h"
 #include "load/mn_engine_internal.h"
 
-/* A task should outlast what it costs to claim and wake for it many times over, and a batch
- * should still spread over the workers when its samples are dear. */
-#define CHUNK_NS UINT64_C(300000)
-
 static uint64_t
 align8(uint64_t n)
 {
     return (n + 7) & ~UINT64_C(7);
-}
-
-static uint32_t
-chunk_of(const struct mn_engine *e, const struct mn_submit *s)
-{
-    if (s->kind > MN_KIND_SAMPLES) {
-        return s->nrows != 0 ? s->nrows : 1;
-    }
-    if (s->chunk != 0) {
-        return s->chunk;
-    }
-    if (e->mean_row_ns == 0) {
-        return 1; /* cost unknown: spread as far as possible */
-    }
-    uint64_t n = CHUNK_NS / e->mean_row_ns;
-    if (n < 1) {
-        n = 1;
-    }
-    return n > s->nrows ? (s->nrows != 0 ? s->nrows : 1) : (uint32_t)n;
 }
 
 struct mn_batch *
@@ -278,25 +255,20 @@ fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint
     t->env_off = t->env_len = t->env_end = 0;
 }
 
-/* Wakes as many sleepers as there is new work for, its own worker first. */
-static void
-ring_workers(struct mn_engine *e, const struct mn_submit *s, uint32_t ntasks)
+void
+mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 {
     struct mn_ctl *c = e->shm.ctl;
-    if (s->lane >= MN_LANE_WORKER) {
-        mn_bell_ring(&mn_worker_at(&e->shm, s->lane - MN_LANE_WORKER)->bell);
-        return;
-    }
-    for (uint32_t w = 0; w < c->nworkers && ntasks != 0; w++) {
+    for (uint32_t w = 0; w < c->nworkers && n != 0; w++) {
         if (mn_bell_ring(&mn_worker_at(&e->shm, w)->bell)) {
-            ntasks--;
+            n--;
         }
     }
 }
 
 static int
-submit_locked(struct mn_engine *e, const struct mn_submit *s, uint32_t chunk,
-              struct mn_batch *b, uint32_t ntasks)
+make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
+           uint32_t ntasks)
 {
     struct mn_block plan;
     memset(&plan, 0, sizeof(plan));
@@ -320,45 +292,55 @@ submit_locked(struct mn_engine *e, const struct mn_submit *s, uint32_t chunk,
         return rc;
     }
     fill_block(block, s, ntasks);
-    uint32_t *tasks = mn_block_tasks(block);
+    return 0;
+}
+
+int
+mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
+              uint32_t ntasks, uint64_t *block_off)
+{
+    struct mn_batch *b = calloc(1, sizeof(*b));
+    if (b == NULL) {
+        return -ENOMEM;
+    }
+    int rc = make_block(e, s, b, ntasks);
+    if (rc < 0) {
+        free(b->ranges);
+        free(b);
+        return rc;
+    }
+    uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
     for (uint32_t i = 0; i < ntasks; i++) {
         tasks[i] = e->free_tasks[--e->nfree];
-        uint32_t row0 = i * chunk;
-        uint32_t n = s->nrows - row0 < chunk ? s->nrows - row0 : chunk;
-        fill_task(mn_task_at(&e->shm, tasks[i]), b->block_off, s, row0, n);
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        fill_task(t, b->block_off, s, row0[i], row0[i + 1] - row0[i]);
+        /* Relaxed: on no lane yet, so no worker looks at it. */
+        mn_a64_store_relaxed(&t->word, mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     }
     batch_link(e, b);
-    for (uint32_t i = 0; i < ntasks; i++) {
-        /* A lane holds more entries than there are descriptors that can be on it. */
-        rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, tasks[i],
-                              ++e->gens[tasks[i]], 0);
-        mn_assert(rc == MN_OK);
-    }
+    *block_off = b->block_off;
     return 0;
 }
 
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
 {
-    struct mn_batch *b = calloc(1, sizeof(*b));
-    if (b == NULL) {
-        return -ENOMEM;
-    }
+    uint32_t rows[2] = {0, s->nrows};
     mn_mutex_lock(&e->mutex);
-    uint32_t chunk = chunk_of(e, s);
-    uint32_t ntasks = s->kind > MN_KIND_SAMPLES ? 1 : (s->nrows + chunk - 1) / chunk;
-    int rc = submit_locked(e, s, chunk, b, ntasks);
+    int rc = mn_batch_make(e, s, rows, 1, block_off);
     if (rc == 0) {
-        *block_off = b->block_off;
+        uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
+        rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, task, ++e->gens[task], 0);
+        if (rc != MN_OK) { /* the lane is full: it comes back when its worker has taken some */
+            mn_batch_drop(e, mn_batch_find(e, *block_off));
+            rc = -EAGAIN;
+        }
     }
     mn_mutex_unlock(&e->mutex);
-    if (rc < 0) {
-        free(b->ranges);
-        free(b);
-        return rc;
+    if (rc == 0) {
+        mn_bell_ring(&mn_worker_at(&e->shm, s->lane - MN_LANE_WORKER)->bell);
     }
-    ring_workers(e, s, ntasks);
-    return 0;
+    return rc;
 }
 
 int
@@ -442,41 +424,39 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     return rc;
 }
 
-/* Learns the cost of a row from a finished block: a running mean, a quarter weight each. */
+/* Learns what results outside of rows take, for the budget of those to come. */
 static void
-learn(struct mn_engine *e, struct mn_block *block)
+learn_envelopes(struct mn_engine *e, struct mn_block *block)
 {
     const uint32_t *tasks = mn_block_tasks(block);
-    uint64_t ns = 0, rows = 0;
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        if (t->kind <= MN_KIND_SAMPLES) {
-            ns += t->wall_ns;
-            rows += t->nrows;
-        }
+        bytes += mn_task_at(&e->shm, tasks[i])->env_len;
     }
-    if (rows != 0) {
-        uint64_t mean = ns / rows;
-        e->mean_row_ns = e->mean_row_ns == 0 ? mean : (3 * e->mean_row_ns + mean) / 4;
-        e->mean_row_ns += e->mean_row_ns == 0; /* 0 means unknown */
-    }
+    e->mean_envelope_bytes = (3 * e->mean_envelope_bytes + bytes) / 4;
+}
+
+static void
+retire_locked(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    mn_plan_learn(e, block_off);
+    learn_envelopes(e, mn_block_at(&e->shm, block_off));
+    mn_batch_drop(e, b);
 }
 
 void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_batch *b = mn_batch_find(e, block_off);
-    mn_assert(b != NULL);
-    learn(e, mn_block_at(&e->shm, block_off));
-    mn_batch_drop(e, b);
+    retire_locked(e, block_off);
     mn_mutex_unlock(&e->mutex);
 }
 
-void
-mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
+static void
+abandon_locked(struct mn_engine *e, uint64_t block_off)
 {
-    mn_mutex_lock(&e->mutex);
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
     struct mn_block *block = mn_block_at(&e->shm, block_off);
@@ -490,5 +470,71 @@ mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
     else {
         b->abandoned = true; /* the engine drops it when its last worker is through */
     }
+}
+
+void
+mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    abandon_locked(e, block_off);
     mn_mutex_unlock(&e->mutex);
+}
+
+/* ---- balanced ---------------------------------------------------------------------- */
+
+int
+mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
+{
+    mn_mutex_lock(&e->mutex);
+    int rc = mn_plan_add(e, b);
+    uint32_t n = rc == MN_OK ? mn_plan_pump(e) : 0;
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
+    return rc;
+}
+
+void
+mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
+{
+    mn_mutex_lock(&e->mutex);
+    e->plan->form = *form;
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_plan_end(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_dispatch_close(&e->plan->dispatch);
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_plan_clear(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    for (uint64_t n = e->plan->head; n < e->plan->next; n++) {
+        uint64_t off = mn_plan_block(e->plan, n);
+        if (off != 0) {
+            abandon_locked(e, off);
+        }
+    }
+    mn_plan_clear(e->plan);
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_taken(struct mn_engine *e, uint64_t number, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    retire_locked(e, block_off);
+    mn_plan_taken(e->plan, number);
+    e->delivered++;
+    uint32_t n = mn_plan_pump(e);
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
 }

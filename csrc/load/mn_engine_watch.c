@@ -162,7 +162,7 @@ sweep(struct mn_engine *e, uint32_t w)
     for (uint32_t i = 0; i < e->shm.ctl->nworkers; i++) {
         mn_bell_ring(&mn_worker_at(&e->shm, i)->bell); /* there may be work again */
     }
-    mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1); /* the sweep, then the look at the bell */
+    mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* the sweep, then the look at the bell */
     mn_bell_ring(&e->shm.ctl->trainer);
 }
 
@@ -182,7 +182,7 @@ watch_zygote(struct mn_engine *e)
         && mn_a32_load_acquire(&e->shm.ctl->stop) == 0
         && mn_proc_wait_pidfd(e->zygote_pidfd, 0) == 0) {
         e->zygote_lost = true;
-        mn_a32_add_seqcst(&e->shm.ctl->lanes_ready, 1);
+        mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1);
         mn_bell_ring(&e->shm.ctl->trainer);
     }
 }
@@ -217,6 +217,13 @@ mn_engine_step(struct mn_engine *e)
         any = true;
     }
     any |= drop_abandoned(e);
+    if (e->plan != NULL && !e->closing) {
+        uint32_t n = mn_plan_pump(e);
+        if (n != 0) {
+            mn_engine_ring_workers(e, n);
+            any = true;
+        }
+    }
     watch_zygote(e);
     return any;
 }

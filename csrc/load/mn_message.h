@@ -67,6 +67,7 @@ enum mn_task_status {
     MN_TASK_DONE = 3,     /* results are published; owned by the trainer again */
     MN_TASK_LOST = 4,     /* its worker died and no retry is left */
     MN_TASK_CANCELLED = 5,
+    MN_TASK_PLANNED = 6,  /* its block is there, it is on no lane yet */
 };
 
 enum mn_task_kind {
@@ -258,16 +259,20 @@ struct mn_ctl {
     uint32_t zygote_pid;
     uint64_t trainer_start;
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
-    mn_a32 lanes_ready; /* number of tasks published so far, wraps; a hint for spinners */
+    mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a
+                         * look at a bell */
+    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal lane
+                         * rings the engine; 0: never */
     MN_ALIGNED(MN_CACHELINE) struct mn_bell trainer;  /* the user's thread in next() */
     uint32_t pad0;
-    mn_a64 wanted;  /* block that next() waits for, or MN_WANT_ANY, MN_WANT_NONE */
+    mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
     MN_ALIGNED(MN_CACHELINE) struct mn_bell engine;   /* the engine thread */
     uint32_t pad1;
 };
 
 #define MN_WANT_NONE UINT64_C(0)
 #define MN_WANT_ANY UINT64_C(1)
+#define MN_WANT_CHANGE UINT64_C(2) /* any task, whether or not some are done already */
 
 static inline uint64_t
 mn_sizes_word(void)

@@ -33,6 +33,23 @@ stopped(const struct mn_worker_side *w)
     return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
 }
 
+/* Tells the engine when the board runs low while it has more to put there. */
+static void
+low_water(const struct mn_worker_side *w)
+{
+    struct mn_ctl *c = w->shm.ctl;
+    uint32_t mark = mn_a32_load_seqcst(&c->low_water);
+    if (mark == 0) {
+        return;
+    }
+    const struct mn_lane *l = mn_lane_at(&w->shm, MN_LANE_NORMAL);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
+    uint64_t tail = mn_a64_load_acquire(&l->tail);
+    if (tail - hint < mark) {
+        mn_bell_ring(&c->engine);
+    }
+}
+
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task)
 {
@@ -42,6 +59,7 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     int rc = mn_board_claim(&w->shm, w->number, task);
     if (rc == MN_OK) {
         mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
+        low_water(w);
     }
     return rc;
 }
@@ -135,7 +153,7 @@ complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word);
         enum mn_task_status st = mn_word_status(word);
-        if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {
+        if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING || st == MN_TASK_PLANNED) {
             return false;
         }
     }
@@ -166,7 +184,8 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     (void)was_mine;
     MN_FAULT("worker.done.after");
     uint64_t wanted = mn_a64_load_seqcst(&c->wanted);
-    if (wanted == MN_WANT_ANY || (wanted == block_off && complete(w, ids, n))) {
+    if (wanted == MN_WANT_ANY || wanted == MN_WANT_CHANGE
+        || (wanted == block_off && complete(w, ids, n))) {
         mn_bell_ring(&c->trainer);
     }
 }

@@ -72,14 +72,16 @@ moved(int64_t was, int64_t now)
     return by > was / 4;
 }
 
-/* Bounds found earlier belong to a workload; a very different rate is another one. */
+/* Bounds found earlier belong to a workload; a very different rate is another one. The
+ * rates compared are both those of a dry queue (what the workers manage), or both those of
+ * a full one (what the consumer takes). */
 static void
-forget(struct mn_workers *w, const struct mn_workers_input *in)
+forget(struct mn_workers *w, const struct mn_workers_input *in, bool dry, bool full)
 {
-    if (w->ceiling != 0 && moved(w->ceiling_rate, in->rate_milli)) {
+    if (dry && w->ceiling != 0 && moved(w->ceiling_rate, in->rate_milli)) {
         w->ceiling = 0;
     }
-    if (w->floor != 0 && moved(w->floor_rate, in->rate_milli)) {
+    if (full && w->floor != 0 && moved(w->floor_rate, in->rate_milli)) {
         w->floor = 0;
     }
 }
@@ -111,7 +113,7 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     if (w->shrunk_from > n) {
         /* The shrink went too far; it is taken back without a trial. */
         w->floor = w->shrunk_from;
-        w->floor_rate = in->rate_milli;
+        w->floor_rate = w->shrunk_rate;
     }
     w->shrunk_from = 0;
     if (in->backlog <= 0) {
@@ -151,6 +153,7 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
         return decide(n, MN_WORKERS_FULL_AT_FLOOR);
     }
     w->shrunk_from = n;
+    w->shrunk_rate = in->rate_milli;
     return change(w, n - 1, MN_WORKERS_SHRINK_FULL);
 }
 
@@ -188,9 +191,9 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
     if (judge(w, in, &undo)) {
         return undo;
     }
-    forget(w, in);
     bool dry = in->occupancy_permille <= MN_WORKERS_DRY;
     bool full = in->occupancy_permille >= MN_WORKERS_FULL;
+    forget(w, in, dry, full);
     w->dry = dry ? w->dry + 1 : 0;
     w->full = full ? w->full + 1 : 0;
     if (w->dry >= MN_WORKERS_DRY_FOR) {

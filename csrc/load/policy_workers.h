@@ -28,7 +28,7 @@
  *   limit), the count goes back to n, which becomes the ceiling.
  *   When the queue runs dry soon after a shrink, the count before it becomes the floor.
  *   Ceiling and floor are forgotten when the rate has moved by more than a quarter from
- *   what it was when they were found: then it is another workload.
+ *   what it was in the same state (dry, full) when they were found: another workload.
  *   On constant input this ends: every step is in one direction until a bound is met,
  *   and a step back sets the bound that prevents the step forth.
  */
@@ -84,7 +84,8 @@ struct mn_workers {
     int32_t settle;
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_rate;
-    int32_t shrunk_from; /* count before the last shrink, until the queue holds, or 0 */
+    int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
+    int64_t shrunk_rate;
     int32_t ceiling;     /* 0: none */
     int64_t ceiling_rate;
     int32_t floor;       /* 0: none */

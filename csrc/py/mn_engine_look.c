@@ -80,6 +80,23 @@ mn_engine_envelopes(PyObject *self, PyObject *block)
     return out;
 }
 
+const char mn_engine_form_doc[] =
+    "form(block) -> (kind, layout_at): how its rows travelled; layout_at 0 without a layout";
+
+PyObject *
+mn_engine_form(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&e->shm, off);
+    uint32_t kind = b->ntasks != 0 ? mn_task_at(&e->shm, mn_block_tasks(b)[0])->kind
+                                   : (uint32_t)MN_KIND_SAMPLES;
+    return Py_BuildValue("(II)", kind, b->layout);
+}
+
 const char mn_engine_reports_doc[] =
     "reports(block) -> [(status, wall_ns)] of the rows of a done block";
 
@@ -227,7 +244,7 @@ mn_engine_health(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_memory_doc[] =
-    "memory() -> {used, kept, limit, in_flight, mean_row_ns}: bytes of the arena in use,\n"
+    "memory() -> {used, kept, limit, in_flight, envelope_bytes}: bytes of the arena in use,\n"
     "those of them that the program keeps, the ceiling, and batches in flight";
 
 PyObject *
@@ -242,10 +259,10 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
     mn_pending_reclaim(st);
     mn_mutex_lock(&e->mutex);
     uint64_t used = mn_extents_used(e->arena), kept = e->kept_bytes;
-    uint64_t limit = e->limit, mean = e->mean_row_ns;
+    uint64_t limit = e->limit, mean = e->mean_envelope_bytes;
     uint32_t inflight = e->inflight;
     mn_mutex_unlock(&e->mutex);
     return Py_BuildValue("{sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
                          (unsigned long long)kept, "limit", (unsigned long long)limit,
-                         "in_flight", inflight, "mean_row_ns", (unsigned long long)mean);
+                         "in_flight", inflight, "envelope_bytes", (unsigned long long)mean);
 }

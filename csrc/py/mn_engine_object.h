@@ -11,6 +11,8 @@
 struct mn_engine_object {
     PyObject_HEAD
     struct mn_engine *engine; /* NULL: closed */
+    PyObject *costs;          /* CostModel or None: outlives the engine */
+    PyObject *layout;         /* the form's, alive as long as it is set */
     pid_t pid;                /* process it belongs to; in a forked child it is inert */
 };
 
@@ -18,10 +20,35 @@ struct mn_engine_object {
 struct mn_engine *
 mn_engine_get(PyObject *self);
 
+/* Indices as the core takes them: a list of exact ints, or bytes of pickle. *owned is to be
+ * freed with PyMem_Free after use. 0 or -1. */
+int
+mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
+              PyObject *indices, PyObject *pickled, int64_t **owned);
+
+/* mn_engine_plan.c: balanced scheduling */
+extern const char mn_engine_plan_doc[];
+PyObject *
+mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *
+mn_engine_py_set_form(PyObject *self, PyObject *args);
+PyObject *
+mn_engine_py_plan_end(PyObject *self, PyObject *ignored);
+PyObject *
+mn_engine_py_plan_clear(PyObject *self, PyObject *ignored);
+extern const char mn_engine_next_doc[];
+PyObject *
+mn_engine_py_next(PyObject *self, PyObject *args);
+PyObject *
+mn_engine_py_taken(PyObject *self, PyObject *args);
+
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *
 mn_engine_envelopes(PyObject *self, PyObject *block);
+extern const char mn_engine_form_doc[];
+PyObject *
+mn_engine_form(PyObject *self, PyObject *block);
 extern const char mn_engine_reports_doc[];
 PyObject *
 mn_engine_reports(PyObject *self, PyObject *block);

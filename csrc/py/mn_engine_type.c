@@ -33,12 +33,13 @@ static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
-                            "arena_bytes", NULL};
-    unsigned int workers, retries;
-    int respawn;
+                            "arena_bytes", "window", "in_order", "costs", NULL};
+    unsigned int workers, retries, window = 0;
+    int respawn, in_order = 1;
+    PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KK", names, &workers, &retries,
-                                     &respawn, &limit, &arena)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpO", names, &workers, &retries,
+                                     &respawn, &limit, &arena, &window, &in_order, &costs)) {
         return NULL;
     }
     if (workers == 0 || workers > 4096) {
@@ -47,6 +48,10 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     struct mn_state *st = mn_state_of_type(type);
     if (st == NULL) {
+        return NULL;
+    }
+    struct mn_costs *shared = NULL;
+    if (costs != Py_None && (shared = mn_costs_of(st, costs)) == NULL) {
         return NULL;
     }
     mn_pending_reclaim(st);
@@ -58,8 +63,12 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .max_retries = retries < 200 ? retries : 200,
                                    .respawn = respawn != 0,
                                    .memory_limit = limit,
-                                   .arena_bytes = arena};
+                                   .arena_bytes = arena,
+                                   .window = window,
+                                   .in_order = in_order != 0,
+                                   .costs = shared};
     o->pid = getpid();
+    o->costs = Py_NewRef(costs);
     int rc = mn_engine_open(&o->engine, &cfg);
     if (mn_raise_errno(rc, "cannot map the memory that loader and workers share") < 0) {
         Py_DECREF(o);
@@ -79,6 +88,8 @@ engine_dealloc(PyObject *self)
         mn_engine_close(o->engine);
         Py_END_ALLOW_THREADS
     }
+    Py_XDECREF(o->costs);
+    Py_XDECREF(o->layout);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -154,8 +165,9 @@ as_int64(PyObject *indices, int64_t **out)
     return 1;
 }
 
-static int
-fill_index(struct mn_submit *s, PyObject *indices, PyObject *pickled, int64_t **owned)
+int
+mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
+           PyObject *indices, PyObject *pickled, int64_t **owned)
 {
     *owned = NULL;
     if (pickled != Py_None) {
@@ -163,9 +175,9 @@ fill_index(struct mn_submit *s, PyObject *indices, PyObject *pickled, int64_t **
             PyErr_SetString(PyExc_TypeError, "pickled must be bytes or None");
             return -1;
         }
-        s->index_kind = MN_INDEX_PICKLE;
-        s->index = PyBytes_AS_STRING(pickled);
-        s->index_bytes = (uint64_t)PyBytes_GET_SIZE(pickled);
+        *kind = MN_INDEX_PICKLE;
+        *index = PyBytes_AS_STRING(pickled);
+        *bytes = (uint64_t)PyBytes_GET_SIZE(pickled);
         return 0;
     }
     int rc = as_int64(indices, owned);
@@ -174,64 +186,62 @@ fill_index(struct mn_submit *s, PyObject *indices, PyObject *pickled, int64_t **
         return -1;
     }
     if (rc > 0) {
-        s->index_kind = MN_INDEX_INT64;
-        s->index = *owned;
-        s->nrows = (uint32_t)PyList_GET_SIZE(indices);
-        s->index_bytes = (uint64_t)s->nrows * sizeof(int64_t);
+        *kind = MN_INDEX_INT64;
+        *index = *owned;
+        *nrows = (uint32_t)PyList_GET_SIZE(indices);
+        *bytes = (uint64_t)*nrows * sizeof(int64_t);
     }
     return rc < 0 ? -1 : 0;
 }
 
+static PyObject *
+no_room(struct mn_engine *e)
+{
+    PyErr_Format(PyExc_MemoryError,
+                 "a batch does not fit into the memory that loader and workers share: "
+                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
+                 "memory_limit is %llu",
+                 (unsigned long long)mn_extents_used(e->arena),
+                 (unsigned long long)e->kept_bytes, (unsigned long long)e->limit);
+    return NULL;
+}
+
 PyDoc_STRVAR(submit_doc,
-"submit(indices, pickled, kind, number, epoch, position, base_seed, nrows=0, lane=1,\n"
-"       layout=None, layout_at=0, seeded=1, chunk=0) -> int | None\n\n"
-"Publishes one batch and returns its block; None when there is no room now and something\n"
-"is in flight.  Raises MemoryError when it could never be placed.");
+"submit(indices, pickled, kind, number, epoch, base_seed, lane, seeded) -> int | None\n\n"
+"Static scheduling: publishes one batch to a worker's lane and returns its block; None when\n"
+"there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
+"placed.");
 
 static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"indices", "pickled", "kind", "number", "epoch", "position",
-                            "base_seed", "nrows", "lane", "layout", "layout_at", "seeded",
-                            "chunk", NULL};
+    static char *names[] = {"indices", "pickled", "kind", "number", "epoch", "base_seed",
+                            "lane", "seeded", NULL};
     struct mn_engine *e = mn_engine_get(self);
-    struct mn_submit s = {.lane = MN_LANE_NORMAL};
-    PyObject *indices, *pickled, *layout = Py_None;
-    unsigned long long number, epoch, position, seed;
-    int seeded = 1;
+    struct mn_submit s = {.nrows = 1};
+    PyObject *indices, *pickled;
+    unsigned long long number, epoch, seed;
+    int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKK|IIOIpI", names, &indices,
-                                        &pickled, &s.kind, &number, &epoch, &position, &seed,
-                                        &s.nrows, &s.lane, &layout, &s.layout, &seeded,
-                                        &s.chunk)) {
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp", names, &indices, &pickled,
+                                        &s.kind, &number, &epoch, &seed, &s.lane, &seeded)) {
         return NULL;
     }
-    if (s.lane == 0 || s.lane >= e->shm.ctl->nlanes || s.kind > MN_KIND_RESUME) {
+    if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
+        || (s.kind != MN_KIND_BATCH && s.kind != MN_KIND_RESUME)) {
         PyErr_SetString(PyExc_ValueError, "no such lane or kind");
-        return NULL;
-    }
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (st == NULL) {
         return NULL;
     }
     s.number = number;
     s.epoch = epoch;
-    s.position = position;
     s.base_seed = seed;
     s.seeded = seeded != 0;
-    if (layout != Py_None) {
-        if (!Py_IS_TYPE(layout, st->layout_type)) {
-            PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
-            return NULL;
-        }
-        s.nfields = mn_layout_nfields((struct mn_layout *)layout);
-        s.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
-    }
     int64_t *owned;
-    if (fill_index(&s, indices, pickled, &owned) < 0) {
+    if (mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, pickled, &owned)
+        < 0) {
         return NULL;
     }
-    mn_pending_reclaim(st);
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     uint64_t block;
     int rc = mn_engine_submit(e, &s, &block);
     uint32_t inflight = e->inflight;
@@ -242,13 +252,7 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     if (inflight != 0) {
         Py_RETURN_NONE;
     }
-    PyErr_Format(PyExc_MemoryError,
-                 "a batch does not fit into the memory that loader and workers share: "
-                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
-                 "memory_limit is %llu",
-                 (unsigned long long)mn_extents_used(e->arena),
-                 (unsigned long long)e->kept_bytes, (unsigned long long)e->limit);
-    return NULL;
+    return no_room(e);
 }
 
 static PyObject *
@@ -444,6 +448,17 @@ static PyMethodDef engine_methods[] = {
     {"close", engine_close, METH_NOARGS, PyDoc_STR("Ends the engine; no worker may live.")},
     {"submit", (PyCFunction)(void (*)(void))engine_submit, METH_VARARGS | METH_KEYWORDS,
      submit_doc},
+    {"plan", (PyCFunction)(void (*)(void))mn_engine_py_plan, METH_VARARGS | METH_KEYWORDS,
+     mn_engine_plan_doc},
+    {"set_form", mn_engine_py_set_form, METH_VARARGS,
+     PyDoc_STR("set_form(kind, layout | None, layout_at): how rows travel from now on")},
+    {"plan_end", mn_engine_py_plan_end, METH_NOARGS,
+     PyDoc_STR("plan_end(): no more batches in this epoch")},
+    {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
+     PyDoc_STR("plan_clear(): abandons all batches; numbers begin at 0 again")},
+    {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
+    {"taken", mn_engine_py_taken, METH_VARARGS,
+     PyDoc_STR("taken(number, block): the batch was read, frees it")},
     {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
     {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
     {"wait", engine_wait, METH_VARARGS, wait_doc},
@@ -454,6 +469,7 @@ static PyMethodDef engine_methods[] = {
     {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
     {"abandon", engine_abandon, METH_O, PyDoc_STR("Frees a block, done or not.")},
     {"envelopes", mn_engine_envelopes, METH_O, mn_engine_envelopes_doc},
+    {"form", mn_engine_form, METH_O, mn_engine_form_doc},
     {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
     {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
     {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},

@@ -9,6 +9,7 @@
 #include "os/mn_cpu.h"
 #include "os/mn_mem.h"
 #include "py/mn_numpy.h"
+#include "py/mn_policy.h"
 #include "py/mn_seed.h"
 
 struct mn_state *
@@ -107,7 +108,8 @@ core_exec(PyObject *module)
     if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
-        || mn_seed_add_types(module) < 0
+        || mn_costs_add_type(module, st) < 0
+        || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }
@@ -123,6 +125,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->worker_type);
     Py_VISIT(st->layout_type);
     Py_VISIT(st->view_type);
+    Py_VISIT(st->costs_type);
     Py_VISIT(st->tensor_type);
     Py_VISIT(st->from_view);
     Py_VISIT(st->weak_ref);
@@ -140,6 +143,7 @@ core_clear(PyObject *module)
     Py_CLEAR(st->worker_type);
     Py_CLEAR(st->layout_type);
     Py_CLEAR(st->view_type);
+    Py_CLEAR(st->costs_type);
     Py_CLEAR(st->tensor_type);
     Py_CLEAR(st->from_view);
     Py_CLEAR(st->weak_ref);

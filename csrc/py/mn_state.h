@@ -23,6 +23,7 @@ struct mn_state {
     PyTypeObject *worker_type;
     PyTypeObject *layout_type;
     PyTypeObject *view_type;
+    PyTypeObject *costs_type;
     /* torch, bound by bind_torch(): the core itself is built without its headers */
     PyTypeObject *tensor_type;          /* torch.Tensor */
     const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
@@ -48,6 +49,8 @@ mn_state_of_type(PyTypeObject *type);
 int
 mn_engine_add_type(PyObject *module, struct mn_state *st);
 int
+mn_costs_add_type(PyObject *module, struct mn_state *st);
+int
 mn_segment_add_type(PyObject *module, struct mn_state *st);
 int
 mn_worker_add_type(PyObject *module, struct mn_state *st);
@@ -55,6 +58,10 @@ int
 mn_layout_add_type(PyObject *module, struct mn_state *st);
 int
 mn_view_add_type(PyObject *module, struct mn_state *st);
+
+/* The model in a CostModel, NULL with an exception for another object. */
+struct mn_costs *
+mn_costs_of(struct mn_state *st, PyObject *costs);
 
 /* Turns 0 or -errno into 0 or -1 with an exception that says what was tried. */
 int

@@ -1,0 +1,66 @@
+/* mn_costs.c - see mn_costs.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/mn_costs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Quantiles cost a walk over the histogram; they move slowly. */
+#define QUANTILES_EVERY 32u
+
+int
+mn_costs_init(struct mn_costs *c, int64_t n)
+{
+    memset(c, 0, sizeof(*c));
+    c->cells = n > 0 ? malloc(mn_cost_bytes(n)) : NULL;
+    if ((n > 0 && c->cells == NULL) || mn_mutex_init(&c->mutex) < 0) {
+        free(c->cells);
+        return -ENOMEM;
+    }
+    mn_slow_init(&c->slow);
+    c->timeout_ns = MN_SLOW_NEVER;
+    return mn_cost_init(&c->model, c->cells, n);
+}
+
+void
+mn_costs_fini(struct mn_costs *c)
+{
+    mn_mutex_fini(&c->mutex);
+    free(c->cells);
+}
+
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    mn_cost_observe(&c->model, index, wall_ns, cpu_ns);
+    if (c->since == 0 || c->since >= QUANTILES_EVERY) {
+        c->since = 0;
+        c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
+        c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
+    }
+    c->since++;
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    for (uint32_t i = 0; i < n; i++) {
+        out_ns[i] = mn_cost_wall(&c->model, index != NULL ? index[i] : -1);
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+struct mn_costs_view
+mn_costs_look(struct mn_costs *c)
+{
+    mn_mutex_lock(&c->mutex);
+    struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->timeout_ns,
+                              c->model.samples};
+    mn_mutex_unlock(&c->mutex);
+    return v;
+}

@@ -1,0 +1,49 @@
+/* mn_costs.h - what samples have cost so far, shared by all iterators of one loader.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The cost model (policy_cost.h) behind a lock: several iterators of a loader may be alive,
+ * each with an engine of its own, and all of them teach and ask.  Private memory of the
+ * trainer; a forked child never touches it.
+ */
+#ifndef MN_COSTS_H
+#define MN_COSTS_H
+
+#include "load/policy_cost.h"
+#include "load/policy_slow.h"
+#include "os/mn_thread.h"
+
+struct mn_costs {
+    struct mn_mutex mutex;
+    struct mn_cost model;
+    struct mn_slow slow;
+    void *cells;
+    uint64_t since; /* observations since the quantiles below were taken */
+    int64_t median_ns;
+    int64_t timeout_ns; /* of the slow verdict; MN_SLOW_NEVER */
+};
+
+/* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
+int
+mn_costs_init(struct mn_costs *c, int64_t n);
+
+void
+mn_costs_fini(struct mn_costs *c);
+
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns);
+
+/* Predicted wall time of each index, 0 where nothing is known. */
+void
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns);
+
+struct mn_costs_view {
+    int64_t mean_ns;
+    int64_t median_ns;
+    int64_t timeout_ns;
+    uint64_t samples;
+};
+
+struct mn_costs_view
+mn_costs_look(struct mn_costs *c);
+
+#endif

@@ -1,0 +1,411 @@
+/* mn_plan.c - see mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/mn_plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_engine_internal.h"
+#include "load/policy_chunk.h"
+#include "load/policy_memory.h"
+#include "os/mn_clock.h"
+
+/* What a task costs beside its samples: claim, report, a share of a wake-up. */
+#define TASK_OVERHEAD_NS 5000
+/* Tasks of one batch at most, so that the head always finds descriptors. */
+#define MOST_TASKS 1024u
+/* Board depth: work for so long, or a quarter of a task a worker. */
+#define BOARD_NS 1000000
+
+struct mn_planned {
+    uint64_t number;
+    uint64_t block_off; /* 0: not started */
+    uint32_t ntasks;
+    struct mn_plan_batch batch; /* index points behind row0 */
+    uint32_t row0[];            /* [ntasks + 1] */
+};
+
+int
+mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
+             struct mn_costs *costs)
+{
+    struct mn_plan *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        return -ENOMEM;
+    }
+    p->memory = malloc(mn_dispatch_bytes(MN_PLAN_TASKS));
+    p->batches = calloc(MN_PLAN_BATCHES, sizeof(struct mn_planned *));
+    struct mn_dispatch_rates rates = {.period_ns = 1000000,
+                                      .window = window,
+                                      .hungry = window,
+                                      .workers = workers};
+    if (p->memory == NULL || p->batches == NULL
+        || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
+        mn_plan_close(p);
+        return -ENOMEM;
+    }
+    p->window = window;
+    p->in_order = in_order;
+    p->costs = costs;
+    *out = p;
+    return 0;
+}
+
+void
+mn_plan_close(struct mn_plan *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    if (p->batches != NULL) {
+        mn_plan_clear(p);
+    }
+    free(p->batches);
+    free(p->memory);
+    free(p);
+}
+
+static struct mn_planned **
+place_of(const struct mn_plan *p, uint64_t number)
+{
+    return &p->batches[number % MN_PLAN_BATCHES];
+}
+
+static struct mn_planned *
+planned(const struct mn_plan *p, uint64_t number)
+{
+    struct mn_planned *q = *place_of(p, number);
+    return q != NULL && q->number == number ? q : NULL;
+}
+
+void
+mn_plan_clear(struct mn_plan *p)
+{
+    for (uint32_t i = 0; i < MN_PLAN_BATCHES; i++) {
+        free(p->batches[i]);
+        p->batches[i] = NULL;
+    }
+    mn_dispatch_clear(&p->dispatch);
+    mn_dispatch_reopen(&p->dispatch);
+    p->head = p->next = 0;
+    p->last_given_ns = 0;
+}
+
+/* ---- planning ---------------------------------------------------------------------- */
+
+static int64_t
+sum(const int64_t *v, uint32_t n)
+{
+    int64_t s = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+/* Cuts the rows into tasks by their predicted costs; fills row0 and returns how many. */
+static uint32_t
+cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost,
+    uint32_t *row0)
+{
+    row0[0] = 0;
+    if (b->whole || b->nrows == 0) {
+        row0[1] = b->nrows;
+        return 1;
+    }
+    /* The first batches of an epoch are waited for by everybody: spread them. */
+    int64_t idle = b->number == 0 ? (int64_t)e->cfg.workers : 0;
+    int64_t mean = sum(cost, b->nrows) / b->nrows;
+    int64_t limit = mn_chunk_size(mean, TASK_OVERHEAD_NS, b->nrows, idle);
+    int64_t least = (b->nrows + MOST_TASKS - 1) / MOST_TASKS;
+    uint32_t n = 0;
+    while (row0[n] < b->nrows) {
+        int64_t rows = mn_chunk_next(cost + row0[n], b->nrows - row0[n], TASK_OVERHEAD_NS,
+                                     limit);
+        rows = rows < least ? least : rows;
+        uint32_t end = row0[n] + (uint32_t)rows;
+        row0[++n] = end < b->nrows ? end : b->nrows;
+    }
+    return n;
+}
+
+static struct mn_planned *
+make_planned(struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost)
+{
+    size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
+    starts = (starts + 7) & ~(size_t)7;
+    struct mn_planned *q = calloc(1, sizeof(*q) + starts + b->index_bytes);
+    if (q == NULL) {
+        return NULL;
+    }
+    q->number = b->number;
+    q->batch = *b;
+    q->ntasks = cut(e, b, cost, q->row0);
+    char *index = (char *)q->row0 + starts;
+    if (b->index_bytes != 0) {
+        memcpy(index, b->index, b->index_bytes);
+    }
+    q->batch.index = index;
+    return q;
+}
+
+static uint64_t
+form_bytes(const struct mn_form *f, uint32_t nrows)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < f->nfields; i++) {
+        bytes += mn_page_round(f->row_bytes[i] * nrows);
+    }
+    return bytes;
+}
+
+static void
+retime(struct mn_engine *e, uint32_t nrows)
+{
+    struct mn_plan *p = e->plan;
+    if (p->costs == NULL) {
+        return;
+    }
+    struct mn_costs_view v = mn_costs_look(p->costs);
+    struct mn_dispatch_rates r = p->dispatch.rates;
+    r.typical_ns = v.median_ns;
+    r.period_ns = mn_dispatch_period(p->consumer_ns, v.mean_ns, nrows != 0 ? nrows : 1,
+                                     e->cfg.workers);
+    if (r.period_ns > 0) {
+        (void)mn_dispatch_retime(&p->dispatch, &r);
+    }
+}
+
+int
+mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
+{
+    struct mn_plan *p = e->plan;
+    mn_assert(b->number == p->next);
+    uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
+    if (*place_of(p, b->number) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
+        return MN_FULL;
+    }
+    int64_t *cost = calloc((size_t)b->nrows + 1, sizeof(*cost));
+    if (cost == NULL) {
+        return -ENOMEM;
+    }
+    if (p->costs != NULL) {
+        mn_costs_predict(p->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL,
+                         b->nrows, cost);
+    }
+    retime(e, b->nrows);
+    struct mn_planned *q = make_planned(e, b, cost);
+    if (q == NULL) {
+        free(cost);
+        return -ENOMEM;
+    }
+    *place_of(p, b->number) = q;
+    for (uint32_t t = 0; t < q->ntasks; t++) {
+        uint32_t from = q->row0[t];
+        struct mn_dispatch_task task = {
+            .position = (int64_t)(b->position + from),
+            .batch = (int64_t)b->number,
+            .cost_ns = sum(cost + from, q->row0[t + 1] - from),
+            .bytes = (int64_t)form_bytes(&p->form, b->nrows),
+            .tag = b->number << 24 | t,
+        };
+        int rc = mn_dispatch_insert(&p->dispatch, &task);
+        mn_assert(rc == MN_OK);
+        (void)rc;
+    }
+    p->next = b->number + 1;
+    free(cost);
+    return MN_OK;
+}
+
+/* ---- starting ---------------------------------------------------------------------- */
+
+uint64_t
+mn_plan_block(const struct mn_plan *p, uint64_t number)
+{
+    const struct mn_planned *q = planned(p, number);
+    return q != NULL ? q->block_off : 0;
+}
+
+/* Batches complete and not taken: in order from the head on, or all of them. */
+static int64_t
+ready_batches(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    int64_t ready = 0;
+    for (uint64_t n = p->head; n < p->next; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        bool done = off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+        ready += done;
+        if (!done && (p->in_order || ready >= p->dispatch.rates.hungry)) {
+            break;
+        }
+    }
+    return ready;
+}
+
+static bool
+memory_allows(struct mn_engine *e, const struct mn_dispatch_task *t)
+{
+    struct mn_plan *p = e->plan;
+    const struct mn_planned *q = planned(p, (uint64_t)t->batch);
+    if (q->block_off != 0) {
+        return true; /* its room is taken already */
+    }
+    bool head = (uint64_t)t->batch == p->head;
+    if (!head && e->nfree < q->ntasks + MOST_TASKS) {
+        return false; /* descriptors are kept back for the head, too */
+    }
+    struct mn_memory m = {.limit = (int64_t)e->limit,
+                          .used = (int64_t)mn_extents_used(e->arena),
+                          .room = (int64_t)p->batch_bytes};
+    uint64_t bytes = form_bytes(&p->form, q->batch.nrows);
+    if (p->form.nfields == 0) {
+        bytes = e->mean_envelope_bytes; /* not known before it is made */
+    }
+    return mn_memory_may(&m, (int64_t)bytes, head, 0)
+           != MN_MEMORY_NO;
+}
+
+static int
+start_block(struct mn_engine *e, struct mn_planned *q)
+{
+    struct mn_plan *p = e->plan;
+    const struct mn_plan_batch *b = &q->batch;
+    struct mn_submit s = {.number = b->number,
+                          .epoch = b->epoch,
+                          .position = b->position,
+                          .base_seed = b->base_seed,
+                          .nrows = b->nrows,
+                          .kind = b->whole ? (uint32_t)MN_KIND_BATCH : p->form.kind,
+                          .lane = MN_LANE_NORMAL,
+                          .seeded = b->seeded,
+                          .index_kind = b->index_kind,
+                          .index = b->index,
+                          .index_bytes = b->index_bytes};
+    if (!b->whole) {
+        s.layout = p->form.layout;
+        s.nfields = p->form.nfields;
+        s.row_bytes = p->form.row_bytes;
+        uint64_t bytes = form_bytes(&p->form, b->nrows);
+        p->batch_bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+    }
+    return mn_batch_make(e, &s, q->row0, q->ntasks, &q->block_off);
+}
+
+static bool
+start(struct mn_engine *e, const struct mn_dispatch_choice *c)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_planned *q = planned(p, c->task.tag >> 24);
+    mn_assert(q != NULL);
+    if (q->block_off == 0 && start_block(e, q) < 0) {
+        return false;
+    }
+    struct mn_block *block = mn_block_at(&e->shm, q->block_off);
+    uint32_t task = mn_block_tasks(block)[c->task.tag & 0xffffff];
+    int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_NORMAL], MN_LANE_NORMAL, task,
+                              ++e->gens[task], 0);
+    mn_assert(rc == MN_OK);
+    (void)rc;
+    p->starts[c->why]++;
+    mn_dispatch_take(&p->dispatch, c->node);
+    return true;
+}
+
+/* How many tasks should be on the board. */
+static uint64_t
+board_depth(const struct mn_engine *e)
+{
+    uint64_t workers = e->cfg.workers;
+    uint64_t by_count = workers / 4 + 1;
+    uint64_t typical = 0;
+    const struct mn_dispatch *d = &e->plan->dispatch;
+    if (d->count != 0) {
+        typical = (uint64_t)d->work_ns / d->count;
+    }
+    if (typical == 0) {
+        return 2 * workers; /* nothing is known yet */
+    }
+    uint64_t by_time = workers * BOARD_NS / typical;
+    return by_time > by_count ? by_time : by_count;
+}
+
+static uint64_t
+on_board(const struct mn_engine *e)
+{
+    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    return tail > hint ? tail - hint : 0;
+}
+
+uint32_t
+mn_plan_pump(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    uint32_t started = 0;
+    uint64_t depth = board_depth(e), on = on_board(e);
+    bool more = false;
+    int64_t ready = -1;
+    while (on < depth) {
+        if (ready < 0) {
+            ready = ready_batches(e);
+        }
+        struct mn_dispatch_view view = {.head_batch = (int64_t)p->head,
+                                        .ready_batches = ready,
+                                        .last_batch = INT64_MAX};
+        struct mn_dispatch_choice c;
+        if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
+            break;
+        }
+        if (!memory_allows(e, &c.task)) {
+            /* The head's own tasks are always let through: see policy_memory.h. */
+            if (mn_dispatch_first(&p->dispatch, &c) != MN_OK || !memory_allows(e, &c.task)) {
+                break;
+            }
+        }
+        if (!start(e, &c)) {
+            break;
+        }
+        on++;
+        started++;
+    }
+    more = p->dispatch.count != 0;
+    mn_a32_store_seqcst(&e->shm.ctl->low_water, more ? (uint32_t)(depth / 2 + 1) : 0);
+    return started;
+}
+
+void
+mn_plan_taken(struct mn_plan *p, uint64_t number)
+{
+    struct mn_planned *q = planned(p, number);
+    if (q != NULL) {
+        *place_of(p, number) = NULL;
+        free(q);
+    }
+    while (p->head < p->next && *place_of(p, p->head) == NULL) {
+        p->head++;
+    }
+}
+
+void
+mn_plan_learn(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_block *b = mn_block_at(&e->shm, block_off);
+    if (e->plan == NULL || e->plan->costs == NULL || b->nrows == 0) {
+        return;
+    }
+    const struct mn_report *r = mn_block_reports(b);
+    const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
+    for (uint32_t i = 0; i < b->nrows; i++) {
+        if (r[i].wall_ns != 0) {
+            mn_costs_observe(e->plan->costs, index != NULL ? index[i] : -1,
+                             (int64_t)r[i].wall_ns, 0);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+/* mn_plan.h - batches drawn from the sampler, from then until their tasks are on the board.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Part of the engine (balanced scheduling); called under its mutex.  A planned batch is
+ * private memory: its block, and with it the room for its rows, is made when the first of
+ * its tasks starts.  Which task starts next is the decision of policy_dispatch.h; whether
+ * memory allows it that of policy_memory.h.
+ *
+ * The board is kept shallow, because what is on it is decided: about one millisecond of work
+ * or a quarter of a task for each worker.  A worker that takes the board under its low water
+ * mark rings the engine, which pumps again (mn_ctl.low_water).  The user's thread pumps too,
+ * whenever it plans, waits or takes a batch.
+ */
+#ifndef MN_PLAN_H
+#define MN_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "load/mn_costs.h"
+#include "load/policy_dispatch.h"
+
+struct mn_engine;
+struct mn_batch;
+
+/* How the rows of a batch travel, decided when it starts. */
+struct mn_form {
+    uint32_t kind;   /* enum mn_task_kind */
+    uint32_t layout; /* offset of the posted layout, 0 without */
+    uint32_t nfields;
+    const uint64_t *row_bytes; /* [nfields], the caller's, alive while the form is set */
+};
+
+struct mn_plan_batch {
+    uint64_t number, epoch, position, base_seed;
+    uint32_t nrows;
+    uint32_t seeded;
+    bool whole;          /* always one BATCH task */
+    uint32_t index_kind; /* enum mn_index_kind */
+    const void *index;
+    uint64_t index_bytes;
+};
+
+struct mn_planned;
+
+struct mn_plan {
+    struct mn_dispatch dispatch;
+    void *memory;
+    struct mn_planned **batches; /* ring by number, [MN_PLAN_BATCHES] */
+    struct mn_costs *costs;      /* NULL: costs are not learned */
+    struct mn_form form;
+    uint64_t head;               /* number of the next batch to deliver */
+    uint64_t next;               /* number of the next batch to plan */
+    uint64_t last_wanted_ns;     /* the consumer asked for a batch */
+    uint64_t last_given_ns;      /* and got one */
+    int64_t consumer_ns;         /* what it takes for one, running mean */
+    uint64_t batch_bytes;        /* of the largest batch so far */
+    uint32_t window;             /* batches: torch's prefetch window */
+    bool in_order;
+    uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
+};
+
+#define MN_PLAN_BATCHES 4096u
+#define MN_PLAN_TASKS 16384u
+
+int
+mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
+             struct mn_costs *costs);
+
+void
+mn_plan_close(struct mn_plan *p);
+
+/* Takes a batch in; its number must be the next. MN_OK, MN_FULL, -ENOMEM. Does not pump. */
+int
+mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
+
+/* Starts what should start now. Returns how many tasks went to the board. */
+uint32_t
+mn_plan_pump(struct mn_engine *e);
+
+/* Offset of the batch's block, 0 when it has not started. */
+uint64_t
+mn_plan_block(const struct mn_plan *p, uint64_t number);
+
+/* The batch was taken by the consumer. */
+void
+mn_plan_taken(struct mn_plan *p, uint64_t number);
+
+/* Forgets everything that has not started and begins anew at number 0. */
+void
+mn_plan_clear(struct mn_plan *p);
+
+/* Teaches the cost model what a finished block's rows have cost. */
+void
+mn_plan_learn(struct mn_engine *e, uint64_t block_off);
+
+#endif

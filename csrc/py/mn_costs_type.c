@@ -1,0 +1,213 @@
+/* mn_costs_type.c - minato._core.CostModel: what a loader's samples have cost.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <string.h>
+
+#include "load/mn_costs.h"
+#include "py/mn_state.h"
+
+struct costs_object {
+    PyObject_HEAD
+    struct mn_costs costs;
+    bool open;
+};
+
+struct mn_costs *
+mn_costs_of(struct mn_state *st, PyObject *costs)
+{
+    if (!Py_IS_TYPE(costs, st->costs_type)) {
+        PyErr_SetString(PyExc_TypeError, "costs must be a CostModel or None");
+        return NULL;
+    }
+    return &((struct costs_object *)costs)->costs;
+}
+
+static struct mn_costs *
+own(PyObject *self)
+{
+    return &((struct costs_object *)self)->costs;
+}
+
+static PyObject *
+costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"n", NULL};
+    long long n = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|L", names, &n)) {
+        return NULL;
+    }
+    if (n < 0) {
+        PyErr_SetString(PyExc_ValueError, "n must not be negative");
+        return NULL;
+    }
+    struct costs_object *o = (struct costs_object *)type->tp_alloc(type, 0);
+    if (o != NULL && mn_costs_init(&o->costs, n) < 0) {
+        Py_DECREF(o);
+        return PyErr_NoMemory();
+    }
+    if (o != NULL) {
+        o->open = true;
+    }
+    return (PyObject *)o;
+}
+
+static void
+costs_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    if (((struct costs_object *)self)->open) {
+        mn_costs_fini(own(self));
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+costs_observe(PyObject *self, PyObject *args)
+{
+    long long index, wall, cpu = 0;
+    if (!PyArg_ParseTuple(args, "LL|L", &index, &wall, &cpu)) {
+        return NULL;
+    }
+    mn_costs_observe(own(self), index, wall, cpu);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+costs_hint(PyObject *self, PyObject *args)
+{
+    long long index, wall;
+    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
+        return NULL;
+    }
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    int rc = mn_cost_hint(&c->model, index, wall);
+    mn_mutex_unlock(&c->mutex);
+    return mn_raise_errno(rc, "no such index") < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(save_doc,
+"save() -> (indices, wall_ns, cpu_ns): bytes of int64 arrays, one place for each index that\n"
+"was observed.");
+
+static PyObject *
+costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    int64_t n = c->model.known, cursor = 0;
+    mn_mutex_unlock(&c->mutex);
+    PyObject *out[3] = {NULL, NULL, NULL};
+    for (int i = 0; i < 3; i++) {
+        out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 8);
+        if (out[i] == NULL) {
+            goto fail;
+        }
+        memset(PyBytes_AS_STRING(out[i]), 0, (size_t)n * 8);
+    }
+    mn_mutex_lock(&c->mutex); /* cells only become known; those since then wait */
+    (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
+                       (int64_t *)(void *)PyBytes_AS_STRING(out[1]),
+                       (int64_t *)(void *)PyBytes_AS_STRING(out[2]));
+    mn_mutex_unlock(&c->mutex);
+    return Py_BuildValue("(NNN)", out[0], out[1], out[2]);
+fail:
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(out[i]);
+    }
+    return NULL;
+}
+
+static PyObject *
+costs_load(PyObject *self, PyObject *args)
+{
+    Py_buffer b[3];
+    if (!PyArg_ParseTuple(args, "y*y*y*", &b[0], &b[1], &b[2])) {
+        return NULL;
+    }
+    int64_t n = b[0].len / 8, taken = -1;
+    if (b[0].len == b[1].len && b[0].len == b[2].len && b[0].len % 8 == 0) {
+        struct mn_costs *c = own(self);
+        mn_mutex_lock(&c->mutex);
+        taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf, b[2].buf);
+        c->since = 0;
+        mn_mutex_unlock(&c->mutex);
+    }
+    for (int i = 0; i < 3; i++) {
+        PyBuffer_Release(&b[i]);
+    }
+    if (taken < 0) {
+        PyErr_SetString(PyExc_ValueError, "saved costs are damaged: lengths differ");
+        return NULL;
+    }
+    return PyLong_FromLongLong(taken);
+}
+
+static PyObject *
+costs_predict(PyObject *self, PyObject *arg)
+{
+    int64_t index = PyLong_AsLongLong(arg), ns;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_costs_predict(own(self), &index, 1, &ns);
+    return PyLong_FromLongLong(ns);
+}
+
+PyDoc_STRVAR(summary_doc,
+"summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, slow_ns}\n\n"
+"slow_ns: from when on a sample in flight counts as slow, None when nothing does.");
+
+static PyObject *
+costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    long long q[4];
+    static const int permille[4] = {500, 750, 900, 990};
+    for (int i = 0; i < 4; i++) {
+        q[i] = mn_histogram_quantile(&c->model.wall, permille[i]);
+    }
+    double mean = c->model.mean_wall_ns;
+    long long known = c->model.known, timeout = c->timeout_ns;
+    unsigned long long samples = c->model.samples;
+    mn_mutex_unlock(&c->mutex);
+    PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
+                                              : PyLong_FromLongLong(timeout);
+    return Py_BuildValue("{sK sL sd sL sL sL sL sN}", "samples", samples, "known", known,
+                         "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
+                         "p99_ns", q[3], "slow_ns", slow);
+}
+
+static PyMethodDef costs_methods[] = {
+    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns, cpu_ns=0)")},
+    {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
+    {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
+    {"save", costs_save, METH_NOARGS, save_doc},
+    {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns, cpu_ns) -> taken")},
+    {"summary", costs_summary, METH_NOARGS, summary_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot costs_slots[] = {
+    {Py_tp_new, costs_new},
+    {Py_tp_dealloc, costs_dealloc},
+    {Py_tp_methods, costs_methods},
+    {Py_tp_doc, PyDoc_STR("CostModel(n=0): what samples have cost, by index of the dataset.")},
+    {0, NULL},
+};
+
+static PyType_Spec costs_spec = {
+    .name = "minato._core.CostModel",
+    .basicsize = sizeof(struct costs_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = costs_slots,
+};
+
+int
+mn_costs_add_type(PyObject *module, struct mn_state *st)
+{
+    st->costs_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &costs_spec, NULL);
+    return st->costs_type == NULL ? -1 : PyModule_AddType(module, st->costs_type);
+}

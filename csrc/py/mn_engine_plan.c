@@ -1,0 +1,164 @@
+/* mn_engine_plan.c - the methods of Engine for balanced scheduling.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+
+#include "base/mn_error.h"
+#include "py/mn_engine_object.h"
+
+/* A backstop: a signal to the main thread ends the sleep by itself. */
+#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
+
+static struct mn_engine *
+planner(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && e->plan == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine was opened without a window");
+        return NULL;
+    }
+    return e;
+}
+
+const char mn_engine_plan_doc[] =
+    "plan(indices, pickled, number, epoch, position, base_seed, nrows, seeded, whole) -> bool\n"
+    "\n"
+    "Takes the next batch in: indices a list of int, or None with pickled the bytes of what\n"
+    "the sampler gave. whole: one worker fetches and collates it. False: later.";
+
+PyObject *
+mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"indices", "pickled", "number", "epoch", "position", "base_seed",
+                            "nrows", "seeded", "whole", NULL};
+    struct mn_engine *e = planner(self);
+    struct mn_plan_batch b = {0};
+    PyObject *indices, *pickled;
+    unsigned long long number, epoch, position, seed;
+    int seeded, whole;
+    if (e == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKIpp", names, &indices, &pickled,
+                                        &number, &epoch, &position, &seed, &b.nrows, &seeded,
+                                        &whole)) {
+        return NULL;
+    }
+    b.number = number;
+    b.epoch = epoch;
+    b.position = position;
+    b.base_seed = seed;
+    b.seeded = seeded != 0;
+    b.whole = whole != 0;
+    int64_t *owned;
+    if (mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, pickled,
+                      &owned) < 0) {
+        return NULL;
+    }
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    int rc = mn_engine_plan(e, &b);
+    PyMem_Free(owned);
+    if (rc < 0) {
+        return PyErr_NoMemory();
+    }
+    return PyBool_FromLong(rc == MN_OK);
+}
+
+PyObject *
+mn_engine_py_set_form(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_form form = {0};
+    PyObject *layout;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "IOI", &form.kind, &layout, &form.layout)) {
+        return NULL;
+    }
+    if (layout != Py_None) {
+        if (!Py_IS_TYPE(layout, st->layout_type)) {
+            PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+            return NULL;
+        }
+        form.nfields = mn_layout_nfields((struct mn_layout *)layout);
+        form.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
+    }
+    mn_engine_set_form(e, &form);
+    Py_XSETREF(((struct mn_engine_object *)self)->layout, Py_NewRef(layout));
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_plan_end(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_plan_end(e);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_plan_clear(e);
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_next_doc[] =
+    "next(timeout) -> (number, block) | None | False\n\n"
+    "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
+    "None: the time is over. False: look at health(). Handles signals.";
+
+PyObject *
+mn_engine_py_next(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    double timeout;
+    if (e == NULL || !PyArg_ParseTuple(args, "d", &timeout)) {
+        return NULL;
+    }
+    bool endless = timeout < 0 || timeout > 1e9;
+    int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
+    for (;;) {
+        int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
+        uint64_t number = 0, block = 0;
+        int rc;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_next(e, slice, &number, &block);
+        Py_END_ALLOW_THREADS
+        if (rc == MN_OK) {
+            return Py_BuildValue("(KK)", (unsigned long long)number,
+                                 (unsigned long long)block);
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+        if (rc == MN_CLOSED) {
+            Py_RETURN_FALSE;
+        }
+        if (rc == -ETIMEDOUT && !endless) {
+            left -= slice;
+            if (left <= 0) {
+                Py_RETURN_NONE;
+            }
+        }
+    }
+}
+
+PyObject *
+mn_engine_py_taken(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long number, block;
+    if (e == NULL || !PyArg_ParseTuple(args, "KK", &number, &block)) {
+        return NULL;
+    }
+    mn_engine_taken(e, number, block);
+    Py_RETURN_NONE;
+}
