@@ -1,0 +1,1 @@
+"""Properties of the scheduling policies, through their Python binding."""

@@ -1,0 +1,185 @@
+"""Cost model and slow timeout: quantiles, drift, outliers, hints, silence on constants."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato import _core
+
+MS = 1_000_000
+
+times = st.integers(0, 2**55)
+
+
+@given(st.lists(times, min_size=1, max_size=300), st.integers(0, 1000))
+def test_quantiles_are_within_a_thirtysecond(values, permille):
+    model = _core.PolicyCost()
+    for v in values:
+        model.observe(-1, v)
+    rank = max(1, -(-permille * len(values) // 1000))
+    exact = sorted(values)[rank - 1]
+    assert abs(model.quantile(permille) - exact) <= exact / 32 + 0.5
+
+
+@given(st.lists(times, min_size=1, max_size=200), times)
+def test_share_above_is_never_overstated(values, line):
+    model = _core.PolicyCost()
+    for v in values:
+        model.observe(-1, v)
+    assert model.above(line) <= 1000 * sum(v > line for v in values) // len(values)
+    low = sum(v > line * 17 / 16 + 1 for v in values)
+    assert model.above(line) >= 1000 * low // len(values)
+
+
+def test_the_distribution_follows_a_change():
+    model = _core.PolicyCost()
+    for _ in range(20_000):
+        model.observe(-1, 100)
+    for _ in range(60_000):
+        model.observe(-1, 900)
+    assert model.quantile(500) == pytest.approx(900, rel=1 / 32)
+    assert model.quantile(100) == pytest.approx(900, rel=1 / 32)
+    assert model.mean == pytest.approx(900, rel=0.01)
+
+
+@given(st.integers(1, 10**12), st.integers(2, 12), st.floats(0.001, 1000))
+def test_one_outlier_moves_a_cost_little(cost, before, factor):
+    model = _core.PolicyCost(3)
+    for _ in range(before):
+        model.observe(1, cost)
+    model.observe(1, int(cost * factor))
+    assert 0.74 * cost - 1 <= model.wall(1) <= 1.51 * cost + 1
+
+
+@given(st.integers(100, 10**9), st.integers(1, 10), st.sampled_from([0.1, 0.3, 3.5, 20]))
+def test_a_change_of_level_is_followed_after_two_epochs(cost, before, factor):
+    model = _core.PolicyCost(3)
+    new = int(cost * factor)
+    for _ in range(before):
+        model.observe(1, cost)
+    for _ in range(2):
+        model.observe(1, new)
+    assert model.wall(1) == pytest.approx(new, rel=0.02, abs=2)
+
+
+def test_slow_drift_is_followed():
+    model = _core.PolicyCost(1)
+    cost = 1000.0
+    for _ in range(60):
+        cost *= 1.05
+        model.observe(0, int(cost))
+    assert model.wall(0) == pytest.approx(cost, rel=0.2)
+
+
+def test_unknown_falls_back_to_hint_then_mean():
+    model = _core.PolicyCost(4)
+    assert model.wall(0) == 0 and not model.knows(0)
+    model.observe(1, 100, 40)
+    model.observe(2, 300, 60)
+    assert (model.wall(0), model.cpu(0)) == (200, 50)
+    assert model.wall(99) == 200 and model.wall(-1) == 200
+    model.hint(0, 7000)
+    assert model.knows(0) and model.wall(0) == 7000
+    assert model.known == 2  # a hint is not an observation
+    model.observe(0, 50, 5)
+    assert (model.wall(0), model.cpu(0)) == (50, 5)
+    model.hint(0, 7000)  # too late
+    assert model.wall(0) == 50
+    for index, value in ((4, 1), (-1, 1), (3, -1)):
+        with pytest.raises(ValueError):
+            model.hint(index, value)
+
+
+@given(st.dictionaries(st.integers(0, 999), st.tuples(st.integers(1, 2**40),
+                                                      st.integers(1, 2**40))))
+def test_save_and_load_through_json(known):
+    model = _core.PolicyCost(1000)
+    for index, (wall, cpu) in known.items():
+        model.observe(index, wall, cpu)
+    saved = json.loads(json.dumps(model.save()))
+    assert saved[0] == sorted(known)
+    other = _core.PolicyCost(1000)
+    assert other.load(*saved) == len(known)
+    for index in known:
+        assert other.wall(index) == model.wall(index)
+        assert other.cpu(index) == model.cpu(index)
+    assert other.known == len(known) and other.save() == tuple(saved)
+
+
+def test_load_leaves_out_what_is_not_in_the_dataset():
+    model = _core.PolicyCost(2)
+    assert model.load([0, 2, -1, 1], [1, 2, 3, 4], [1, 2, 3, 4]) == 2
+    assert model.save()[0] == [0, 1]
+    with pytest.raises(ValueError):
+        model.load([0], [1, 2], [1])
+    with pytest.raises(TypeError):
+        model.load(["a"], [1], [1])
+
+
+# -- the slow timeout -----------------------------------------------------------------
+
+
+def flagged(draws: list[int]) -> tuple[int, _core.PolicyCost]:
+    """How many of the draws the timeout in use at their time calls slow."""
+    model = _core.PolicyCost()
+    count = 0
+    for value in draws:
+        count += model.is_slow(value)
+        model.observe(-1, value)
+        model.learn_timeout()
+    return count, model
+
+
+@given(st.integers(6 * MS, 60_000 * MS), st.floats(0.0, 0.25), st.integers(0, 10**6))
+def test_constant_cost_with_noise_flags_nothing(cost, sigma, seed):
+    rng = random.Random(seed)
+    draws = [int(cost * min(1.4, max(0.75, rng.gauss(1.0, sigma)))) for _ in range(400)]
+    count, model = flagged(draws)
+    assert count == 0 and not model.tail
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.01, 0.05, 0.2]), st.integers(3, 100))
+def test_a_heavy_tail_is_flagged(seed, share, factor):
+    rng = random.Random(seed)
+    draws = [20 * MS * (factor if rng.random() < share else 1) for _ in range(1500)]
+    _, model = flagged(draws)
+    slow = sum(v > 20 * MS for v in draws) / len(draws)
+    if slow >= 0.006:
+        assert model.tail and model.is_slow(20 * MS * factor)
+    assert not model.is_slow(20 * MS)
+
+
+def test_the_first_slow_sample_ever_is_found_at_last():
+    _, model = flagged([10 * MS] * 200)
+    assert not model.tail
+    assert not model.is_slow(20 * MS) and model.is_slow(500 * MS)
+
+
+def test_half_and_half_is_no_tail():
+    count, _ = flagged([40 * MS, 6 * MS] * 300)
+    assert count == 0
+
+
+def test_no_verdict_without_evidence():
+    _, model = flagged([10 * MS] * 31)
+    assert model.timeout is None and not model.is_slow(10**15)
+
+
+def test_microseconds_are_never_slow():
+    count, model = flagged([1000] * 100 + [4 * MS] * 20 + [1000] * 500)
+    assert count == 0 and model.timeout >= 5 * MS
+
+
+@given(st.lists(st.integers(MS, 100 * MS), min_size=40, max_size=80))
+def test_the_timeout_rests_once_the_distribution_does(values):
+    """No oscillation: without new samples it settles after two updates."""
+    _, model = flagged(values)
+    for _ in range(3):
+        model.learn_timeout()
+    settled = model.timeout
+    assert all(model.learn_timeout() == settled for _ in range(8))

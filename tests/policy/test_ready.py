@@ -1,0 +1,131 @@
+"""Ready-first batches: exactly once, full batches, the displacement bound, natural share."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato import _core
+
+
+def play(total: int, batch: int, bound: int, workers: int, seed: int, slow_share: float,
+         slow_time: int = 40) -> tuple[list[list[int]], set[int], _core.PolicyReady]:
+    """Workers finish samples in a random order; batches are formed whenever possible."""
+    rng = random.Random(seed)
+    form = _core.PolicyReady(batch, bound)
+    form.end(total)
+    running: list[tuple[int, int]] = []
+    slow: set[int] = set()
+    out: list[list[int]] = []
+    started = clock = 0
+    while True:
+        while len(running) < workers and started < form.horizon:
+            is_slow = rng.random() < slow_share
+            if is_slow:
+                slow.add(started)
+            running.append((clock + rng.randint(1, 5) + slow_time * is_slow, started))
+            started += 1
+        while (got := form.form()) is not None:
+            if not got:
+                assert not running and started == total
+                return out, slow, form
+            out.append(got)
+        if running and (len(running) == workers or started >= form.horizon):
+            running.sort()
+            clock, position = running.pop(0)
+            form.mark(position, position in slow)
+
+
+@given(st.integers(1, 120), st.integers(1, 9), st.integers(0, 6), st.integers(1, 12),
+       st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_once_each_full_and_within_the_bound(total, batch, bound, workers, seed, share):
+    out, _, form = play(total, batch, bound, workers, seed, share)
+    assert sorted(p for b in out for p in b) == list(range(total))
+    assert [len(b) for b in out[:-1]] == [batch] * (len(out) - 1)
+    moves = [abs(k - p // batch) for k, b in enumerate(out) for p in b]
+    assert max(moves) <= bound
+    assert (form.displaced_max, form.displaced_sum) == (max(moves), sum(moves))
+    assert all(b == sorted(b) for b in out)
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 9), st.integers(0, 999))
+def test_bound_zero_is_the_samplers_batches(total, batch, workers, seed):
+    out, _, _ = play(total, batch, 0, workers, seed, 0.3)
+    want = [list(range(k, min(k + batch, total))) for k in range(0, total, batch)]
+    assert out == want
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=200), st.integers(1, 8),
+       st.integers(1, 5), st.randoms(use_true_random=False))
+def test_any_order_of_completion(kinds, batch, bound, rng):
+    """Not only those that workers produce: any order within reach."""
+    form = _core.PolicyReady(batch, bound)
+    form.end(len(kinds))
+    left = set(range(len(kinds)))
+    got: list[int] = []
+    while True:
+        batch_now = form.form()
+        if batch_now == []:
+            break
+        if batch_now is not None:
+            got += batch_now
+            continue
+        position = rng.choice(sorted(p for p in left if p < form.horizon))
+        left.remove(position)
+        form.mark(position, kinds[position])
+    assert sorted(got) == list(range(len(kinds))) and form.displaced_max <= bound
+
+
+def test_slow_samples_arrive_neither_starved_nor_bunched():
+    batch, share = 10, 0.2
+    out, slow, _ = play(4000, batch, 64, 24, 7, share)
+    counts = [sum(p in slow for p in b) for b in out[10:-10]]
+    assert sum(counts) / len(counts) == pytest.approx(batch * share, rel=0.1)
+    sampler = [sum(p in slow for p in range(k, k + batch)) for k in range(0, 4000, batch)]
+    assert max(counts) <= max(sampler) + 1
+
+
+def test_slow_samples_that_end_together_are_spread():
+    form = _core.PolicyReady(4, 50)
+    form.end(400)
+    for p in range(100):
+        form.mark(p, p % 10 < 2 and p < 50)
+    counts = [sum(p % 10 < 2 and p < 50 for p in form.form()) for _ in range(12)]
+    # 10 of 100 were slow: one for every 10 samples, not all in the first batches.
+    assert max(counts) <= 2 and sum(counts) >= 4
+
+
+def test_due_samples_are_waited_for():
+    form = _core.PolicyReady(2, 1)
+    form.end(8)
+    for p in (1, 2, 3):
+        form.mark(p, False)
+    assert form.form() == [1, 2]
+    assert form.horizon == 6
+    form.mark(4, False)
+    assert form.form() is None  # 0 is due
+    form.mark(0, True)
+    assert form.form() == [0, 3]
+
+
+def test_refuses_what_breaks_the_bound():
+    form = _core.PolicyReady(2, 1)
+    with pytest.raises(ValueError):
+        form.mark(4, False)  # past the horizon
+    form.mark(0, False)
+    with pytest.raises(ValueError):
+        form.mark(0, False)  # twice
+    form.mark(1, False)
+    assert form.form() == [0, 1]
+    with pytest.raises(ValueError):
+        form.mark(0, False)  # delivered
+    with pytest.raises(ValueError):
+        form.mark(-1, False)
+    with pytest.raises(ValueError):
+        form.end(1)
+    for bad in ((0, 1), (1, -1), (2**40, 2**40)):
+        with pytest.raises((ValueError, MemoryError)):
+            _core.PolicyReady(*bad)

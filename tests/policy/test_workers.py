@@ -1,0 +1,132 @@
+"""Worker count: grows only when that can help, shrinks when full, never oscillates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato import _core
+
+(STEADY, SETTLING, GROW_CORES, GROW_WAITING, SHRINK, UNDO, NO_TASKS, CPU_BUSY, AT_MAX,
+ AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE) = range(13)
+
+permille = st.integers(0, 1000)
+
+
+def steps(count: int, start: int = 4, **given_input: int) -> list[tuple[int, int]]:
+    """(target, reason) of each update on constant input, targets carried out."""
+    policy = _core.PolicyWorkers()
+    values = dict(min_workers=1, max_workers=16, occupancy=500, cpu=500, cores=16000,
+                  wait=0, backlog=100, rate=1000) | given_input
+    out, workers = [], start
+    for _ in range(count):
+        workers, reason, text = policy.update(workers=workers, **values)
+        assert text
+        out.append((workers, reason))
+    return out
+
+
+@given(permille, st.integers(0, 1200), st.integers(500, 64000), permille,
+       st.integers(0, 100), st.integers(0, 10**9), st.integers(1, 16))
+def test_constant_input_ends_in_rest(occupancy, cpu, cores, wait, backlog, rate, start):
+    run = steps(200, start, occupancy=occupancy, cpu=cpu, cores=cores, wait=wait,
+                backlog=backlog, rate=rate)
+    assert all(1 <= w <= 16 for w, _ in run)
+    counts = [start] + [w for w, _ in run]
+    assert len(set(counts[-50:])) == 1
+    turns = [b - a for a, b in zip(counts, counts[1:]) if b != a]
+    changes = sum((x > 0) != (y > 0) for x, y in zip(turns, turns[1:]))
+    assert changes <= 1  # at most: growth tried, did not pay, undone
+
+
+@given(st.integers(0, 250), permille, st.integers(1, 16))
+def test_never_grows_at_cpu_saturation(occupancy, wait, start):
+    run = steps(50, start, occupancy=occupancy, cpu=1000, wait=wait)
+    assert {w for w, _ in run} == {start}
+    assert all(r in (SETTLING, CPU_BUSY, AT_MAX) for _, r in run)
+
+
+@given(st.integers(251, 899), permille, permille)
+def test_rests_between_the_thresholds(occupancy, cpu, wait):
+    assert set(steps(30, occupancy=occupancy, cpu=cpu, wait=wait)) == {(4, STEADY)}
+
+
+def test_grows_with_idle_cores_when_it_pays():
+    policy, workers, seen = _core.PolicyWorkers(), 4, []
+    for _ in range(60):
+        workers, reason, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=12, occupancy=0,
+            cpu=workers * 1000 // 16, cores=16000, wait=0, backlog=50, rate=workers * 500)
+        seen.append(reason)
+    assert workers == 12 and GROW_CORES in seen and seen[-1] == AT_MAX
+
+
+def test_waiting_tasks_take_more_workers_than_cores():
+    """Two cores, tasks that wait 90 % of their time."""
+    policy, workers, seen = _core.PolicyWorkers(), 2, set()
+    for _ in range(200):
+        cpu = min(1000, workers * 100 // 2)
+        workers, reason, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=64, occupancy=0, cpu=cpu,
+            cores=2000, wait=900, backlog=99, rate=workers * 100)
+        seen.add(reason)
+    assert GROW_WAITING in seen
+    assert 16 <= workers <= 20  # as many as two cores can feed
+
+
+def test_does_not_grow_without_tasks():
+    assert steps(5, occupancy=0, cpu=0, backlog=0)[-1] == (4, NO_TASKS)
+
+
+def test_growth_that_does_not_pay_is_undone_and_not_repeated():
+    run = steps(60, occupancy=0, cpu=100, rate=1000)
+    assert UNDO in [r for _, r in run]
+    assert run[-1] == (4, AT_CEILING)
+
+
+def test_the_ceiling_is_forgotten_when_the_workload_changes():
+    policy, workers = _core.PolicyWorkers(), 4
+    base = dict(min_workers=1, max_workers=16, occupancy=0, cpu=100, cores=16000, wait=0,
+                backlog=100)
+    for _ in range(40):
+        workers, reason, _ = policy.update(workers=workers, rate=1000, **base)
+    assert (workers, reason) == (4, AT_CEILING)
+    for _ in range(40):
+        workers, reason, _ = policy.update(workers=workers, rate=workers * 2000, **base)
+    assert workers == 16
+
+
+def test_shrinks_slowly_to_the_least_that_suffices():
+    """The consumer needs three workers: four fill the queue, two run it dry."""
+    policy, workers, counts = _core.PolicyWorkers(), 8, []
+    for _ in range(300):
+        occupancy = 1000 if workers > 3 else 600 if workers == 3 else 0
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=16, occupancy=occupancy,
+            cpu=workers * 50, cores=16000, wait=0, backlog=10,
+            rate=min(workers, 3) * 1000)
+        counts.append(workers)
+    assert counts[5] == 7 and counts[-1] == 3
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_a_shrink_too_far_is_taken_back_once():
+    """Four are too many and three too few: it must not go to and fro."""
+    policy, workers, counts = _core.PolicyWorkers(), 4, []
+    for _ in range(400):
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=16,
+            occupancy=950 if workers >= 4 else 100, cpu=workers * 50, cores=16000, wait=0,
+            backlog=10, rate=min(workers, 4) * 1000)
+        counts.append(workers)
+    changes = sum(a != b for a, b in zip(counts, counts[1:]))
+    assert counts[-1] == 4 and changes == 2
+
+
+def test_limits():
+    assert steps(1, start=40)[0] == (16, OUT_OF_RANGE)
+    assert steps(1, start=0)[0] == (1, OUT_OF_RANGE)
+    assert steps(50, occupancy=1000, cpu=0)[-1] == (1, AT_MIN)
+    with pytest.raises(ValueError):
+        steps(1, min_workers=5, max_workers=4)
