@@ -6,14 +6,16 @@ import logging
 import multiprocessing.context as mp_context
 import os
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
 
 from ._iterator import make_iterator
 
 log = logging.getLogger("minato")
+
+_T_co = TypeVar("_T_co", covariant=True)
 
 _STANDARD_CONTEXTS = (
     mp_context.DefaultContext,
@@ -42,7 +44,7 @@ def parse_bytes(text: int | str) -> int:
     return size
 
 
-class DataLoader(torch.utils.data.DataLoader):
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
 
     All arguments of torch's class, with its defaults, checks and error texts, and:
@@ -74,7 +76,7 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __init__(
         self,
-        dataset,
+        dataset: Dataset[_T_co],
         batch_size=1,
         shuffle=None,
         sampler=None,
