@@ -3,7 +3,8 @@
  *
  * The stress bodies sleep without a timeout and every publish is answered before the next,
  * so one lost wake-up stops them for good and the deadline of the program reports it.
- * Linked with --wrap=mn_futex_wait, which lets the plain cases script the kernel.
+ * Linked with --wrap for mn_futex_wait and mn_now_ns: the plain cases script the kernel and
+ * the clock.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -21,6 +22,12 @@ struct script {
 };
 
 static const struct script *script;
+
+/* In a scripted sleep each wait takes a millisecond of a clock of our own. */
+#define TICK_NS 1000000
+static uint64_t now_ns;
+static int64_t waited_ns[8]; /* the timeouts that were asked for */
+static int waits;
 
 /* A kernel that takes its time to put us to bed. With it a round of the conversation costs
  * less than a microsecond instead of fifty, and a hundred times more of them meet the moment
@@ -42,10 +49,22 @@ __wrap_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
         }
         return __real_mn_futex_wait(word, expected, timeout_ns);
     }
+    CHECK(waits < 8);
+    waited_ns[waits++] = timeout_ns;
+    now_ns += TICK_NS;
     if (script->rings) {
         CHECK(mn_bell_ring((struct mn_bell *)(void *)word));
     }
     return script++->rc;
+}
+
+uint64_t __real_mn_now_ns(void);
+uint64_t __wrap_mn_now_ns(void);
+
+uint64_t
+__wrap_mn_now_ns(void)
+{
+    return script != NULL ? now_ns : __real_mn_now_ns();
 }
 
 static int
@@ -53,6 +72,7 @@ sleep_with(struct mn_bell *bell, const struct script *lines, int64_t timeout_ns)
 {
     mn_bell_announce(bell);
     script = lines;
+    waits = 0;
     int rc = mn_bell_sleep(bell, timeout_ns);
     script = NULL;
     CHECK_EQ(mn_a32_load_relaxed(&bell->word), MN_BELL_AWAKE);
@@ -83,8 +103,14 @@ static void
 a_timeout_holds_through_spurious_wakes(void)
 {
     struct mn_bell bell = {0};
-    const struct script spurious[] = {{0, false}, {0, false}, {1, false}};
-    CHECK_EQ(sleep_with(&bell, spurious, 3000000), -ETIMEDOUT);
+    const struct script spurious[] = {{0, false}, {-EAGAIN, false}, {0, false}, {-EIO, false}};
+    CHECK_EQ(sleep_with(&bell, spurious, 3 * TICK_NS - 1), -ETIMEDOUT);
+    CHECK_EQ(waits, 3);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(waited_ns[i], (3 - i) * TICK_NS - 1);
+    }
+    CHECK_EQ(sleep_with(&bell, spurious, -1), -EIO);
+    CHECK_EQ(waited_ns[2], -1);
     CHECK_EQ(sleep_with(&bell, NULL, 0), -ETIMEDOUT);
 }
 
@@ -390,6 +416,40 @@ processes_ring_one_sleeper(void)
     CHECK(munmap(c, sizeof(*c)) == 0);
 }
 
+/* ---- what a ring carries ---- */
+
+struct parcel {
+    struct mn_bell bell;
+    uint32_t plain;
+};
+
+static void *
+ring_with_parcel(void *arg)
+{
+    struct parcel *p = arg;
+    p->plain = 7;
+    while (!mn_bell_ring(&p->bell)) {
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* No look at an atomic word between the sleep and the plain read: the ring itself must
+ * order them. For ThreadSanitizer to judge. */
+static void
+a_ring_carries_what_came_before(void)
+{
+    for (int i = 0; i < 100; i++) {
+        struct parcel p = {.plain = 0};
+        pthread_t t;
+        CHECK(pthread_create(&t, NULL, ring_with_parcel, &p) == 0);
+        mn_bell_announce(&p.bell);
+        CHECK_EQ(mn_bell_sleep(&p.bell, -1), 0);
+        CHECK_EQ(p.plain, 7);
+        CHECK(pthread_join(t, NULL) == 0);
+    }
+}
+
 /* ---- deaths ---- */
 
 static const char *die_at;
@@ -487,6 +547,7 @@ static const struct mn_test tests[] = {
     MN_TEST("thread", threads_converse),
     MN_TEST("thread", threads_converse_released),
     MN_TEST("thread", threads_ring_one_sleeper),
+    MN_TEST("thread", a_ring_carries_what_came_before),
     MN_TEST("fork", processes_converse),
     MN_TEST("fork", processes_converse_released),
     MN_TEST("fork", processes_ring_one_sleeper),

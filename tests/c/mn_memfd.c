@@ -201,8 +201,10 @@ populate_beside_a_writer(void)
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, count_in_page, &t) == 0);
     while (mn_test_clock_ns() < stop) {
-        make_fail("madvise", EINVAL, 1);
-        CHECK_EQ(mn_memfd_populate(t.p, MB), 0);
+        for (int i = 0; i < 1000; i++) { /* one page, so that it meets the writer often */
+            make_fail("madvise", EINVAL, 1);
+            CHECK_EQ(mn_memfd_populate(t.p, 1), 0);
+        }
     }
     mn_a32_store_relaxed(&t.stop, 1);
     CHECK(pthread_join(thread, NULL) == 0);

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -109,9 +110,12 @@ static MN_UNUSED pid_t
 mn_test_fork(void (*fn)(void *), void *arg)
 {
     fflush(NULL);
+    pid_t parent = getpid();
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        /* A test that fails or meets its deadline leaves no child behind. */
+        CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent);
         fn(arg);
         fflush(NULL);
         _exit(0);
