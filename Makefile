@@ -19,9 +19,9 @@ $(BIN)/python:
 	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
 
 setup: $(BIN)/python
-	@$(BIN)/python -c "import pytest, hypothesis, psutil, scipy, nibabel, matplotlib, tqdm" \
+	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm" \
 	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
-	  pytest hypothesis psutil scipy nibabel matplotlib tqdm
+	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm
 
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .

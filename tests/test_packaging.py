@@ -1,0 +1,284 @@
+"""What ``pip install .`` builds and installs, from a copy of the tree into clean venvs."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = Path(sysconfig.get_path("purelib"))
+NOT_SOURCE = shutil.ignore_patterns(
+    ".*", "build", "dist", "data", "runs", "tests", "*.so", "*.egg-info", "__pycache__"
+)
+
+#: Data that a module may write to, by name; all else must be const. First the tables that
+#: CPython's API wants writable and nobody writes, then what is written once, at import
+#: (NumPy's table), then hooks that only tests set.
+WRITABLE = re.compile(
+    r"""(\w+_)?(methods|slots|spec|getset|members)(\.\d+)? | functions(\.\d+)? | names\.\d+
+      | (mn_)?\w+_module(_def)?
+      | \w*numpy_api\w* | \w*PyArray_\w+
+      | mn_assert_hook | mn_fault_hook
+      | completed\.\d+ | __\w+ | _DYNAMIC | _GLOBAL_OFFSET_TABLE_ | _edata | _end
+    """,
+    re.VERBOSE,
+)
+
+
+def run(*command: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command; its output is part of the failure when it fails."""
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, timeout=300, **kwargs
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def tree(to: Path) -> Path:
+    shutil.copytree(ROOT, to, ignore=NOT_SOURCE)
+    return to
+
+
+def index_answers() -> bool:
+    """Whether the package index can be reached: an isolated build fetches setuptools."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary"]
+    command += [":none:", "--disable-pip-version-check", "setuptools>=68"]
+    try:
+        with tempfile.TemporaryDirectory() as to:
+            done = subprocess.run([*command, "-d", to], capture_output=True, timeout=60)
+            return done.returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+#: at the end of the copy's setup.py: what the build environment holds
+PROBE = """
+import importlib.metadata as m
+with open("build-environment.txt", "w") as file:
+    found = [d for d in m.distributions() if "_vendor" not in str(d.locate_file(""))]
+    file.write(" ".join(d.metadata["Name"] for d in found))
+"""
+
+
+class Built(NamedTuple):
+    """A wheel, whether it was made in an environment of its own, and what that held."""
+
+    wheel: Path
+    isolated: bool
+    environment: set[str]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    pytest.importorskip("pip")
+    isolated = index_answers()
+    where = tmp_path_factory.mktemp("wheel")
+    options = [] if isolated else ["--no-build-isolation"]
+    source = tree(where / "tree")
+    (source / "setup.cfg").write_text("[build_ext]\nparallel = 2\n")
+    with (source / "setup.py").open("a") as setup:
+        setup.write(PROBE)
+    run(
+        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *options, "-w", where / "out",
+        "--disable-pip-version-check", source,
+        env={**os.environ, "MINATO_WERROR": "1", "MINATO_TORCH": "0"},
+    )  # fmt: skip
+    (wheel,) = (where / "out").glob("*.whl")
+    held = (source / "build-environment.txt").read_text().lower().split()
+    return Built(wheel, isolated, set(held))
+
+
+def environment(where: Path, wheel: Path, *visible: Path) -> Path:
+    """A venv with the wheel installed, nothing downloaded; its bin folder."""
+    venv.create(where, symlinks=True)
+    python = where / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))").stdout.strip())
+    (site / "visible.pth").write_text("".join(f"{path}\n" for path in visible))
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", "--no-index",
+        "--disable-pip-version-check", "-q", wheel,
+    )  # fmt: skip
+    return where / "bin"
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MINATO"))}
+
+
+# ---- the wheel -------------------------------------------------------------------------
+
+
+def test_wheel_holds_what_it_must(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+        (metadata,) = [n for n in names if n.endswith(".dist-info/METADATA")]
+        head = email.message_from_bytes(wheel.read(metadata))
+    assert any(re.fullmatch(r"minato/_core\.\S+\.so", n) for n in names)
+    for name in ("minato/py.typed", "minato/_core.pyi", "minato/__main__.py"):
+        assert name in names
+    assert "minato_command.py" in names
+    assert any(n.endswith("LICENSE") for n in names)
+    assert head["License-Expression"] == "Apache-2.0"
+    needed = [n for n in head.get_all("Requires-Dist") or [] if "extra ==" not in n]
+    assert [re.split(r"\W", n)[0] for n in needed] == ["numpy"]
+
+
+def test_wheel_holds_nothing_else(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        tops = {n.split("/")[0] for n in wheel.namelist()}
+    (info,) = [t for t in tops if t.endswith(".dist-info")]
+    assert tops == {"minato", "minato_command.py", info}
+
+
+def test_every_module_of_the_package_is_in_the_wheel(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = set(wheel.namelist())
+    here = {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py*")}
+    here = {n for n in here if n.endswith((".py", ".pyi"))}
+    assert here <= names
+
+
+def test_build_needs_numpy_and_setuptools_only(built: Built) -> None:
+    if not built.isolated:
+        pytest.skip("the package index cannot be reached")
+    assert {"setuptools", "numpy"} <= built.environment
+    assert built.environment - {"minato"} <= {"setuptools", "numpy", "wheel"}
+
+
+# ---- the extensions --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def libraries(built: Built, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    where = tmp_path_factory.mktemp("libraries")
+    with zipfile.ZipFile(built.wheel) as wheel:
+        wheel.extractall(where)
+    return sorted(where.glob("minato/*.so"))
+
+
+def writable(library: Path) -> list[str]:
+    """Names of writable data, relocated constants left out."""
+    relro = {".data.rel.ro", ".init_array", ".fini_array", ".dynamic", ".got", ".tm_clone_table"}
+    found = []
+    for line in run("nm", "-f", "sysv", library).stdout.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 7 and cells[2] in "DdBbC" and cells[6] not in relro:
+            found.append(cells[0])
+    return found
+
+
+def test_extensions_export_their_init_only(libraries: list[Path]) -> None:
+    assert libraries
+    for library in libraries:
+        lines = run("nm", "-D", "--defined-only", library).stdout.splitlines()
+        names = [line.split()[-1].split("@")[0] for line in lines]
+        assert names == [f"PyInit_{library.name.split('.')[0]}"]
+
+
+def test_extensions_have_no_mutable_globals(libraries: list[Path]) -> None:
+    for library in libraries:
+        bad = [n for n in writable(library) if not WRITABLE.fullmatch(n)]
+        assert not bad, f"{library.name} has mutable globals: {bad}"
+
+
+def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:
+    source = tmp_path / "bad.c"
+    source.write_text("static int counter = 1;\nint f(void) { return counter++; }\n")
+    run("gcc", "-shared", "-fPIC", "-o", tmp_path / "bad.so", source)
+    assert [n for n in writable(tmp_path / "bad.so") if not WRITABLE.fullmatch(n)] == ["counter"]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("clang") or shutil.which("clang-14")), reason="there is no clang"
+)
+def test_clang_builds_without_warnings(tmp_path: Path) -> None:
+    """-O1 is enough for the front end's warnings and halves the time."""
+    clang = shutil.which("clang") or shutil.which("clang-14")
+    run(
+        sys.executable, "setup.py", "-q", "build_ext", "-j2", "--build-lib", tmp_path / "lib",
+        "--build-temp", tmp_path / "temp",
+        cwd=tree(tmp_path / "tree"),
+        env={**os.environ, "CC": f"{clang} -pthread", "LDSHARED": f"{clang} -pthread -shared",
+             "MINATO_WERROR": "1", "MINATO_TORCH": "0", "MINATO_OPTIMIZE": "-O1"},
+    )  # fmt: skip
+    assert list((tmp_path / "lib").glob("minato/_core*.so"))
+
+
+# ---- installed -------------------------------------------------------------------------
+
+
+def test_installed_beside_torch(built: Built, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    bin_ = environment(tmp_path / "venv", built.wheel, SITE)
+    code = (
+        "import minato, torch\n"
+        "data = torch.utils.data.TensorDataset(torch.arange(12))\n"
+        "loader = minato.DataLoader(data, batch_size=4, num_workers=2)\n"
+        "print([b[0].tolist() for b in loader], minato.__file__)\n"
+    )
+    script = tmp_path / "try.py"
+    script.write_text(code)
+    out = run(bin_ / "python", script, cwd=tmp_path, env=clean()).stdout
+    assert "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]" in out
+    assert str(tmp_path) in out
+    page = run(bin_ / "minato", "info", cwd=tmp_path, env=clean()).stdout
+    assert "DLPack C exchange" in page
+
+
+def test_installed_without_torch(built: Built, tmp_path: Path) -> None:
+    """numpy alone is visible: its folders are linked into one of their own."""
+    numpy = tmp_path / "numpy-alone"
+    numpy.mkdir()
+    for folder in SITE.glob("numpy*"):
+        (numpy / folder.name).symlink_to(folder)
+    bin_ = environment(tmp_path / "venv", built.wheel, numpy)
+    done = subprocess.run(
+        [bin_ / "python", "-c", "import minato"],
+        cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ImportError: minato needs PyTorch" in done.stderr
+    assert "During handling" not in done.stderr
+    page = run(bin_ / "minato", "info", cwd=tmp_path, env=clean()).stdout
+    assert "pip install torch" in page and re.search(r"core +built", page)
+    done = subprocess.run(
+        [bin_ / "minato", "nonsense"],
+        cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("minato: minato needs PyTorch")
+    assert "Traceback" not in done.stderr
+
+
+# ---- the source archive ----------------------------------------------------------------
+
+
+def test_sdist_holds_the_sources(tmp_path: Path) -> None:
+    where = tree(tmp_path / "tree")
+    run(
+        sys.executable, "-c",
+        "from setuptools.build_meta import build_sdist as b; b('out')", cwd=where,
+    )  # fmt: skip
+    (archive,) = (where / "out").glob("minato-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
+    wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]*")}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").glob("*.py*")}
+    wanted = {n for n in wanted if "__pycache__" not in n}
+    assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names
+    assert not [n for n in names if n.endswith((".so", ".o"))]

@@ -1,0 +1,142 @@
+"""Types: the stub of the extension against the extension, and what users' checkers see."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import minato
+
+ROOT = Path(__file__).resolve().parents[1]
+
+mypy = pytest.mark.skipif(
+    importlib.util.find_spec("mypy") is None, reason="mypy is not installed"
+)
+
+CONFIG = """
+[mypy]
+ignore_missing_imports = True
+[mypy-torch.*,numpy.*]
+follow_imports = {torch}
+follow_imports_for_stubs = True
+[mypy-minato.*]
+follow_imports = silent
+"""
+
+
+def check(
+    *command: str, cwd: Path, path: Path, torch: str = "skip"
+) -> subprocess.CompletedProcess[str]:
+    """Runs mypy; reading all of torch takes it ten seconds, so that is not the default."""
+    (cwd / "mypy.ini").write_text(CONFIG.format(torch=torch))
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def stubtest(where: Path, stub: str) -> subprocess.CompletedProcess[str]:
+    """The stub alone, so that the rest of the package is not read."""
+    (where / "minato").mkdir()
+    (where / "minato" / "__init__.pyi").touch()
+    (where / "minato" / "_core.pyi").write_text(stub)
+    return check(
+        "mypy.stubtest", "minato._core", "--mypy-config-file", "mypy.ini", cwd=where, path=where
+    )
+
+
+STUB = (ROOT / "minato" / "_core.pyi").read_text()
+
+
+@mypy
+def test_stub_agrees_with_the_extension(tmp_path: Path) -> None:
+    done = stubtest(tmp_path, STUB)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@mypy
+def test_a_stub_that_disagrees_is_noticed(tmp_path: Path) -> None:
+    line = "    def trainer_lives(self) -> bool: ...\n"
+    assert line in STUB
+    done = stubtest(tmp_path, STUB.replace(line, "    def trainer_dies(self) -> bool: ...\n"))
+    assert done.returncode == 1
+    assert "trainer_dies" in done.stdout and "trainer_lives" in done.stdout
+
+
+def test_every_public_name_of_the_extension_is_in_the_stub() -> None:
+    """The part of the above that needs no mypy."""
+    for name, value in vars(minato._core).items():
+        if name.startswith("__"):
+            continue
+        assert f"class {name}" in STUB or f"def {name}(" in STUB or f"{name}:" in STUB, name
+        for member in vars(value) if isinstance(value, type) else ():
+            if not member.startswith("__"):
+                assert f"def {member}(" in STUB, f"{name}.{member}"
+
+
+def test_loader_is_generic_like_torchs() -> None:
+    assert minato.DataLoader[int].__origin__ is minato.DataLoader
+    assert minato.DataLoader[torch.Tensor].__args__ == (torch.Tensor,)
+
+
+USE = """
+from typing import Any
+from minato import DataLoader
+from torch.utils.data import DataLoader as TorchLoader, Dataset
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+loader = DataLoader(Numbers(), batch_size=2, scheduling="balanced")
+reveal_type(loader)
+reveal_type(loader.dataset)
+same: TorchLoader[int] = loader
+
+
+def train(batches: DataLoader[int]) -> None:
+    for batch in batches:
+        print(batch)
+
+
+train(loader)
+DataLoader(Numbers(), max_retries="many")
+"""
+
+
+@mypy
+def test_what_a_type_checker_sees(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(textwrap.dedent(USE))
+    shutil.copytree(
+        ROOT / "minato", tmp_path / "src" / "minato", ignore=shutil.ignore_patterns("*.so")
+    )
+    done = check(
+        "mypy", "use.py", "--config-file", "mypy.ini",
+        cwd=tmp_path, path=tmp_path / "src", torch="silent",
+    )  # fmt: skip
+    seen = done.stdout
+    assert 'Revealed type is "minato.loader.DataLoader[int]"' in seen, seen + done.stderr
+    assert 'Revealed type is "torch.utils.data.dataset.Dataset[int]"' in seen
+    errors = [line for line in seen.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and '"max_retries"' in errors[0], seen
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(minato.__file__).parent / "py.typed").exists()
