@@ -206,24 +206,6 @@ pause_a_little(uint64_t *random)
     }
 }
 
-/* The two sides on two CPUs. Left alone, the scheduler brings who wakes and who is woken
- * together on one, where no two instructions ever run at once and no order can be wrong. */
-static void
-settle(int me)
-{
-    cpu_set_t all, one;
-    CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
-    int nth = me % CPU_COUNT(&all);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &all) && nth-- == 0) {
-            CPU_ZERO(&one);
-            CPU_SET(cpu, &one);
-            CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
-            return;
-        }
-    }
-}
-
 static void
 ask(struct talk *t)
 {
@@ -243,7 +225,7 @@ answer(void *arg)
 {
     struct talk *t = arg;
     uint64_t random = t->seed + 1;
-    settle(1);
+    mn_test_settle(1);
     for (uint32_t last = 0;;) {
         uint32_t heard = await(t, 1, last, &random);
         if (heard == LAST) {
@@ -274,14 +256,14 @@ converse(bool forked, bool released)
     CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
     if (forked) {
         pid_t pid = mn_test_fork(answer, t);
-        settle(0);
+        mn_test_settle(0);
         ask(t);
         CHECK_EQ(mn_test_reap(pid), 0);
     }
     else {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, answer_in_thread, t) == 0);
-        settle(0);
+        mn_test_settle(0);
         ask(t);
         CHECK(pthread_join(thread, NULL) == 0);
     }

@@ -185,6 +185,7 @@ count_in_page(void *arg)
     struct touching *t = arg;
     mn_a32 *word = (mn_a32 *)(void *)t->p;
     uint32_t mine = 0;
+    mn_test_settle(1);
     while (mn_a32_load_relaxed(&t->stop) == 0) {
         CHECK_EQ(mn_a32_load_relaxed(word), mine);
         mn_a32_store_relaxed(word, ++mine);
@@ -199,7 +200,10 @@ populate_beside_a_writer(void)
     uint64_t stop = mn_test_stop_ns();
     struct touching t = {.p = open_file(MB, &fd), .stop = 0};
     pthread_t thread;
+    cpu_set_t before;
+    CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
     CHECK(pthread_create(&thread, NULL, count_in_page, &t) == 0);
+    mn_test_settle(0);
     while (mn_test_clock_ns() < stop) {
         for (int i = 0; i < 1000; i++) { /* one page, so that it meets the writer often */
             make_fail("madvise", EINVAL, 1);
@@ -208,6 +212,7 @@ populate_beside_a_writer(void)
     }
     mn_a32_store_relaxed(&t.stop, 1);
     CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(sched_setaffinity(0, sizeof(before), &before) == 0);
     close_file(t.p, MB, fd);
 }
 

@@ -134,6 +134,25 @@ mn_test_reap(pid_t pid)
     return status;
 }
 
+/* Ties the calling thread to the CPU of that number among those allowed. Left alone, the
+ * scheduler brings who wakes and who is woken together on one, where no two instructions
+ * ever run at once and no order can be wrong. */
+static MN_UNUSED void
+mn_test_settle(int me)
+{
+    cpu_set_t all, one;
+    CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
+    int nth = me % CPU_COUNT(&all);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &all) && nth-- == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+            return;
+        }
+    }
+}
+
 /* One letter: the state of a process or of one of our threads, as /proc has it. */
 static MN_UNUSED char
 mn_test_state(pid_t pid, pid_t tid)
