@@ -31,6 +31,7 @@ from . import _torch_bridge
 from ._errors import WorkerLost
 from ._version import __version__
 from .loader import DataLoader
+from .patch import patch_torch
 
 _torch_bridge.bind()
 
@@ -47,4 +48,5 @@ __all__ = [
     "default_collate",
     "default_convert",
     "get_worker_info",
+    "patch_torch",
 ]

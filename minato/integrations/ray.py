@@ -1,0 +1,100 @@
+"""Ray Train: ``prepare_data_loader`` builds minato's loader.
+
+With more than one training worker, Ray makes a new loader with a DistributedSampler: it
+names torch's class and hands over arguments one by one. ``install()`` puts a subclass of
+minato's in the place of that name, which adds minato's options of the loader being
+prepared. Both generations of Ray Train are covered. Checked with Ray 2.60.
+
+Call it in the training function, which runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import loader
+from ..patch import Swaps
+from . import options_of
+
+_swaps = Swaps()
+_options: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
+    "minato_options_of_the_loader_being_prepared", default=None
+)
+
+
+class DataLoader(loader.DataLoader):
+    """minato's loader as Ray makes it: with the options of the loader it replaces."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**(_options.get() or {}), **kwargs})
+
+
+@contextlib.contextmanager
+def _preparing(data_loader: Any) -> Iterator[None]:
+    token = _options.set(options_of(data_loader))
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def _keeping(prepare: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """prepare, whose positional argument number ``at`` is the loader."""
+
+    @functools.wraps(prepare)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        data_loader = args[at] if len(args) > at else kwargs.get("data_loader")
+        with _preparing(data_loader):
+            return prepare(*args, **kwargs)
+
+    return wrapper
+
+
+def _wanted() -> list[tuple[Any, str, Any]]:
+    first = importlib.import_module("ray.train.torch.train_loop_utils")
+    accelerator = first._TorchAccelerator
+    wanted: list[tuple[Any, str, Any]] = [
+        (first, "DataLoader", DataLoader),
+        (accelerator, "prepare_data_loader", _keeping(accelerator.prepare_data_loader, 1)),
+    ]
+    try:
+        second = importlib.import_module("ray.train.v2.torch.train_loop_utils")
+    except ImportError:  # before Ray Train had a second generation
+        return wanted
+    prepare = second.prepare_data_loader
+    keeping = _keeping(prepare, 0)
+    wanted += [(second, "DataLoader", DataLoader), (second, "prepare_data_loader", keeping)]
+    public = importlib.import_module("ray.train.torch")
+    if public.prepare_data_loader is prepare:
+        wanted.append((public, "prepare_data_loader", keeping))
+    return wanted
+
+
+def install() -> None:
+    """Loaders that Ray Train rebuilds are minato's, those given as torch's included.
+
+    Calling it again changes nothing. Of torch's arguments Ray keeps those that it always
+    kept: ``prefetch_factor``, ``persistent_workers`` and ``in_order`` are not among them.
+
+    Raises:
+        ImportError: without Ray Train, or with a version that is built otherwise.
+    """
+    if _swaps.active:
+        return
+    try:
+        wanted = _wanted()
+    except AttributeError as error:
+        raise ImportError(
+            f"this version of ray rebuilds loaders in a way that minato does not know: {error}"
+        ) from error
+    _swaps.acquire(wanted)
+
+
+def uninstall() -> None:
+    """Undoes ``install()``; loaders made meanwhile stay minato's."""
+    _swaps.release()

@@ -1,0 +1,116 @@
+"""Accelerate rebuilds the loaders it is given: with install(), as minato's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+from minato.integrations import accelerate as integration
+from minato.integrations import own_options
+
+from .conftest import Watch, loader, model, weights
+
+accelerate = pytest.importorskip("accelerate")
+library = pytest.importorskip("accelerate.data_loader")
+
+
+@pytest.fixture(autouse=True)
+def uninstalled() -> Iterator[None]:
+    before = (library.DataLoader, library._PYTORCH_DATALOADER_KWARGS)
+    yield
+    integration.uninstall()
+    assert (library.DataLoader, library._PYTORCH_DATALOADER_KWARGS) == before
+
+
+def prepared(given: Any) -> Any:
+    return accelerate.Accelerator(cpu=True).prepare(given)
+
+
+def sharded(given: Any) -> Any:
+    """As the first of two processes would have it."""
+    accelerate.Accelerator(cpu=True)
+    return library.prepare_data_loader(given, num_processes=2, process_index=0)
+
+
+def fit(kind: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = model()
+    net, optimizer, batches = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=0.5), loader(kind)
+    )
+    for _epoch in range(2):
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+    return weights(net)
+
+
+def test_a_rebuilt_loader_is_minatos() -> None:
+    assert type(prepared(loader("minato")).base_dataloader) is not minato.DataLoader
+    integration.install()
+    assert type(prepared(loader("minato")).base_dataloader) is minato.DataLoader
+    assert type(prepared(loader("torch")).base_dataloader) is minato.DataLoader
+
+
+def test_minatos_options_are_kept() -> None:
+    integration.install()
+    given = loader("minato", scheduling="static", max_retries=7, memory_limit="1GiB")
+    for again in (prepared(given), sharded(given), library.skip_first_batches(given, 2)):
+        base = getattr(again, "base_dataloader", again)
+        assert type(base) is minato.DataLoader
+        for name in own_options():
+            assert getattr(base, name) == getattr(given, name), name
+        assert base.num_workers == 2 and base.persistent_workers
+
+
+def test_options_that_accelerate_has_a_meaning_for_are_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"device": None, "scheduling": "balanced"}
+    monkeypatch.setattr(integration, "own_options", lambda: options)
+    assert integration._extra(library) == {"scheduling": "balanced"}
+
+
+def test_fit_equals_torchs(watch: Watch) -> None:
+    expected = fit("torch")
+    watch.iterators.clear()
+    integration.install()
+    assert torch.equal(fit("minato"), expected)
+    assert watch.all_ours()
+
+
+def test_shards_and_skipped_batches_equal_torchs(watch: Watch) -> None:
+    def batches(kind: str) -> list[list[float]]:
+        given = loader(kind, shuffle=False)
+        both = [*sharded(given), *library.skip_first_batches(given, 2)]
+        return [x.reshape(-1).tolist() for x, _y in both]
+
+    expected = batches("torch")
+    watch.iterators.clear()
+    integration.install()
+    assert batches("minato") == expected
+    assert watch.all_ours()
+
+
+def test_install_twice_uninstall_once() -> None:
+    torchs = library.DataLoader
+    integration.install()
+    integration.install()
+    assert library.DataLoader is minato.DataLoader
+    integration.uninstall()
+    assert library.DataLoader is torchs
+    integration.uninstall()
+
+
+def test_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(library, "_PYTORCH_DATALOADER_KWARGS")
+    with pytest.raises(ImportError, match="does not know"):
+        integration.install()
+    monkeypatch.undo()
