@@ -57,12 +57,12 @@ static int
 claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_t *task)
 {
     mn_a64 *ring = ring_of(shm, l);
-    uint64_t from = mn_a64_load_acquire(&l->hint); /* so that tail below is no older */
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* so that tail below is no older */
     uint64_t tail = mn_a64_load_seqcst(&l->tail);  /* [P2]; seq_cst: re-check after announce */
+    uint64_t from = hint;
     if (tail - from > l->mask + 1) {
         from = tail - l->mask - 1; /* older places have been overwritten, see I2 */
     }
-    uint64_t start = from;
     for (uint64_t at = from; at != tail; at++) {
         uint64_t entry = mn_a64_load_relaxed(&ring[at & l->mask]); /* ordered by [P2] */
         uint64_t word;
@@ -81,8 +81,8 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
             if (at == from) {
                 from++;
             }
-            if (from != start) {
-                (void)mn_a64_cas_acqrel(&l->hint, &start, from);
+            if (from != hint) {
+                (void)mn_a64_cas_acqrel(&l->hint, &hint, from);
             }
             return MN_OK;
         }
@@ -90,8 +90,8 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
             from++; /* somebody else has it: not claimable any more, I1 */
         }
     }
-    if (from != start) {
-        (void)mn_a64_cas_acqrel(&l->hint, &start, from);
+    if (from != hint) {
+        (void)mn_a64_cas_acqrel(&l->hint, &hint, from);
     }
     return MN_EMPTY;
 }
