@@ -20,7 +20,7 @@
 enum {
     NTASKS = 4096,           /* descriptors: 64 batches of 64 single-sample tasks */
     LANE_SHARED = 16384,     /* entries; > NTASKS, so stale ones are rarely in the way */
-    LANE_OWN = 1024,
+    LANE_OWN = 2 * NTASKS,   /* all that is in flight may be for one worker */
 };
 #define INPUT_BYTES (UINT64_C(256) << 20)
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
