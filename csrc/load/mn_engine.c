@@ -266,9 +266,9 @@ mn_engine_close(struct mn_engine *e)
     while (e->batches != NULL) {
         mn_batch_drop(e, e->batches);
     }
-    /* What the caller still holds stays; everything else goes back to the system now. */
+    /* What the caller still holds stays; everything else goes back to the system now: a
+     * process forked in between has the mapping, too, and may live on. */
     uint64_t at = e->shm.ctl->arena_off, off, len;
-    uint64_t top = mn_extents_top(e->arena);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_lease *l = &e->leases[w];
         if (l->off != 0 && l->used_end < l->off + l->len) {
@@ -276,12 +276,9 @@ mn_engine_close(struct mn_engine *e)
         }
         l->off = 0;
     }
-    if (e->refs > 1) {
-        while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK && off < top) {
-            uint64_t end = off + len < top ? off + len : top;
-            (void)mn_memfd_punch_mapped(e->shm.base + off, end - off);
-            at = off + len;
-        }
+    while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK) {
+        (void)mn_memfd_punch_mapped(e->shm.base + off, len);
+        at = off + len;
     }
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
