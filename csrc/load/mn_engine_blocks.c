@@ -206,7 +206,9 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
     if (need == 0) {
         return 0;
     }
-    if (mn_extents_used(e->arena) + need > e->limit && e->inflight != 0) {
+    /* With a plan the limit is its business: it lets the head through in any case, because
+     * nothing comes back before the head is delivered. */
+    if (e->plan == NULL && mn_extents_used(e->arena) + need > e->limit && e->inflight != 0) {
         return -ENOMEM;
     }
     int rc = small != 0 ? take_range(e, b, small, &small_off) : 0;
@@ -431,7 +433,8 @@ learn_envelopes(struct mn_engine *e, struct mn_block *block)
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        bytes += mn_task_at(&e->shm, tasks[i])->env_len;
+        const struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        bytes += t->flags & MN_FLAG_ENVELOPE ? t->env_len : 0; /* a lost task's is no length */
     }
     e->mean_envelope_bytes = (3 * e->mean_envelope_bytes + bytes) / 4;
 }
