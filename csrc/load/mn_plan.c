@@ -186,6 +186,7 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     struct mn_plan *p = e->plan;
     mn_assert(b->number == p->next);
     uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
+    most = most < MOST_TASKS ? most : MOST_TASKS;
     if (*place_of(p, b->number) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
         return MN_FULL;
     }
