@@ -1,0 +1,1 @@
+"""Tests of minato.ops: native operators on volumes."""

@@ -1,0 +1,393 @@
+/* Drives csrc/ops without Python, for sanitizers: mn_ops_drive MODE SEED SECONDS FOLDER
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * header   mutated .npy headers through the parser, in buffers of exactly their length
+ * random   random pipelines over random volumes, from strided memory and from files
+ * threads  four threads on one pipeline and its files, compared with one thread's bytes
+ *
+ * Prints what it did; any report of a sanitizer, and any failed check, ends it.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ops/mn_cases.h"
+
+#define CHECK(cond)                                                                     \
+    do {                                                                                \
+        if (!(cond)) {                                                                  \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);                  \
+            abort();                                                                    \
+        }                                                                               \
+    } while (0)
+
+static uint64_t seed, drawn;
+
+static uint64_t
+below(uint64_t bound)
+{
+    return mn_draw_below(seed, drawn++, 0, 0, bound);
+}
+
+static double
+seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* -- header ------------------------------------------------------------------------------ */
+
+static const char *const words[] = {
+    "{", "}", "'descr'", "'<f4'", "'|u1'", "'fortran_order'", "False", "True", "'shape'",
+    "(", ")", "1", ",", ":", "99999999999999999999", "9223372036854775807", "L", "\"", "'",
+    "\\", " ", "\n", "[", "(1, 2, 3, 4)", "-1", "'descr': '<f4', ",
+    "'fortran_order': False, ", "'shape': (1, 2, 3, 4), "};
+
+static size_t
+make_header(unsigned char *to, size_t room)
+{
+    char text[400] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3, 4), }";
+    if (below(2) == 0) {
+        text[0] = '\0';
+        for (uint64_t n = below(14); n > 0; n--) {
+            strcat(text, words[below(sizeof(words) / sizeof(words[0]))]);
+        }
+    }
+    size_t length = strlen(text);
+    for (uint64_t n = below(4); n > 0 && length > 0; n--) {
+        text[below(length)] = (char)below(256);
+    }
+    size_t dict = below(20) == 0 ? below(70000) : length;
+    unsigned char version = below(20) == 0 ? (unsigned char)below(6) : (unsigned char)(1 + below(3));
+    memcpy(to, "\x93NUMPY", 6);
+    to[6] = version;
+    to[7] = 0;
+    to[8] = (unsigned char)dict;
+    to[9] = (unsigned char)(dict >> 8);
+    size_t start = 10;
+    if (version > 1) {
+        to[10] = (unsigned char)(dict >> 16);
+        to[11] = 0;
+        start = 12;
+    }
+    CHECK(start + length < room);
+    memcpy(to + start, text, length);
+    return below(10) == 0 ? below(start + length + 1) : start + length;
+}
+
+static void
+drive_headers(double end)
+{
+    unsigned char whole[1000];
+    long tried = 0, accepted = 0;
+    while (seconds() < end) {
+        size_t length = make_header(whole, sizeof(whole));
+        unsigned char *exact = malloc(length + (length == 0));
+        memcpy(exact, whole, length);
+        uint64_t file_size = below(3) == 0 ? length + below(200) : length + 96;
+        struct mn_npy npy = {0};
+        char chars[200];
+        struct mn_text text = {chars, sizeof(chars)};
+        uint64_t need = 0;
+        int rc = mn_npy_parse(&npy, exact, length, file_size, "file", &need, &text);
+        CHECK(rc <= 1);
+        CHECK(rc != 1 || need > length);
+        CHECK(rc < 0 || rc == 1 || npy.data_off + npy.data_bytes == file_size);
+        accepted += rc == 0;
+        tried++;
+        free(exact);
+    }
+    CHECK(accepted > 0);
+    printf("%ld headers, %ld accepted\n", tried, accepted);
+}
+
+/* -- random ------------------------------------------------------------------------------ */
+
+static struct mn_op
+random_op(const struct mn_operator *user)
+{
+    struct mn_op op = {.kind = (enum mn_op_kind)(1 + below(MN_OP_KINDS - 1))};
+    op.flag = below(2);
+    op.keep = below(2);
+    op.p = (double)below(3) / 2;
+    op.user = user;
+    for (int axis = 1; axis < 4; axis++) {
+        op.size[axis] = (int64_t)(1 + below(op.kind == MN_OP_PAD ? 14 : 5));
+        op.per_axis[axis] = op.kind == MN_OP_RESAMPLE ? 0.3 + (double)below(20) / 10
+                                                      : (double)below(2);
+        if (op.kind == MN_OP_RESAMPLE && below(2)) {
+            op.size[axis] = 0;
+        }
+    }
+    op.values[0] = 0.5;
+    op.values[1] = 1.5;
+    op.values[3] = 1;
+    if (op.kind == MN_OP_CAST) {
+        op.dtypes[0] = below(2) ? MN_DTYPE_U8 : MN_DTYPE_F32;
+        op.dtypes[1] = MN_DTYPE_U8;
+    }
+    return op;
+}
+
+static int
+negate(void *state, const struct mn_op_call *in, struct mn_op_call *out, char *err,
+       size_t errlen)
+{
+    (void)state;
+    (void)in;
+    (void)err;
+    (void)errlen;
+    unsigned char *bytes = out->image.data;
+    size_t n = (size_t)(out->image.shape[0] * out->image.strides[0]);
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] ^= 0x80; /* of a float: the sign or a bit of the mantissa */
+    }
+    return 0;
+}
+
+/* Memory of exactly the bytes that these strides reach, so that a step past is seen. */
+static unsigned char *
+strided_memory(struct mn_op_volume *volume, const int64_t *shape, int dtype)
+{
+    int64_t order[4] = {0, 1, 2, 3}, item = (int64_t)mn_dtype_size(dtype), low = 0, high = 0;
+    for (int i = 3; i > 0; i--) {
+        int j = (int)below((uint64_t)i + 1);
+        int64_t swap = order[i];
+        order[i] = order[j];
+        order[j] = swap;
+    }
+    int64_t stride = item;
+    memset(volume, 0, sizeof(*volume));
+    for (int i = 3; i >= 0; i--) {
+        int64_t axis = order[i];
+        volume->shape[axis] = shape[axis];
+        volume->strides[axis] = below(2) ? stride : -stride;
+        int64_t reach = (shape[axis] - 1) * stride;
+        *(volume->strides[axis] < 0 ? &low : &high) += reach;
+        stride *= shape[axis] + (int64_t)below(2);
+    }
+    size_t bytes = (size_t)(low + high + item);
+    unsigned char *memory = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        memory[i] = (unsigned char)(dtype == MN_DTYPE_U8 ? below(4) * below(2) : below(256));
+    }
+    volume->dtype = dtype;
+    volume->data = memory + low;
+    return memory;
+}
+
+static void
+store(struct mn_work *work, const struct mn_view *view)
+{
+    if (view->dtype != MN_DTYPE_NONE) {
+        size_t bytes = mn_view_bytes(view);
+        void *out = malloc(bytes);
+        CHECK(out != NULL && mn_work_store(work, view, out) == 0);
+        free(out);
+    }
+}
+
+static int
+run_once(struct mn_pipeline *pipeline, const struct mn_source *source)
+{
+    char chars[200] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    struct mn_work *work = NULL;
+    CHECK(mn_work_begin(pipeline, &work, &text) == 0);
+    int rc = mn_pipeline_apply(pipeline, work, source, below(1000), 0);
+    if (rc == 0) {
+        store(work, &work->image);
+        store(work, &work->label);
+    }
+    else {
+        CHECK(chars[0] != '\0');
+    }
+    mn_work_end(pipeline, work);
+    return rc;
+}
+
+static void
+drive_random(double end)
+{
+    const struct mn_operator user = {.abi = MN_OPS_ABI, .size = sizeof(user), .name = "negate",
+                                     .run = negate};
+    long tried = 0, worked = 0;
+    while (seconds() < end) {
+        struct mn_op ops[6];
+        int n = (int)below(6);
+        for (int i = 0; i < n; i++) {
+            ops[i] = random_op(&user);
+        }
+        const struct mn_kernels *kernels = mn_kernels_get((int)below(4));
+        struct mn_pipeline *pipeline = NULL;
+        CHECK(mn_pipeline_open(&pipeline, ops, n, kernels, NULL) == 0);
+        int64_t shape[4] = {1};
+        for (int axis = 1; axis < 4; axis++) {
+            shape[axis] = (int64_t)(1 + below(12));
+        }
+        struct mn_source source = {0};
+        int dtype = (int)(1 + below(MN_DTYPE_F64));
+        unsigned char *image = strided_memory(&source.image, shape, dtype), *label = NULL;
+        if (below(5) > 0) {
+            label = strided_memory(&source.label, shape, MN_DTYPE_U8);
+        }
+        for (int k = 0; k < 3; k++) {
+            worked += run_once(pipeline, &source) == 0;
+            tried++;
+        }
+        free(image);
+        free(label);
+        mn_pipeline_close(pipeline);
+    }
+    CHECK(worked > 0);
+    printf("%ld samples, %ld without an error\n", tried, worked);
+}
+
+/* -- threads ----------------------------------------------------------------------------- */
+
+#define CASES 3
+#define PATCH 8
+#define VOXELS (PATCH * PATCH * PATCH)
+#define SAMPLES 24
+
+struct result {
+    float image[VOXELS];
+    uint8_t label[VOXELS];
+};
+
+static struct result expected[SAMPLES];
+
+static char *
+write_volume(const char *folder, int number, char kind)
+{
+    char *path = NULL, head[128];
+    CHECK(asprintf(&path, "%s/%d_%c.npy", folder, number, kind) > 0);
+    int side = 12 + number, item = kind == 'x' ? 4 : 1;
+    size_t bytes = (size_t)(side * side * side * item);
+    memset(head, ' ', sizeof(head));
+    memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
+    int length = snprintf(head + 10, 117,
+                          "{'descr': '%s', 'fortran_order': False, 'shape': (1, %d, %d, %d), }",
+                          kind == 'x' ? "<f4" : "|u1", side, side, side);
+    head[10 + length] = ' ';
+    head[127] = '\n';
+    unsigned char *body = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        body[i] = (unsigned char)(kind == 'x' ? below(100) : below(3) * below(2));
+    }
+    FILE *file = fopen(path, "wb");
+    CHECK(file != NULL && fwrite(head, 128, 1, file) == 1 && fwrite(body, bytes, 1, file) == 1);
+    CHECK(fclose(file) == 0);
+    free(body);
+    return path;
+}
+
+static struct mn_cases *
+open_cases(struct mn_pipeline **pipeline, char *const *paths)
+{
+    struct mn_op ops[5] = {{.kind = MN_OP_READ_NPY, .dtypes = {MN_DTYPE_F32, MN_DTYPE_U8}},
+                           {.kind = MN_OP_RAND_BALANCED_CROP, .flag = true, .keep = true, .p = 0.7,
+                            .size = {0, PATCH, PATCH, PATCH}},
+                           {.kind = MN_OP_RAND_FLIP, .per_axis = {0, 0.5, 0.5, 0.5}},
+                           {.kind = MN_OP_RAND_SCALE_INTENSITY, .p = 0.5, .values = {0.7, 1.3, 1}},
+                           {.kind = MN_OP_RAND_GAUSSIAN_NOISE, .p = 0.5, .values = {0.1}}};
+    struct mn_case *list = calloc(CASES, sizeof(*list));
+    for (int i = 0; i < CASES; i++) {
+        list[i] = (struct mn_case){strdup(paths[2 * i]), strdup(paths[2 * i + 1])};
+    }
+    struct mn_cases *cases = NULL;
+    char chars[300] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    CHECK(mn_pipeline_open(pipeline, ops, 5, NULL, &text) == 0);
+    int rc = mn_cases_open(&cases, *pipeline, list, CASES, SAMPLES / CASES, false, &text);
+    if (rc != 0) {
+        fprintf(stderr, "%s\n", chars);
+    }
+    CHECK(rc == 0);
+    return cases;
+}
+
+static void
+make(struct mn_cases *cases, int index, struct result *result)
+{
+    const struct mn_native_pipeline *native = &cases->native;
+    char err[200];
+    void *out[2] = {result->image, result->label};
+    uint64_t hi, lo;
+    mn_native_key(native->keying, 5, 0, index, 0, &hi, &lo);
+    CHECK(native->run(native->state, index, hi, lo, out, err, sizeof(err)) == 0);
+}
+
+static void *
+thread_main(void *arg)
+{
+    struct result *result = malloc(sizeof(*result));
+    for (int round = 0; round < 4; round++) {
+        for (int index = 0; index < SAMPLES; index++) {
+            make(arg, index, result);
+            CHECK(memcmp(result, &expected[index], sizeof(*result)) == 0);
+        }
+    }
+    free(result);
+    return NULL;
+}
+
+static void
+drive_threads(double end, const char *folder)
+{
+    char *paths[2 * CASES];
+    long rounds = 0;
+    struct mn_pipeline *pipeline;
+    for (int i = 0; i < CASES; i++) {
+        paths[2 * i] = write_volume(folder, i, 'x');
+        paths[2 * i + 1] = write_volume(folder, i, 'y');
+    }
+    struct mn_cases *cases = open_cases(&pipeline, paths);
+    for (int index = 0; index < SAMPLES; index++) {
+        make(cases, index, &expected[index]);
+    }
+    do {
+        mn_cases_close(cases);
+        mn_pipeline_close(pipeline);
+        cases = open_cases(&pipeline, paths); /* caches and pool empty again */
+        pthread_t threads[4];
+        for (int i = 0; i < 4; i++) {
+            CHECK(pthread_create(&threads[i], NULL, thread_main, cases) == 0);
+        }
+        for (int i = 0; i < 4; i++) {
+            CHECK(pthread_join(threads[i], NULL) == 0);
+        }
+        rounds++;
+    } while (seconds() < end);
+    mn_cases_close(cases);
+    mn_pipeline_close(pipeline);
+    for (int i = 0; i < 2 * CASES; i++) {
+        free(paths[i]);
+    }
+    printf("%ld rounds of 4 threads\n", rounds);
+}
+
+int
+main(int argc, char **argv)
+{
+    CHECK(argc == 5);
+    seed = strtoull(argv[2], NULL, 10);
+    double end = seconds() + strtod(argv[3], NULL);
+    if (strcmp(argv[1], "header") == 0) {
+        drive_headers(end);
+    }
+    else if (strcmp(argv[1], "random") == 0) {
+        drive_random(end);
+    }
+    else {
+        drive_threads(end, argv[4]);
+    }
+    return 0;
+}

@@ -1,0 +1,72 @@
+"""csrc/ops under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+
+`make stress` and `make sanitize` set MINATO_STRESS_SECONDS for longer runs; a failure
+prints the seed that repeats it.
+"""
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import subprocess
+
+import pytest
+
+from .conftest import ROOT, STRESS
+
+DRIVER = ROOT / "tests" / "ops" / "c" / "mn_ops_drive.c"
+FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread",
+         "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+
+
+def build(folder, kind: str) -> str:
+    compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler")
+    target = folder / f"drive_{kind.replace(',', '_')}"
+    sources = sorted(str(path) for path in (ROOT / "csrc" / "ops").glob("*.c"))
+    command = [compiler, *FLAGS, f"-fsanitize={kind}", f"-I{ROOT / 'csrc'}",
+               f"-I{ROOT / 'csrc/ops/include'}", str(DRIVER), *sources, "-lm", "-o", str(target)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if "cannot find" in built.stderr and "san" in built.stderr:
+        pytest.skip(f"this compiler has no -fsanitize={kind}")
+    assert built.returncode == 0, built.stderr
+    return str(target)
+
+
+def plain_layout() -> list[str]:
+    """ThreadSanitizer of older compilers needs an address space without randomness."""
+    prefix = ["setarch", platform.machine(), "-R"]
+    try:
+        works = subprocess.run([*prefix, "true"], capture_output=True, timeout=60).returncode == 0
+    except OSError:
+        works = False
+    return prefix if works else []
+
+
+def drive(program: str, mode: str, folder) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    command = [*plain_layout(), program, mode, str(seed), str(STRESS), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=STRESS * 3 + 300,
+                          env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
+    assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("asan"), "address,undefined")
+
+
+@pytest.fixture(scope="module")
+def thread(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("tsan"), "thread")
+
+
+@pytest.mark.parametrize("mode", ["header", "random", "threads"])
+def test_fuzz_asan(address, mode, tmp_path):
+    drive(address, mode, tmp_path)
+
+
+def test_threads_tsan(thread, tmp_path):
+    drive(thread, "threads", tmp_path)
