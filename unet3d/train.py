@@ -78,6 +78,7 @@ class Trainer:
         self.model, self.optimizer = self._make_model()
         self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)
         self.progress = Progress(args.hash_content)
+        self.delivered_before: list[int] = []  # by all ranks, in the epoch resumed
         self.loader: Iterable | None = None
         self.stop_asked = False
         self.batches_run = 0
@@ -108,17 +109,18 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         ranks = state["ranks"]
-        self.everything_delivered = [i for rank in ranks for i in rank["delivered"]]
+        self.delivered_before = [i for rank in ranks for i in rank["delivered"]]
         if len(ranks) == self.ranks.world:
             self.progress = Progress(self.args.hash_content, ranks[self.ranks.rank])
-        else:  # one rank carries on what all had; the sums come out the same
-            carried = Progress(self.args.hash_content, {**ranks[0],
-                               "delivered": self.everything_delivered})
-            for other in ranks[1:]:
-                carried.hash.merge(other["hash"])
-            fresh = Progress(self.args.hash_content)
-            fresh.epoch = carried.epoch
-            self.progress = carried if self.ranks.rank == 0 else fresh
+        else:  # rank 0 carries on what all had; the sums come out the same
+            self.progress = Progress(self.args.hash_content, ranks[0])
+            if self.ranks.rank == 0:
+                self.progress.delivered = list(self.delivered_before)
+                for other in ranks[1:]:
+                    self.progress.hash.merge(other["hash"])
+            else:
+                self.progress.delivered = []
+                self.progress.hash = DeliveryHash(self.args.hash_content)
 
     # -- one epoch -----------------------------------------------------------------
 
@@ -136,8 +138,7 @@ class Trainer:
         # Samples made in this process (no workers) draw from its own generators.
         random.seed(mix(self.args.seed, epoch, self.ranks.rank))
         np.random.seed(mix(self.args.seed, epoch, self.ranks.rank) & 0xFFFFFFFF)
-        done = getattr(self, "everything_delivered", [])
-        self.everything_delivered = []
+        done, self.delivered_before = self.delivered_before, []
         if done:
             order = sampling.epoch_order(self.dataset, self.args.seed, epoch)
             rest = sampling.remaining(order, done, self.ranks.rank, self.ranks.world)
@@ -230,14 +231,16 @@ class Trainer:
         steps = len(self.progress.losses)
         if steps == total or steps % self.preset.accumulate:
             return False  # saved at the epoch's end, or gradients would be lost
-        limit = self.args.stop_after
-        stop = self.ranks.any(self.stop_asked or
-                              (limit is not None and self.batches_run >= limit))
-        every = self.args.checkpoint_every
-        if stop or (every and steps // self.preset.accumulate * self.preset.accumulate
-                    % every < self.preset.accumulate):
+        stop, every = self._must_stop(), self.args.checkpoint_every
+        if stop or (every and steps % every < self.preset.accumulate):
             self.save()
         return stop
+
+    def _must_stop(self) -> bool:
+        """Whether any rank was asked to stop, by a signal or by --stop-after."""
+        limit = self.args.stop_after
+        return self.ranks.any(self.stop_asked or
+                              (limit is not None and self.batches_run >= limit))
 
     def _evict(self) -> None:
         left = pagecache.evict(path for case in self.dataset.cases
@@ -270,7 +273,8 @@ class Trainer:
         for part in parts:
             total_hash.merge(part["hash"])
         memory = [p["used"]["memory_mb"] for p in parts if p["used"]["memory_mb"]]
-        samples, seconds = sum(p["samples"] for p in parts), max(p["s"] for p in parts)
+        samples = sum(p["samples"] for p in parts)
+        seconds = max(1e-9, *(p["s"] for p in parts))  # 0 if a resume left no full batch
         waits = wait_summary([part["waits"] for part in parts])
         row = {"epoch": progress.epoch, "loader": self.args.loader, "samples": samples,
                "steps": parts[0]["steps"], "epoch_s": seconds, **waits,
@@ -372,7 +376,7 @@ class Trainer:
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))
-            if self.ranks.any(self.stop_asked) and epoch < self.preset.epochs:
+            if epoch < self.preset.epochs and not reached and self._must_stop():
                 return STOPPED
         log.mlperf("end", "run_stop", status="success" if reached else "aborted")
         log.result({"config": self.config, "costs": self.costs, "epochs": self.rows,

@@ -1,0 +1,220 @@
+"""Split, dataset, sampling, delivery check, hashes, loaders."""
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unet3d import data, loaders, meters, nifti, pagecache, sampling, spec, transforms, usage
+
+PATCH = (16, 16, 16)
+
+
+def named_cases(count):
+    return [data.Case(f"case_{i:05d}", Path("x"), Path("y"), 5) for i in range(count)]
+
+
+def dataset_of(folder, seed=7, repeat=3):
+    cases = data.list_cases(folder)
+    return data.VolumeDataset(cases, transforms.train_transforms(PATCH), seed, repeat)
+
+
+def test_kits19_split_is_the_fixed_one():
+    train, evaluation = data.split(named_cases(210), seed=5)
+    assert len(train) == 168 and len(evaluation) == 42
+    assert [int(c.name[5:]) for c in evaluation] == list(spec.KITS19_EVALUATION)
+    assert sum(spec.KITS19_EVALUATION) == 4316  # against a slip of the pen in spec.py
+
+
+def test_seeded_split_has_the_same_proportion():
+    train, evaluation = data.split(named_cases(50), seed=1)
+    assert len(evaluation) == 10 and not set(train) & set(evaluation)
+    assert data.split(named_cases(50), seed=1) == (train, evaluation)
+    assert data.split(named_cases(50), seed=2)[1] != evaluation
+    assert len(data.split(named_cases(210), 1, "seeded")[1]) == 42
+    with pytest.raises(nifti.DataError, match="cannot be split"):
+        data.split(named_cases(1))
+
+
+def test_samples_depend_on_seed_epoch_and_index_alone(data_folder):
+    dataset = dataset_of(data_folder)
+    assert len(dataset) == 15 and dataset.case(7) is dataset.cases[2]
+    image, label, index = dataset[7]
+    assert (image.shape, label.shape) == ((1, *PATCH), (1, *PATCH))
+    assert (image.dtype, label.dtype, index) == (np.float32, np.uint8, 7)
+    random.random(), np.random.random()
+    dataset[3]
+    np.testing.assert_array_equal(dataset[7][0], image)
+    assert any((dataset[i][0] != dataset[i + 5][0]).any() for i in range(5))
+    before = [dataset[i][0] for i in range(15)]
+    dataset.set_epoch(1)
+    assert sum((dataset[i][0] != before[i]).any() for i in range(15)) > 10
+    with pytest.raises(IndexError):
+        dataset[15]
+
+
+def test_unseeded_samples_follow_the_global_generators(data_folder):
+    dataset = dataset_of(data_folder, seed=None)
+
+    def run():
+        random.seed(1)
+        np.random.seed(1)
+        return [dataset[i][0] for i in range(5)]
+
+    first, second = run(), run()
+    assert all((a == b).all() for a, b in zip(first, second))
+    state = random.getstate()
+    dataset[0]
+    assert random.getstate() != state
+
+
+def test_unreadable_volumes_are_named(data_folder, tmp_path):
+    with pytest.raises(nifti.DataError, match="holds no preprocessed cases"):
+        data.list_cases(tmp_path)
+    out = tmp_path / "out"
+    shutil.copytree(data_folder, out)
+    (out / "case_00001_x.npy").write_bytes(b"nonsense")
+    with pytest.raises(nifti.DataError, match="case_00001_x.npy: cannot be read"):
+        dataset_of(out)[1]
+    (out / "case_00001_x.npy").unlink()
+    with pytest.raises(nifti.DataError, match="case_00001_x.npy: missing"):
+        dataset_of(out)
+
+
+def test_remaining_goes_on_where_each_rank_stopped():
+    order = list(range(100, 141))
+    for world in (1, 2, 3):
+        usable = order[:len(order) - len(order) % world]
+        shares = [usable[rank::world] for rank in range(world)]
+        done = [i for share in shares for i in share[:4]]
+        for rank in range(world):
+            assert sampling.remaining(order, done, rank, world) == shares[rank][4:]
+
+
+def test_sampler_orders_are_given_by_seed_and_epoch():
+    rows = list(range(50))
+    orders = {tuple(sampling.epoch_order(rows, seed, epoch))
+              for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9 and all(sorted(order) == rows for order in orders)
+
+
+@pytest.mark.parametrize("delivered, words", [
+    ([0, 1, 2, 3], None), ([3, 1, 0, 2], None), ([0, 1, 2], "3 samples delivered, 4"),
+    ([0, 1, 2, 2], r"repeated \[2\]"), ([0, 1, 2, 9], r"never asked for \[9\]"),
+    ([0, 1, 2, 3, 3], "5 samples")])
+def test_delivery_check(delivered, words):
+    if words is None:
+        sampling.check_delivery(range(4), delivered, 2, False, 1)
+    else:
+        with pytest.raises(sampling.DeliveryError, match=words):
+            sampling.check_delivery(range(4), delivered, 2, False, 1)
+
+
+def test_delivery_check_with_drop_last():
+    sampling.check_delivery(range(5), [0, 1, 2, 4], 2, True, 1)
+    with pytest.raises(sampling.DeliveryError):
+        sampling.check_delivery(range(5), [0, 1], 2, True, 1)
+
+
+def test_hash_ignores_order_and_sees_repeats_and_bytes():
+    image = torch.arange(24, dtype=torch.float32).reshape(3, 1, 2, 2, 2)
+    label = torch.ones(3, 1, 2, 2, 2, dtype=torch.uint8)
+
+    def hashed(rows, picture=image):
+        made = meters.DeliveryHash(True)
+        for row in rows:
+            made.add(picture[row:row + 1], label[row:row + 1], [row])
+        return made.state()
+
+    whole = meters.DeliveryHash(True)
+    whole.add(image, label, [0, 1, 2])
+    assert hashed([0, 1, 2]) == hashed([2, 0, 1]) == whole.state()
+    assert hashed([0, 1, 1, 1])["indices"] != hashed([0, 1])["indices"]
+    changed = image.clone()
+    changed[1, 0, 1, 1, 1] += 1
+    assert hashed([0, 1, 2], changed)["indices"] == whole.state()["indices"]
+    assert hashed([0, 1, 2], changed)["content"] != whole.state()["content"]
+    resumed = meters.DeliveryHash(True, hashed([0, 1]))
+    resumed.add(image[2:], label[2:], [2])
+    assert resumed.state() == whole.state()
+
+
+def test_wait_summary_keeps_the_start_up_apart():
+    summary = meters.wait_summary([[5.0, 1.0, 3.0], [7.0, 2.0, 2.0]])
+    assert summary["startup_s"] == 7.0 and summary["wait_s"] == 10.0
+    assert summary["wait_mean_s"] == 2.0 and summary["wait_max_s"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-ooo", "synthetic"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_deliver_the_epoch(data_folder, name, workers):
+    dataset = dataset_of(data_folder)
+    sampler = sampling.epoch_sampler(dataset, 0)
+    loader = loaders.build(name, dataset, batch_size=4, sampler=sampler, workers=workers)
+    for epoch in (1, 2):  # the same loader, so workers outlive the epoch
+        sampler.set_epoch(epoch)
+        dataset.set_epoch(epoch)
+        batches = list(loader)
+        sizes = sorted(tuple(b[0].shape) for b in batches)
+        assert sizes == [(3, 1, *PATCH)] + [(4, 1, *PATCH)] * 3
+        indices = [i for b in batches for i in b[2].tolist()]
+        assert sorted(indices) == list(range(15))
+        if name != "pytorch-ooo":
+            assert indices == list(sampler)
+        if name != "synthetic":
+            for image, label, index in batches:
+                expected = dataset[int(index[0])]
+                np.testing.assert_array_equal(image[0], expected[0])
+                np.testing.assert_array_equal(label[0], expected[1])
+
+
+def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch):
+    dataset = dataset_of(data_folder)
+    monkeypatch.setitem(sys.modules, "minato", None)
+    with pytest.raises(loaders.LoaderUnavailable, match="pip install"):
+        loaders.build("minato", dataset, batch_size=1, workers=0,
+                      sampler=sampling.epoch_sampler(dataset, 0))
+    with pytest.raises(ValueError, match="unknown loader"):
+        loaders.build("fast", dataset, batch_size=1, workers=0,
+                      sampler=sampling.epoch_sampler(dataset, 0))
+
+
+def test_minato_delivers_what_pytorch_delivers(data_folder):
+    minato = pytest.importorskip("minato")
+    if not hasattr(minato, "DataLoader"):
+        pytest.skip("minato.DataLoader is not built")
+    dataset = dataset_of(data_folder)
+    sampler = sampling.epoch_sampler(dataset, 0)
+    made = [loaders.build(name, dataset, batch_size=4, sampler=sampler, workers=2)
+            for name in ("pytorch", "minato")]
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        dataset.set_epoch(epoch)
+        for theirs, ours in zip(*made, strict=True):
+            for a, b in zip(theirs, ours, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_usage_counts_this_process():
+    sampler = usage.UsageSampler(interval_s=60)
+    sampler.start()
+    began = np.sum([t for _, t in usage.process_tree().values()])
+    while np.sum([t for _, t in usage.process_tree().values()]) < began + 0.1:
+        sum(range(10000))
+    summary = sampler.stop()
+    assert summary["cpu_seconds"] >= 0.09 and 0 < summary["cpu"] <= 1.5
+
+
+def test_evict_drops_a_file_from_the_page_cache(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (1 << 20))
+    if pagecache.cached_share(path) != 1.0:
+        pytest.skip("this file system does not tell what is cached")
+    assert pagecache.evict([path]) < 0.5
+    assert path.read_bytes() == b"x" * (1 << 20)
+    assert pagecache.cached_share(path) == 1.0

@@ -1,0 +1,251 @@
+"""Whole runs: command line, resume, count check, distributed, comparison."""
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unet3d import compare, evaluate, loaders, plot, train
+
+ROOT = Path(train.__file__).resolve().parents[1]
+TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "4",
+        "--workers", "1", "--threads", "1", "--hash-content", "--device", "cpu"]
+
+
+def run(folder, out, *more, loader="pytorch", epochs=2):
+    return train.main(["--data", str(folder), "--out", str(out), "--loader", loader,
+                       "--epochs", str(epochs), *TINY, *more])
+
+
+def lines(out, event):
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["event"] == event]
+
+
+def losses(out):
+    return [(row["epoch"], row["step"], row["loss"]) for row in lines(out, "step")]
+
+
+def epochs(out):
+    return json.loads((out / "result.json").read_text())["epochs"]
+
+
+def hashes(out):
+    with open(out / "epochs.csv", newline="") as stream:
+        return [(row["epoch"], row["index_hash"], row["content_hash"])
+                for row in csv.DictReader(stream)]
+
+
+@pytest.fixture(scope="module")
+def whole(data_folder, tmp_path_factory):
+    """An uninterrupted run with accumulation over 3 of its 8 batches an epoch."""
+    out = tmp_path_factory.mktemp("whole")
+    assert run(data_folder, out, "--no-bounds", "--no-eval", "--accumulate", "3") == 0
+    return out
+
+
+@pytest.mark.parametrize("loader, workers, stop", [
+    ("pytorch", "1", "3"), ("pytorch", "0", "11"), ("pytorch-ooo", "2", "4")])
+def test_resume_gives_the_same_hash_and_losses(data_folder, whole, tmp_path, loader,
+                                               workers, stop):
+    """Stopped within an epoch, in the first or the second, then with other workers."""
+    arguments = ["--no-bounds", "--no-eval", "--accumulate", "3"]
+    assert run(data_folder, tmp_path, *arguments, "--stop-after", stop,
+               loader=loader) == train.STOPPED
+    assert not (tmp_path / "result.json").exists()
+    stopped = len(losses(tmp_path))
+    assert int(stop) <= stopped < 16 and stopped % 8
+    assert run(data_folder, tmp_path, *arguments, "--resume", "--workers", workers,
+               loader=loader) == 0
+    assert hashes(tmp_path) == hashes(whole)
+    assert len(losses(tmp_path)) == 16
+    if loader == "pytorch":
+        assert losses(tmp_path) == losses(whole)
+        ends = [torch.load(o / "checkpoint.pt", weights_only=True) for o in (tmp_path, whole)]
+        for name, value in ends[0]["model"].items():
+            assert torch.equal(value, ends[1]["model"][name]), name
+
+
+def test_checkpoint_of_another_run_is_refused(data_folder, whole, tmp_path, capsys):
+    arguments = ["--no-bounds", "--no-eval", "--accumulate", "3"]
+    checkpoint = ["--resume", str(whole / "checkpoint.pt")]
+    assert run(data_folder, tmp_path, *arguments, *checkpoint, "--seed", "1") == 1
+    assert "seed was 0, is 1" in capsys.readouterr().err
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(b"nonsense")
+    assert run(data_folder, tmp_path, *arguments, "--resume", str(broken)) == 1
+    assert "broken.pt: cannot be read" in capsys.readouterr().err
+    assert run(data_folder, tmp_path, *arguments, "--resume") == 1
+    assert "no such checkpoint" in capsys.readouterr().err
+
+
+def test_periodic_checkpoint_serves_after_a_crash(data_folder, whole, tmp_path, monkeypatch):
+    """A crash between checkpoints: what followed the last one is done again."""
+    arguments = ["--no-bounds", "--no-eval", "--accumulate", "3", "--checkpoint-every", "3"]
+    real = train.dice_ce_loss
+    calls = []
+
+    def crash(*both):
+        calls.append(1)
+        if len(calls) == 5:
+            raise MemoryError("as if killed")
+        return real(*both)
+
+    monkeypatch.setattr(train, "dice_ce_loss", crash)
+    with pytest.raises(MemoryError):
+        run(data_folder, tmp_path, *arguments)
+    monkeypatch.setattr(train, "dice_ce_loss", real)
+    assert run(data_folder, tmp_path, *arguments, "--resume") == 0
+    assert hashes(tmp_path) == hashes(whole)
+    assert [row for row in losses(tmp_path) if row[:2] != (1, 4)] == \
+        [row for row in losses(whole) if row[:2] != (1, 4)]
+
+
+def _losing(dataset, options):
+    return list(loaders.LOADERS["pytorch"](dataset, options))[:-1]
+
+
+def _repeating(dataset, options):
+    batches = list(loaders.LOADERS["pytorch"](dataset, options))
+    return batches[:-1] + batches[:1]
+
+
+@pytest.mark.parametrize("broken, words", [
+    (_losing, "14 samples delivered, 16 expected"), (_repeating, "repeated")])
+def test_a_wrong_count_fails_the_run(data_folder, tmp_path, monkeypatch, capsys, broken, words):
+    monkeypatch.setitem(loaders.LOADERS, "broken", broken)
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", loader="broken") == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_command_line_end_to_end(data_folder, tmp_path, capsys):
+    """Bounds, evaluation, all files; then evaluate.py on the checkpoint."""
+    assert run(data_folder, tmp_path, "--amp", "bf16", "--eval-every", "1") == 0
+    printed = capsys.readouterr().out
+    assert "16 samples" in printed and "bounds: work" in printed and "Dice: kidney" in printed
+    rows = epochs(tmp_path)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["samples"] == 16 and row["steps"] == 8
+        assert row["epoch_s"] >= row["wait_s"] > 0
+        assert row["bound_s"] == max(row[k] for k in row if k.endswith("bound_s"))
+        assert row["samples_s"] == pytest.approx(16 / row["epoch_s"])
+        assert row["mb_s"] == pytest.approx(16 * 16 ** 3 * 5 / row["epoch_s"] / 1e6)
+        assert 0 <= row["mean_dice"] <= 1 and row["volumes"] == 1
+    assert rows[0]["index_hash"] == rows[1]["index_hash"]
+    assert rows[0]["content_hash"] != rows[1]["content_hash"]
+    assert len(lines(tmp_path, "step")) == 16 and lines(tmp_path, "usage")
+    keys = [json.loads(line.removeprefix(":::MLLOG "))["key"]
+            for line in (tmp_path / "mlperf.log").read_text().splitlines()]
+    assert keys.count("eval_accuracy") == 2 and keys[-1] == "run_stop"
+    assert evaluate.main(["--data", str(data_folder), "--device", "cpu", "--amp", "bf16",
+                          "--checkpoint", str(tmp_path / "checkpoint.pt")]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["mean_dice"] == pytest.approx(rows[-1]["mean_dice"], abs=1e-4)
+
+
+def test_training_learns(data_folder, tmp_path):
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--filters", "4", "8",
+               "--repeat", "16", epochs=3) == 0
+    rows = epochs(tmp_path)
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+
+
+def test_a_short_last_group_is_weighted_by_its_own_size(data_folder, tmp_path):
+    """8 batches in groups of at most 8 or of at most 100 are the same one step."""
+    ends = []
+    for group in ("8", "100"):
+        out = tmp_path / group
+        assert run(data_folder, out, "--no-bounds", "--no-eval", "--accumulate", group,
+                   epochs=1) == 0
+        ends.append(torch.load(out / "checkpoint.pt", weights_only=True)["model"])
+    torch.manual_seed(0)
+    start = train.UNet3D((2, 4)).state_dict()
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name
+    assert any(not torch.equal(value, start[name]) for name, value in ends[0].items())
+
+
+def test_warm_up_is_linear_by_epochs(data_folder, tmp_path, monkeypatch):
+    import dataclasses
+
+    from unet3d import settings, spec
+    warm = dataclasses.replace(spec.PRESETS["quick"], warmup_epochs=4)
+    monkeypatch.setitem(settings.PRESETS, "quick", warm)
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--learning-rate", "0.401",
+               "--repeat", "1", epochs=5) == 0
+    rates = [row["learning_rate"] for row in epochs(tmp_path)]
+    assert rates == pytest.approx([0.101, 0.201, 0.301, 0.401, 0.401])
+
+
+def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
+    for wrong in (["--patch", "15", "16", "16"], ["--epochs", "0"], ["--workers", "-1"],
+                  ["--no-eval", "--eval-every", "1"]):
+        with pytest.raises(SystemExit):
+            run(data_folder, tmp_path, *wrong)
+    assert run(tmp_path, tmp_path / "out") == 1
+    assert "holds no preprocessed cases" in capsys.readouterr().err
+
+
+def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):
+    """Two ranks deliver together what one delivers alone: the same hashes. One rank then
+    goes on from the checkpoint of two."""
+    arguments = ["--data", str(data_folder), "--loader", "pytorch", "--epochs", "1", *TINY,
+                 "--workers", "0", "--batch-size", "1", "--no-bounds", "--no-eval"]
+    alone, out = tmp_path / "alone", tmp_path / "two"
+    assert train.main([*arguments, "--out", str(alone)]) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", "-m", "unet3d.train", *arguments, "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    stopped = subprocess.run([*command, "--stop-after", "3"], env=environment, text=True,
+                             capture_output=True, timeout=300)
+    assert stopped.returncode != 0, stopped.stdout  # torchrun's way to pass on a stop
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert [len(rank["delivered"]) for rank in state["ranks"]] == [3, 3]
+    assert train.main([*arguments, "--out", str(out), "--resume"]) == 0
+    assert hashes(out) == hashes(alone)
+
+
+def test_compare_runs_each_loader_and_draws(data_folder, tmp_path, capsys):
+    status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
+                           "pytorch,synthetic", "--repeats", "1", "--epochs", "1", "--",
+                           *TINY])
+    assert status == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "pytorch" in printed and "bounds of an epoch" in printed
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "compare.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["loader"] for row in rows] == ["pytorch", "synthetic"]
+    assert float(rows[1]["relative"]) == 1.0
+    assert plot.main([str(tmp_path), "--out", str(tmp_path / "again.png")]) == 0
+
+
+def _result(content, indices="aa", seeding="sample"):
+    return {"config": {"seeding": seeding},
+            "epochs": [{"epoch": 1, "index_hash": indices, "content_hash": content}]}
+
+
+def test_compare_refuses_different_work():
+    compare.check_same_work({"pytorch": [_result("1")], "minato": [_result("1")],
+                             "synthetic": [_result("2")]})
+    compare.check_same_work({"pytorch": [_result("1", seeding="loader")],
+                             "minato": [_result("3", seeding="loader")]})
+    for other in (_result("3"), _result("1", indices="bb")):
+        with pytest.raises(compare.ComparisonError, match="by minato"):
+            compare.check_same_work({"pytorch": [_result("1")], "minato": [other]})
+
+
+def test_compare_reports_a_failing_run(tmp_path, capsys):
+    status = compare.main(["--data", str(tmp_path), "--out", str(tmp_path / "out"),
+                           "--loaders", "pytorch", "--repeats", "1"])
+    assert status == 1
+    assert "holds no preprocessed cases" in capsys.readouterr().err
+
