@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
 from hypothesis import strategies as st
 
 from minato import _core
+
+from . import given
 
 US = 1000
 TARGET = 300 * US

@@ -6,10 +6,11 @@ import json
 import random
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from minato import _core
+
+from . import given
 
 MS = 1_000_000
 
@@ -173,6 +174,15 @@ def test_no_verdict_without_evidence():
 def test_microseconds_are_never_slow():
     count, model = flagged([1000] * 100 + [4 * MS] * 20 + [1000] * 500)
     assert count == 0 and model.timeout >= 5 * MS
+
+
+def test_the_timeout_moves_only_when_two_updates_agree():
+    _, model = flagged([10 * MS] * 100)
+    before = model.timeout
+    for _ in range(400):
+        model.observe(-1, 100 * MS)
+    assert model.learn_timeout() == before
+    assert model.learn_timeout() > 2 * before
 
 
 @given(st.lists(st.integers(MS, 100 * MS), min_size=40, max_size=80))

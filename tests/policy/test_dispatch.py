@@ -6,10 +6,11 @@ import random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from minato import _core
+
+from . import given
 
 WINDOW, EARLY, AHEAD, FINALE, ORDER = 1, 2, 3, 4, 5
 
@@ -212,20 +213,38 @@ def test_no_finale_while_enough_cheap_work_is_left():
     assert 2 * 100 - 2 * 10 <= rest <= 2 * 100 + 2 * 10
 
 
+def makespan(order: list[int], workers: int) -> int:
+    """When the last of these ends, each started by the first worker that is free."""
+    free = [0] * workers
+    for cost in order:
+        free[free.index(min(free))] += cost
+    return max(free)
+
+
 @given(st.lists(st.sampled_from([10, 40, 160, 640]), min_size=1, max_size=40),
        st.integers(1, 8))
-def test_makespan_with_known_costs_is_near_the_work_bound(values, workers):
-    """List scheduling in dispatch order, consumer not limiting, everything in reach."""
+def test_known_costs_end_about_as_early_as_longest_first(values, workers):
+    """Delivery in order costs little of what sorting the whole epoch would gain."""
     rates = Rates(period=max(1, sum(values) // len(values) // workers), typical=10,
                   window=len(values), workers=workers)
-    free = [0] * workers
-    for choice in drain(dispatch(tasks_of(values, 1), rates, close=True)):
-        free[free.index(min(free))] += choice.cost
-    work = sum(values)
-    # Longest first on the last stretch: within 4/3 of the best there is (Graham), plus
-    # what the coarse cost classes may misjudge.
-    best = max(work / workers, max(values))
-    assert max(free) <= best * 4 / 3 + 40
+    out = drain(dispatch(tasks_of(values, 1), rates, close=True))
+    longest_first = makespan(sorted(values, reverse=True), workers)
+    assert makespan([c.cost for c in out], workers) <= longest_first * 4 / 3
+
+
+def test_the_finale_does_not_reach_past_the_last_batch():
+    d = dispatch(tasks_of([10] * 5 + [100], 1), Rates(window=100), close=True)
+    assert peek(d, 0, 0, 5).why == FINALE
+    assert peek(d, 0, 0, 4).position == 0
+
+
+def test_the_finale_is_short_even_if_there_is_no_cheap_work():
+    rates = Rates(period=1000, workers=2, window=1000)
+    out = drain(dispatch(tasks_of([400, 640] * 50, 1), rates, close=True))
+    finale = [c for c in out if c.why == FINALE]
+    start = out.index(finale[0])
+    assert sum(c.cost for c in out[start:]) <= 2 * 2 * 640
+    assert [c.position for c in out[:start]] == list(range(start))
 
 
 def test_no_finale_for_a_consumer_as_slow_as_the_workers():

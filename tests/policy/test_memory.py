@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from minato import _core
+
+from . import given
 
 NO, YES, ALONE, HEAD = range(4)
 

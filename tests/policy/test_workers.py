@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from minato import _core
+
+from . import given
 
 (STEADY, SETTLING, GROW_CORES, GROW_WAITING, SHRINK, UNDO, NO_TASKS, CPU_BUSY, AT_MAX,
  AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE) = range(13)
