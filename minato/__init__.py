@@ -30,6 +30,7 @@ from torch.utils.data import (
 from . import _torch_bridge
 from ._errors import WorkerLost
 from ._version import __version__
+from .determinism import check_determinism
 from .loader import DataLoader
 from .patch import patch_torch
 
@@ -45,6 +46,7 @@ __all__ = [
     "SequentialSampler",
     "WorkerLost",
     "__version__",
+    "check_determinism",
     "default_collate",
     "default_convert",
     "get_worker_info",

@@ -1,0 +1,301 @@
+"""``check_determinism()``: does a sample depend on anything but seed, epoch and position?
+
+Seeding per sample makes what a dataset draws from the global generators, and from those
+found inside it, independent of which worker runs when. What it cannot reach (a generator
+in a module or a class, a counter, the system's entropy) shows as samples that differ when
+they are made in another order; this finds them before a training run does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import pickle
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from ._seeding import find_all, make_seeder
+from .loader import DataLoader
+
+#: samples a call when the dataset offers __getitems__, which is seeded by batch
+CHUNK = 8
+_BASE_SEED = 0x6D696E61746F
+
+_GENERATORS = (
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    torch.Generator,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterminismReport:
+    """What ``check_determinism`` saw; true where nothing differed, and printable.
+
+    Attributes:
+        samples: how many samples were made, in each order.
+        fields: the parts of a sample that differed (``"['image']"``, ``"[0]"``), each with
+            the number of samples in which it did.
+        indices: dataset indices of the samples that differed, ascending.
+        repeatable: whether a second fresh worker made the same samples in the same order.
+        suspects: generators that seeding does not reach and that moved meanwhile, by name.
+        found: private generators of the dataset that are seeded, by type.
+    """
+
+    samples: int
+    fields: Mapping[str, int]
+    indices: tuple[int, ...]
+    repeatable: bool
+    suspects: tuple[str, ...]
+    found: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not self.fields
+
+    def __str__(self) -> str:
+        if self:
+            return f"{self.samples} samples are the same in either order."
+        names = ", ".join(f"{name} ({count})" for name, count in self.fields.items())
+        return (
+            f"{len(self.indices)} of {self.samples} samples depend on more than seed, epoch "
+            f"and position. Fields that differ (in how many samples): {names}. "
+            f"{self._cause()}"
+        )
+
+    def _cause(self) -> str:
+        if self.suspects:
+            return (
+                "Likely cause: a generator that seeding does not reach: "
+                f"{', '.join(self.suspects)}. Keep it in an attribute of the dataset, or give "
+                "the dataset a method seed_sample(seed)."
+            )
+        if not self.repeatable:
+            return (
+                "They differ even between two fresh workers in the same order: likely causes "
+                "are the system's entropy (a generator made without a seed for each sample, "
+                "secrets, uuid4), the time, the order of a set, or threads."
+            )
+        return (
+            "No known generator moved: likely causes are a counter or a cache that the dataset "
+            "carries from sample to sample, or a generator inside a C library. A method "
+            "seed_sample(seed) of the dataset can reset it."
+        )
+
+
+def check_determinism(
+    dataset: Dataset[Any],
+    samples: int = 64,
+    *,
+    worker_init_fn: Callable[[int], None] | None = None,
+    multiprocessing_context: Any = None,
+) -> DeterminismReport:
+    """Makes samples in two orders in fresh workers and tells which fields differ.
+
+    Three workers, one after the other, each make the same samples with the same seeds:
+    forwards, forwards again, backwards.
+
+    Args:
+        dataset: map-style, with a length.
+        samples: how many indices to try, spread evenly over the dataset; at least 2.
+        worker_init_fn: as for the loader.
+        multiprocessing_context: as for the loader.
+
+    Raises:
+        TypeError: for an iterable dataset, whose samples follow from each other.
+        ValueError: for fewer than two samples.
+        Whatever the dataset raises, as the loader would raise it.
+    """
+    if isinstance(dataset, IterableDataset):
+        raise TypeError("check_determinism needs a map-style dataset: an iterable has one order")
+    length = len(dataset)  # type: ignore[arg-type]
+    count = min(samples, length)
+    if count < 2:
+        raise ValueError(f"there is no second order of {count} samples")
+    indices = [k * length // count for k in range(count)]
+    chunk = CHUNK if getattr(dataset, "__getitems__", None) else 1
+    units = [indices[k : k + chunk] for k in range(0, count, chunk)]
+
+    def run(order: range) -> tuple[list[_Sample], list[str], list[str]]:
+        loader = DataLoader(
+            _Probe(dataset, units, order),
+            batch_size=None,
+            num_workers=1,
+            collate_fn=_same,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+        )
+        (result,) = list(loader)
+        return result
+
+    forwards, moved, found = run(range(len(units)))
+    again = run(range(len(units)))[0]
+    backwards, moved_too, _ = run(range(len(units) - 1, -1, -1))
+    return _compare(indices, forwards, again, backwards, [*moved, *moved_too], found)
+
+
+_Sample = dict[str, bytes]
+
+
+def _compare(
+    indices: list[int],
+    forwards: list[_Sample],
+    again: list[_Sample],
+    backwards: list[_Sample],
+    moved: list[str],
+    found: list[str],
+) -> DeterminismReport:
+    fields: Counter[str] = Counter()
+    wrong = []
+    for index, *made in zip(indices, forwards, again, backwards, strict=True):
+        names = {name for sample in made for name in sample}
+        differ = {name for name in names if len({s.get(name) for s in made}) > 1}
+        fields.update(sorted(differ))
+        if differ:
+            wrong.append(index)
+    return DeterminismReport(
+        samples=len(indices),
+        fields=dict(fields.most_common()),
+        indices=tuple(sorted(wrong)),
+        repeatable=forwards == again,
+        suspects=tuple(dict.fromkeys(moved)),
+        found=tuple(found),
+    )
+
+
+# ---- in the worker ---------------------------------------------------------------------
+
+
+def _same(data: Any) -> Any:
+    return data
+
+
+class _Probe(Dataset):
+    """One item: all samples, made in the given order, as digests of their fields."""
+
+    def __init__(self, dataset: Any, units: list[list[int]], order: range) -> None:
+        self.dataset = dataset
+        self.units = units
+        self.order = order
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str]]:
+        seeder = make_seeder(self.dataset)
+        hidden = _hidden_generators(self.dataset)
+        before = {name: _fingerprint(g) for name, g in hidden.items()}
+        made: list[list[_Sample]] = [[] for _ in self.units]
+        position = [0]
+        for unit in self.units:
+            position.append(position[-1] + len(unit))
+        for number in self.order:
+            unit = self.units[number]
+            if getattr(self.dataset, "__getitems__", None):
+                seeder.seed(_BASE_SEED, 0, number, 1)
+                made[number] = [_digests(s) for s in self.dataset.__getitems__(unit)]
+            else:
+                seeder.seed(_BASE_SEED, 0, position[number], 0)
+                made[number] = [_digests(self.dataset[unit[0]])]
+        moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
+        found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
+        return [sample for unit in made for sample in unit], moved, found
+
+
+def _fingerprint(generator: Any) -> bytes:
+    if isinstance(generator, random.Random):
+        state: Any = generator.getstate()
+    elif isinstance(generator, torch.Generator):
+        state = generator.get_state().numpy().tobytes()
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = getattr(generator, "bit_generator", generator).state
+    return hashlib.sha1(pickle.dumps(state)).digest()
+
+
+def _key(generator: Any) -> int:
+    """Two Generators around one bit generator are one."""
+    inner = getattr(generator, "bit_generator", None)
+    return id(generator if inner is None else inner)
+
+
+def _places() -> Iterator[tuple[str, Any]]:
+    """What modules and classes hold, by name; then what nothing names."""
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            yield f"{module_name}.{name}", value
+            if isinstance(value, type) and value.__module__ == module_name:
+                for member, held in list(vars(value).items()):
+                    yield f"{module_name}.{name}.{member}", held
+    for value in gc.get_objects():
+        yield "", value
+
+
+def _is_generator(value: Any) -> bool:
+    kind = type(value)
+    return issubclass(kind, _GENERATORS) and not issubclass(kind, random.SystemRandom)
+
+
+def _hidden_generators(dataset: Any) -> dict[str, Any]:
+    """Generators of this process that seeding a sample does not reach, by name."""
+    seeded = {_key(g) for g in find_all((dataset,)).generators}
+    seeded |= {id(random._inst), id(torch.default_generator)}  # type: ignore[attr-defined]
+    seeded.add(id(np.random.mtrand._rand._bit_generator))  # type: ignore[attr-defined]
+    seeded.add(id(np.random.mtrand._rand))  # type: ignore[attr-defined]
+    hidden: dict[str, Any] = {}
+    for name, value in _places():
+        if not _is_generator(value) or _key(value) in seeded:
+            continue
+        try:
+            _fingerprint(value)
+        except Exception:  # one whose state cannot be read cannot be watched
+            continue
+        seeded.add(_key(value))
+        kind = f"{type(value).__module__.split('.')[0]} {type(value).__qualname__}"
+        hidden[f"{name} ({kind})" if name else f"a {kind} without a name"] = value
+    return hidden
+
+
+def _digests(sample: Any, path: str = "") -> _Sample:
+    """A digest of every leaf of a sample, by its path."""
+    if isinstance(sample, Mapping):
+        parts = [(f"[{key!r}]", value) for key, value in sample.items()]
+    elif isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        parts = [(f".{name}", value) for name, value in zip(sample._fields, sample)]
+    elif isinstance(sample, list | tuple):
+        parts = [(f"[{number}]", value) for number, value in enumerate(sample)]
+    elif dataclasses.is_dataclass(sample) and not isinstance(sample, type):
+        fields = dataclasses.fields(sample)
+        parts = [(f".{f.name}", getattr(sample, f.name)) for f in fields]
+    else:
+        return {path or "the sample": _leaf(sample)}
+    found = {f"{path} (length)" if path else "the length": str(len(parts)).encode()}
+    for name, value in parts:
+        found.update(_digests(value, path + name))
+    return found
+
+
+def _leaf(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        data = value.detach().cpu().contiguous()
+        text = f"{data.dtype} {tuple(data.shape)}".encode()
+        raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        text, raw = f"{value.dtype} {value.shape}".encode(), value.tobytes()
+    else:
+        text = f"{type(value).__module__}.{type(value).__qualname__}".encode()
+        try:
+            raw = pickle.dumps(value)
+        except Exception:  # then its type is all that can be compared
+            raw = b""
+    return hashlib.sha1(text + b"\0" + raw).digest()

@@ -1,0 +1,166 @@
+"""``check_determinism()``: each way of depending on more than the seed is seen and named."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minato
+from minato.determinism import _Probe
+
+MODULE_RNG = np.random.default_rng(1)
+MODULE_TORCH = torch.Generator()
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Base(torch.utils.data.Dataset):
+    length = 20
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.zeros(2), "label": self.draw(index)}
+
+    def draw(self, index: int) -> Any:
+        raise NotImplementedError
+
+
+class Seeded(Base):
+    """Everything that seeding reaches."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+        self.private = random.Random()
+
+    def draw(self, index: int) -> Any:
+        drawn = random.random(), np.random.rand(3), torch.rand(2)
+        return [*drawn, self.rng.random(), self.private.random()]
+
+
+class InModule(Base):
+    def draw(self, index: int) -> Any:
+        return float(MODULE_RNG.random())
+
+
+class InModuleTorch(Base):
+    def draw(self, index: int) -> Any:
+        return torch.rand(1, generator=MODULE_TORCH)
+
+
+class InClass(Base):
+    hidden = np.random.RandomState(3)
+
+    def draw(self, index: int) -> Any:
+        return Pair(index, self.hidden.rand())
+
+
+class Counting(Base):
+    count = 0
+
+    def draw(self, index: int) -> Any:
+        self.count += 1
+        return self.count
+
+
+class Entropy(Base):
+    def draw(self, index: int) -> Any:
+        return os.urandom(4)
+
+
+class Reset(Counting):
+    """What the page recommends."""
+
+    def seed_sample(self, seed: int) -> None:
+        self.count = seed
+
+
+class Batched(Base):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        noise = torch.rand(1)
+        return [{"label": noise + i} for i in indices]
+
+
+class BatchedBadly(Base):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [{"label": MODULE_RNG.random()} for _ in indices]
+
+
+class Failing(Base):
+    def draw(self, index: int) -> Any:
+        raise KeyError("no such case")
+
+
+@pytest.mark.parametrize("dataset", [Seeded(), Reset(), Batched()])
+def test_what_seeding_reaches_is_fine(dataset: Base) -> None:
+    report = minato.check_determinism(dataset)
+    assert report and not report.fields and not report.indices, str(report)
+    assert report.samples == 20 and "the same" in str(report)
+
+
+def test_generators_that_were_found_are_told() -> None:
+    assert set(minato.check_determinism(Seeded(), 4).found) == {"Generator", "Random"}
+
+
+@pytest.mark.parametrize(
+    "dataset, field, name",
+    [
+        (InModule(), "['label']", "test_determinism.MODULE_RNG (numpy Generator)"),
+        (InModuleTorch(), "['label']", "test_determinism.MODULE_TORCH (torch Generator)"),
+        (InClass(), "['label'].right", "test_determinism.InClass.hidden (numpy RandomState)"),
+        (BatchedBadly(), "['label']", "test_determinism.MODULE_RNG (numpy Generator)"),
+    ],
+)
+def test_a_hidden_generator_is_named(dataset: Base, field: str, name: str) -> None:
+    report = minato.check_determinism(dataset)
+    assert not report and list(report.fields) == [field]
+    assert len(report.indices) >= 18  # the middle one may have drawn the same
+    assert report.repeatable
+    assert any(s.endswith(name) for s in report.suspects), report.suspects
+    assert "MODULE" in str(report) or "hidden" in str(report)
+
+
+def test_a_counter_is_told_from_a_generator() -> None:
+    report = minato.check_determinism(Counting())
+    assert not report and not report.suspects and report.repeatable
+    assert "a counter" in str(report)
+
+
+def test_entropy_is_told_from_order() -> None:
+    report = minato.check_determinism(Entropy())
+    assert not report and not report.repeatable and not report.suspects
+    assert "entropy" in str(report)
+
+
+def test_samples_are_spread_and_bounded() -> None:
+    report = minato.check_determinism(Entropy(), samples=5)
+    assert report.samples == 5 and report.indices == (0, 4, 8, 12, 16)
+
+
+def test_it_travels_to_workers_that_are_spawned() -> None:
+    probe = pickle.loads(pickle.dumps(_Probe(Seeded(), [[0], [1]], range(2))))
+    samples, moved, _found = probe[0]
+    assert len(samples) == 2 and not moved
+
+
+def test_the_datasets_error_is_raised() -> None:
+    with pytest.raises(KeyError, match="no such case"):
+        minato.check_determinism(Failing())
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(TypeError, match="map-style"):
+        minato.check_determinism(Stream())
+    with pytest.raises(ValueError, match="no second order"):
+        minato.check_determinism(Seeded(), samples=1)
