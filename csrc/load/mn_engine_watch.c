@@ -102,6 +102,7 @@ take_back(struct mn_engine *e, uint32_t task, uint64_t word)
 {
     struct mn_task *t = mn_task_at(&e->shm, task);
     uint32_t attempt = mn_word_attempt(word);
+    t->flags = 0; /* an envelope of the dead worker's goes with its lease */
     if (attempt >= e->cfg.max_retries) {
         e->lost_worker[task] = e->death.worker;
         t->env_off = e->death.pid;
