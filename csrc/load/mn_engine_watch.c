@@ -163,8 +163,7 @@ sweep(struct mn_engine *e, uint32_t w)
     for (uint32_t i = 0; i < e->shm.ctl->nworkers; i++) {
         mn_bell_ring(&mn_worker_at(&e->shm, i)->bell); /* there may be work again */
     }
-    mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* the sweep, then the look at the bell */
-    mn_bell_ring(&e->shm.ctl->trainer);
+    mn_bell_kick(&e->shm.ctl->trainer); /* the dead one may have claimed it without waking */
 }
 
 void

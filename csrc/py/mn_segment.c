@@ -115,7 +115,7 @@ segment_exited(PyObject *self, PyObject *args)
     struct mn_segment *s = (struct mn_segment *)self;
     k->exit_status = status;
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* [S1] */
-    mn_bell_ring(&s->shm.ctl->engine);
+    mn_bell_kick(&s->shm.ctl->engine); /* the dead one may have claimed it without waking */
     Py_RETURN_NONE;
 }
 
