@@ -102,6 +102,7 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
         me->want_bytes = bytes;
         me->used_end = w->used_end;
         mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
+        MN_FAULT("worker.room.want");
         mn_bell_ring(&w->shm.ctl->engine);
         uint32_t st;
         for (;;) {
@@ -116,6 +117,7 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
         if (st == MN_LEASE_WANT) {
             return MN_CLOSED;
         }
+        MN_FAULT("worker.room.granted");
         w->lease_off = w->used_end = me->lease_off;
         w->lease_end = me->lease_off + me->lease_len;
         mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
