@@ -14,6 +14,7 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._torch_bridge import DLPACK_CODES, tensor_over
@@ -28,6 +29,16 @@ def _rebuild_tensor(
     buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
     return tensor_over(buffer, dtype, shape).requires_grad_(requires_grad)
+
+
+def _rebuild_lazy(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    if neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.conj() if conj else tensor
+
+
+def _rebuild_flipped(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    return np.flip(array, axes)
 
 
 def _rebuild_parameter(buffer: Any, dtype: torch.dtype, shape, requires_grad: bool):
@@ -55,10 +66,19 @@ class _Pickler(ForkingPickler):
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             if not _is_plain(obj):
                 return NotImplemented
-            data = obj.detach().resolve_conj().resolve_neg()
+            data = obj.detach()
+            if data.is_conj() or data.is_neg():
+                # torch's collate treats the lazy bits specially: they must arrive
+                plain = data.conj() if data.is_conj() else data
+                plain = torch._neg_view(plain) if plain.is_neg() else plain
+                return _rebuild_lazy, (plain, data.is_conj(), data.is_neg())
             rebuild = _rebuild_tensor if kind is torch.Tensor else _rebuild_parameter
             state = (_as_bytes(data), obj.dtype, tuple(obj.shape), obj.requires_grad)
             return rebuild, state
+        if kind is np.ndarray and any(stride < 0 for stride in obj.strides):
+            # torch refuses such arrays; a pickled copy would hide what they were
+            axes = tuple(i for i, stride in enumerate(obj.strides) if stride < 0)
+            return _rebuild_flipped, (np.ascontiguousarray(np.flip(obj, axes)), axes)
         if kind is torch.UntypedStorage and obj.device.type == "cpu":
             data = torch.empty(0, dtype=torch.uint8).set_(obj)
             return _rebuild_storage, (_as_bytes(data), obj.nbytes())

@@ -9,10 +9,10 @@ because libraries test for it, and run none of its constructor.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,17 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
 )
 
-from . import _codec, _core
+from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
-from ._layout import Layout, NoLayout, is_default_collate
+from ._layout import Layout, NoLayout, alike, is_default_collate
+from ._memo import Memo, Shape, memo_of
 from ._pool import Pool, start_method_context
+from ._resume import Progress, unpack_generator
 from ._worker import BATCH, ERROR, EXHAUSTED, FAILED, OBJECTS, RESUME, ROWS, SAMPLES
 
 #: first lane of a worker's own, csrc/load/mn_message.h
 LANE_WORKER = 2
 ANY_BLOCK = 1
-#: batches that did not fit the layout, of the last so many, before it is given up
-MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
-
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. Half a thousand batches see far enough.
 LOOK_AHEAD_BATCHES = 512
@@ -48,51 +47,18 @@ _TORCH_SAMPLERS = (
     torch.utils.data.DistributedSampler,
 )
 
-#: by loader: what was learned about its samples
-_memos: weakref.WeakKeyDictionary[Any, _Memo] = weakref.WeakKeyDictionary()
-
-
-class _Shape:
-    """How a loader's samples travel: unknown yet, as rows, or only whole."""
-
-    def __init__(self) -> None:
-        self.layout: Layout | None = None
-        self.whole = False
-        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
-
-    def note(self, fitted: bool) -> None:
-        """Samples that seldom fit are collated where they are made, as torch does."""
-        self.misfits.append(not fitted)
-        if sum(self.misfits) >= MISFIT_LIMIT:
-            self.whole = True
-
 
 #: a shape for loaders whose batches are always made whole by one worker
-_WHOLE = _Shape()
+_WHOLE = Shape()
 _WHOLE.whole = True
 
 
-class _Memo:
-    """What is learned about a loader's samples; kept for its next iterators."""
-
-    def __init__(self, loader: Any) -> None:
-        self.shape = _Shape()
-        try:
-            size = len(loader.dataset)
-        except (TypeError, NotImplementedError):
-            size = 0
-        self.costs = _core.CostModel(size)
-
-
-def memo_of(loader: Any) -> _Memo:
-    """The loader's memo, or a new one where a loader cannot be remembered."""
-    try:
-        memo = _memos.get(loader)
-        if memo is None:
-            memo = _memos[loader] = _Memo(loader)
-    except TypeError:  # a subclass without weak references or hash
-        memo = _Memo(loader)
-    return memo
+def sampler_generator(loader: Any) -> torch.Generator | None:
+    """The generator that the order of samples comes from; None: torch's default one."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    own = getattr(sampler, "generator", None)
+    return own if isinstance(own, torch.Generator) else loader.generator
 
 
 def _may_look_ahead(loader: Any) -> bool:
@@ -131,9 +97,51 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
         self._worker_init_fn = loader.worker_init_fn
+        self._memo = memo_of(loader)
         self._epoch = 0
+        self._take_up(loader, self._memo)
         self._start_pool(loader)
         self._reset(loader, first_iter=True)
+
+    # ---- epochs ----------------------------------------------------------------------
+
+    def _take_up(self, loader: Any, memo: Memo) -> None:
+        """Goes on from where load_state_dict says, or begins."""
+        self._resume_from, memo.resume = memo.resume, None
+        if self._resume_from is not None:
+            self._epoch = self._resume_from["epoch"]
+            if self._resume_from["base_seed"] is not None:
+                self._base_seed = self._resume_from["base_seed"]
+            elif self._persistent_workers and "last_base_seed" in self._resume_from:
+                self._base_seed = self._resume_from["last_base_seed"]
+        memo.iterator = weakref.ref(self)
+
+    def _begin_epoch(self, loader: Any) -> Any:
+        """Notes where the sampler's generator stands. Returns what _began must undo."""
+        generator = sampler_generator(loader)
+        self._progress = Progress(self._epoch, self._base_seed)
+        state, undo = self._resume_from, None
+        self._resume_from = None
+        if state is not None:
+            if state["generator"] is not None:
+                if generator is None:
+                    undo = torch.get_rng_state()
+                    torch.set_rng_state(unpack_generator(state["generator"]))
+                else:
+                    generator.set_state(unpack_generator(state["generator"]))
+            self._progress.head = state["delivered"]
+            self._progress.beyond = set(state["delivered_beyond"])
+        self._progress.generator = (
+            torch.get_rng_state() if generator is None else generator.get_state()
+        )
+        self._memo.progress = self._progress
+        return undo
+
+    @staticmethod
+    def _began(undo: Any) -> None:
+        """The sampler has drawn: torch's default generator belongs to the caller again."""
+        if undo is not None:
+            torch.set_rng_state(undo)
 
     def _start_pool(self, loader: Any) -> None:
         balanced = self._balanced
@@ -229,8 +237,7 @@ class BalancedIterator(_MinatoIterator):
 
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
-        self._memo = memo_of(loader)
-        self._shape = self._memo.shape if self._rows_possible(loader) else _WHOLE
+        self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         self._far = _may_look_ahead(loader)
         self._planned: dict[int, _Batch] = {}
         self._costs_known = False
@@ -263,7 +270,11 @@ class BalancedIterator(_MinatoIterator):
         self._position = 0
         self._form: Any = None
         self._posted: dict[int, int] = getattr(self, "_posted", {})
-        self._fill()
+        undo = self._begin_epoch(loader)
+        try:
+            self._fill()
+        finally:
+            self._began(undo)
 
     # ---- sending ---------------------------------------------------------------------
 
@@ -283,7 +294,9 @@ class BalancedIterator(_MinatoIterator):
                     self._exhausted = True
                     self._engine.plan_end()
                     return
-            if not self._plan(self._drawn[0]):
+            if self._progress.has(self._number):
+                self._pass_over(self._drawn[0])  # delivered before this process began
+            elif not self._plan(self._drawn[0]):
                 return
             self._drawn = None
 
@@ -321,13 +334,17 @@ class BalancedIterator(_MinatoIterator):
             rows,
             self._seeds,
             whole,
+            self._memo.user_epoch,
         )
         if taken:
             self._planned[self._number] = _Batch(self._number, index, whole)
-            self._number += 1
-            sized = self._auto_collation and hasattr(index, "__len__")
-            self._position += len(index) if sized else 1
+            self._pass_over(index)
         return taken
+
+    def _pass_over(self, index: Any) -> None:
+        self._number += 1
+        sized = self._auto_collation and hasattr(index, "__len__")
+        self._position += len(index) if sized else 1
 
     # ---- receiving -------------------------------------------------------------------
 
@@ -335,6 +352,7 @@ class BalancedIterator(_MinatoIterator):
         if not self._planned:
             self._fill()
         if not self._planned:
+            self._progress.finished = True
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
@@ -344,6 +362,7 @@ class BalancedIterator(_MinatoIterator):
             data = self._take(batch, block)
         finally:
             self._engine.taken(number, block)
+        self._progress.delivered(number)
         self._fill()
         if isinstance(data, Failure):
             data.reraise()
@@ -406,7 +425,11 @@ class BalancedIterator(_MinatoIterator):
     ) -> Any:
         """torch's own collate for samples that did not fit, in torch's words on error."""
         try:
-            data = self._collate_fn(samples)
+            if alike(samples):
+                data = self._collate_fn(samples)
+            else:  # what torch makes of mixtures depends on where it does so
+                with self._as_worker(worker):
+                    data = self._collate_fn(samples)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {worker}")
             failure.note = _note(batch, None)
@@ -419,6 +442,21 @@ class BalancedIterator(_MinatoIterator):
             except NoLayout:
                 self._shape.whole = True
         return data
+
+    @contextlib.contextmanager
+    def _as_worker(self, number: int):
+        """torch's collate goes another way where get_worker_info() says it is in a worker."""
+        module = _utils.worker
+        module._worker_info = module.WorkerInfo(
+            id=number,
+            num_workers=self._num_workers,
+            seed=self._base_seed + number,
+            dataset=self._dataset,
+        )
+        try:
+            yield
+        finally:
+            module._worker_info = None
 
     def _lost(self, batch: _Batch, block: int) -> Failure:
         _worker, pid, status, row0, nrows = self._engine.lost(block)
@@ -463,8 +501,33 @@ class StaticIterator(_MinatoIterator):
         self._worker_queue_idx_cycle = _cycle(self._num_workers)
         if not first_iter:
             self._resume()
-        for _ in range(self._prefetch_factor * self._num_workers):
-            self._try_put_index()
+        undo = self._begin_epoch(loader)
+        self._again, self._progress.head = self._progress.count, 0
+        self._progress.beyond.clear()
+        try:
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
+        finally:
+            self._began(undo)
+
+    def _next_data(self) -> Any:
+        """torch's, after the batches that an earlier process delivered were made again:
+        the random streams and places of these workers come no other way."""
+        while self._again > 0:
+            self._again -= 1
+            self._once()
+        return self._once()
+
+    def _once(self) -> Any:
+        try:
+            data = super()._next_data()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+        finally:
+            if not self._progress.finished:
+                self._progress.delivered(self._progress.head)
+        return data
 
     def _resume(self) -> None:
         """Lets workers finish what the last epoch left (their random streams go on from

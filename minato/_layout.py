@@ -64,8 +64,12 @@ def describe(sample: Any, in_sequence: bool = False) -> tuple:
             raise NoLayout("tensors that are not dense or not on the CPU")
         if sample.is_nested or sample.requires_grad or sample.dtype not in DLPACK_CODES:
             raise NoLayout("tensors that need torch's own care")
+        if sample.is_conj() or sample.is_neg():
+            raise NoLayout("tensors whose bytes are not their values")
         return TENSOR, *DLPACK_CODES[sample.dtype], tuple(sample.shape)
     if kind is np.ndarray:
+        if any(stride < 0 for stride in sample.strides):
+            raise NoLayout("arrays with negative strides")
         return ARRAY, *_dtype_of(sample.dtype), sample.shape, sample.dtype
     if kind is int:
         return (INT,)
@@ -78,6 +82,15 @@ def describe(sample: Any, in_sequence: bool = False) -> tuple:
     if kind is str or kind is bytes:
         return OBJECT, in_sequence
     raise NoLayout(f"samples with a {kind.__name__}")
+
+
+def alike(samples: list[Any]) -> bool:
+    """Whether all samples have one description."""
+    try:
+        first = describe(samples[0])
+        return all(describe(s) == first for s in samples[1:])
+    except NoLayout:
+        return False
 
 
 def _agrees(spec: tuple, batch: Any, rows: int) -> bool:

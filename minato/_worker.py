@@ -178,6 +178,7 @@ def main(job: Job, number: int) -> None:
         runner.seeder,
         open_layout,
         _load_index,
+        getattr(job.dataset, "set_epoch", None),
     )
     worker.ready()
     while True:

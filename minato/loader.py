@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
 
-from ._iterator import make_iterator
+from ._iterator import make_iterator, sampler_generator
+from ._memo import memo_of
+from ._resume import Progress, check_state, state_of, unpack
+from ._stats import collect
 
 log = logging.getLogger("minato")
 
@@ -140,6 +143,51 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _memory_limit_bytes(self) -> int:
         return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells sampler, batch sampler and dataset of a new epoch, where they have
+        ``set_epoch``; copies of the dataset in persistent workers hear of it, too."""
+        batches = self.batch_sampler
+        told = []
+        for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
+            tell = getattr(part, "set_epoch", None)
+            if callable(tell) and not any(part is t for t in told):
+                tell(epoch)
+                told.append(part)
+        memo_of(self).user_epoch = epoch + 1
+
+    def state_dict(self) -> dict:
+        """Where the latest iterator stands, counted by what was handed to the caller.
+
+        Plain data that survives ``torch.save`` and JSON; starts no worker. Holds the epoch,
+        the base seed, the position, the state of the sampler's generator and learned costs.
+        """
+        memo = memo_of(self)
+        progress = memo.progress or Progress()
+        if memo.resume is not None:
+            return memo.resume
+        return state_of(progress, memo.costs, sampler_generator(self))
+
+    def load_state_dict(self, state: dict) -> None:
+        """The next iterator goes on where ``state`` was taken.
+
+        In order, the rest of the epoch is the same bit for bit with any number of workers;
+        out of order, exactly the samples not delivered yet come. Raises ValueError for what
+        is no state of this class. An empty dict begins anew, as torchdata has it.
+        """
+        memo = memo_of(self)
+        if state == {}:
+            memo.resume, memo.progress = None, None
+            return
+        memo.resume = check_state(state)
+        if "costs" in state:
+            memo.costs.load(*(unpack(part) for part in state["costs"]))
+        if self._iterator is not None:
+            self._iterator._take_up(self, memo)
+
+    def stats(self) -> dict:
+        """What the loader has done and waits for; see ``minato._stats`` for the fields."""
+        return collect(self)
 
     def _get_iterator(self):
         reason = self._why_torch()

@@ -167,7 +167,7 @@ struct mn_block {
     uint32_t seeded;
     uint64_t index_bytes;
     /* uint32_t tasks[ntasks] follows this record */
-    uint32_t pad0;
+    uint32_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */

@@ -184,7 +184,7 @@ int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     struct mn_plan *p = e->plan;
-    mn_assert(b->number == p->next);
+    mn_assert(b->number >= p->next);
     uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
     most = most < MOST_TASKS ? most : MOST_TASKS;
     if (*place_of(p, b->number) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
@@ -217,6 +217,9 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         int rc = mn_dispatch_insert(&p->dispatch, &task);
         mn_assert(rc == MN_OK);
         (void)rc;
+    }
+    if (p->head == p->next) {
+        p->head = b->number; /* nothing is out before it */
     }
     p->next = b->number + 1;
     free(cost);
@@ -285,6 +288,7 @@ start_block(struct mn_engine *e, struct mn_planned *q)
                           .kind = b->whole ? (uint32_t)MN_KIND_BATCH : p->form.kind,
                           .lane = MN_LANE_NORMAL,
                           .seeded = b->seeded,
+                          .user_epoch = b->user_epoch,
                           .index_kind = b->index_kind,
                           .index = b->index,
                           .index_bytes = b->index_bytes};

@@ -35,6 +35,7 @@ struct mn_plan_batch {
     uint64_t number, epoch, position, base_seed;
     uint32_t nrows;
     uint32_t seeded;
+    uint32_t user_epoch;
     bool whole;          /* always one BATCH task */
     uint32_t index_kind; /* enum mn_index_kind */
     const void *index;
@@ -70,7 +71,8 @@ mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_or
 void
 mn_plan_close(struct mn_plan *p);
 
-/* Takes a batch in; its number must be the next. MN_OK, MN_FULL, -ENOMEM. Does not pump. */
+/* Takes a batch in; numbers rise, with gaps for batches that an earlier process delivered.
+ * MN_OK, MN_FULL, -ENOMEM. Does not pump. */
 int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
 

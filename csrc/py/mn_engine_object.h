@@ -42,6 +42,10 @@ mn_engine_py_next(PyObject *self, PyObject *args);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 
+extern const char mn_engine_timing_doc[];
+PyObject *
+mn_engine_py_timing(PyObject *self, PyObject *ignored);
+
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *

@@ -21,7 +21,8 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(indices, pickled, number, epoch, position, base_seed, nrows, seeded, whole) -> bool\n"
+    "plan(indices, pickled, number, epoch, position, base_seed, nrows, seeded, whole,\n"
+    "     user_epoch=0) -> bool\n"
     "\n"
     "Takes the next batch in: indices a list of int, or None with pickled the bytes of what\n"
     "the sampler gave. whole: one worker fetches and collates it. False: later.";
@@ -30,16 +31,16 @@ PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "pickled", "number", "epoch", "position", "base_seed",
-                            "nrows", "seeded", "whole", NULL};
+                            "nrows", "seeded", "whole", "user_epoch", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *pickled;
     unsigned long long number, epoch, position, seed;
     int seeded, whole;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKIpp", names, &indices, &pickled,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKIpp|I", names, &indices, &pickled,
                                         &number, &epoch, &position, &seed, &b.nrows, &seeded,
-                                        &whole)) {
+                                        &whole, &b.user_epoch)) {
         return NULL;
     }
     b.number = number;
@@ -161,4 +162,39 @@ mn_engine_py_taken(PyObject *self, PyObject *args)
     }
     mn_engine_taken(e, number, block);
     Py_RETURN_NONE;
+}
+
+const char mn_engine_timing_doc[] =
+    "timing() -> {delivered, waits, wait_ns, wait_max_ns, consumer_ns, planned, ready,\n"
+    "starts}: batches handed over, the caller's waiting in next(), its time for a batch,\n"
+    "batches planned and not started, complete ones, and tasks started by reason (window,\n"
+    "early, ahead, finale, order)";
+
+PyObject *
+mn_engine_py_timing(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_mutex_lock(&e->mutex);
+    struct mn_plan *p = e->plan;
+    unsigned long long ready = 0, planned = 0, starts[6];
+    for (uint64_t n = p->head; n < p->next; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        planned += off == 0;
+        ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    }
+    for (int i = 0; i < 6; i++) {
+        starts[i] = p->starts[i];
+    }
+    unsigned long long delivered = e->delivered, waits = e->waits, wait = e->wait_ns;
+    unsigned long long most = e->wait_max_ns;
+    long long consumer = p->consumer_ns;
+    mn_mutex_unlock(&e->mutex);
+    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK)}", "delivered", delivered, "waits",
+                         waits, "wait_ns", wait, "wait_max_ns", most, "consumer_ns", consumer,
+                         "planned", planned, "ready", ready, "starts", starts[1], starts[2],
+                         starts[3], starts[4], starts[5]);
 }

@@ -459,6 +459,7 @@ static PyMethodDef engine_methods[] = {
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(number, block): the batch was read, frees it")},
+    {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
     {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
     {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
     {"wait", engine_wait, METH_VARARGS, wait_doc},

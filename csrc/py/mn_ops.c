@@ -9,22 +9,25 @@
 PyObject *
 mn_ops_raise(int rc, const struct mn_text *text)
 {
-    if (rc == -ENOMEM) {
-        PyErr_SetString(PyExc_MemoryError, text->chars);
+    /* As file names are decoded: a path in the text need not be valid UTF-8. */
+    PyObject *words = PyUnicode_DecodeFSDefault(text->chars);
+    if (words == NULL) {
+        return NULL;
     }
-    else if (rc == -EINVAL) {
-        PyErr_SetString(PyExc_ValueError, text->chars);
-    }
-    else if (rc == -ERANGE) {
-        PyErr_SetString(PyExc_IndexError, text->chars);
+    if (rc == -ENOMEM || rc == -EINVAL || rc == -ERANGE) {
+        PyErr_SetObject(rc == -ENOMEM   ? PyExc_MemoryError
+                        : rc == -EINVAL ? PyExc_ValueError
+                                        : PyExc_IndexError,
+                        words);
     }
     else {
-        PyObject *args = Py_BuildValue("(is)", -rc, text->chars);
+        PyObject *args = Py_BuildValue("(iO)", -rc, words);
         if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args);
+            PyErr_SetObject(PyExc_OSError, args); /* the subclass that fits errno */
             Py_DECREF(args);
         }
     }
+    Py_DECREF(words);
     return NULL;
 }
 

@@ -34,6 +34,8 @@ struct mn_worker_object {
     PyObject *seeder;     /* or None */
     PyObject *open_layout; /* bytes -> Layout */
     PyObject *load_index; /* bytes -> object */
+    PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
+    uint32_t user_epoch;  /* the last it was told, + 1 */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block at indices_of */
     uint64_t indices_of, indices_number;
@@ -46,14 +48,14 @@ static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
-                            "load_index", NULL};
+                            "load_index", "set_epoch", NULL};
     struct mn_state *st = mn_state_of_type(type);
-    PyObject *segment, *dataset, *seeder, *open_layout, *load_index;
+    PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
     unsigned int number;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|O", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
-                                        &load_index)) {
+                                        &load_index, &set_epoch)) {
         return NULL;
     }
     struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
@@ -65,6 +67,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->seeder = Py_NewRef(seeder);
     o->open_layout = Py_NewRef(open_layout);
     o->load_index = Py_NewRef(load_index);
+    o->set_epoch = Py_NewRef(set_epoch);
     o->layouts = PyDict_New();
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
     if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
@@ -86,6 +89,7 @@ worker_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(o->seeder);
     Py_VISIT(o->open_layout);
     Py_VISIT(o->load_index);
+    Py_VISIT(o->set_epoch);
     Py_VISIT(o->layouts);
     Py_VISIT(o->indices);
     return 0;
@@ -99,6 +103,7 @@ worker_clear(PyObject *self)
     Py_CLEAR(o->seeder);
     Py_CLEAR(o->open_layout);
     Py_CLEAR(o->load_index);
+    Py_CLEAR(o->set_epoch);
     Py_CLEAR(o->layouts);
     Py_CLEAR(o->indices);
     return 0;
@@ -333,6 +338,19 @@ batch_payload(struct mn_worker_object *o, struct mn_block *b)
     return list;
 }
 
+/* A dataset that has set_epoch hears of a new epoch before its first sample. 0 or -1. */
+static int
+tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
+{
+    if (b->user_epoch == o->user_epoch || b->user_epoch == 0 || o->set_epoch == Py_None) {
+        return 0;
+    }
+    o->user_epoch = b->user_epoch;
+    PyObject *r = PyObject_CallFunction(o->set_epoch, "I", b->user_epoch - 1);
+    Py_XDECREF(r);
+    return r != NULL ? 0 : -1;
+}
+
 /* NULL and no exception: done, claim the next. */
 static PyObject *
 run_task(struct mn_state *st, struct mn_worker_object *o)
@@ -343,6 +361,9 @@ run_task(struct mn_state *st, struct mn_worker_object *o)
     o->begin_ns = mn_now_ns();
     mn_a64_store_relaxed(&o->side.me->since_ns, o->begin_ns); /* for people */
     mn_a64_store_relaxed(&o->side.me->row, t->row0);
+    if (tell_epoch(o, b) < 0) {
+        return NULL;
+    }
     if (t->kind > MN_KIND_SAMPLES) {
         PyObject *payload = batch_payload(o, b);
         return payload != NULL ? hand_over(t, b, payload) : NULL;

@@ -1,0 +1,63 @@
+"""What minato remembers about a loader between its iterators.
+
+Kept beside the loader and not in it: libraries copy, pickle and rebuild loaders from
+their attributes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from . import _core
+from ._layout import Layout
+from ._resume import Progress
+
+#: batches that did not fit the layout, of the last so many, before it is given up
+MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
+
+_memos: weakref.WeakKeyDictionary[Any, Memo] = weakref.WeakKeyDictionary()
+
+
+class Shape:
+    """How a loader's samples travel: unknown yet, as rows, or only whole."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self.whole = False
+        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def note(self, fitted: bool) -> None:
+        """Samples that seldom fit are collated where they are made, as torch does."""
+        self.misfits.append(not fitted)
+        if sum(self.misfits) >= MISFIT_LIMIT:
+            self.whole = True
+
+
+class Memo:
+    """What is learned about a loader's samples; kept for its next iterators."""
+
+    def __init__(self, loader: Any) -> None:
+        self.shape = Shape()
+        try:
+            size = len(loader.dataset)
+        except (TypeError, NotImplementedError):
+            size = 0
+        self.costs = _core.CostModel(size)
+        self.iterator: Any = None  # weak reference to the latest iterator
+        self.progress: Progress | None = None  # its
+        self.resume: dict | None = None  # state for the next iterator
+        self.user_epoch = 0  # 1 + what set_epoch was told
+        self.last_verdict = "Nothing was loaded yet."
+
+
+def memo_of(loader: Any) -> Memo:
+    """The loader's memo, or a new one where a loader cannot be remembered."""
+    try:
+        memo = _memos.get(loader)
+        if memo is None:
+            memo = _memos[loader] = Memo(loader)
+    except TypeError:  # a subclass without weak references or hash
+        memo = Memo(loader)
+    return memo
