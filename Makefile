@@ -32,6 +32,11 @@ test: build
 lint: build
 	$(BIN)/pytest -q tests/test_lint.py
 
+bench: build
+	$(BIN)/python benchmarks/loader.py --peers
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/balance.py
+
 stress: build
 	MINATO_STRESS_SECONDS=60 $(BIN)/pytest -q tests -k "stress or kill or fuzz"
 

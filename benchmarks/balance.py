@@ -1,0 +1,319 @@
+"""Epochs of samples that sleep, against the work bound: who waits for the slow ones?
+
+    python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--json FILE] [--quick]
+        [--quiet-below LOAD]
+
+A sample costs what a seeded generator fixed for its index; every loader gets the same
+costs in the same order. The bound of an epoch is (sum of costs) / workers, to which the
+first epoch of a loader adds the mean time after which its workers were there. A sleep lasts
+a little longer than asked (printed), which is part of every number. Loaders keep their
+workers; "epoch 1" is the first, "later" the median of those after it. Further: the time to
+the first batch, and how long a training step waits when it takes as long as a batch costs
+to make (its second epoch; the share of waiting in the whole, and the 99th percentile of the
+share in one step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import common
+import numpy as np
+import torch
+from torch.utils.data import Dataset, RandomSampler
+
+import minato
+
+MOST_WORKERS = 16
+#: when each worker was there, by time.monotonic()
+_ready = multiprocessing.RawArray("d", MOST_WORKERS)
+
+Costs = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def mixed(share: float, slow: float, fast: float) -> Costs:
+    """Exactly this share of samples is slow, wherever the generator puts them."""
+
+    def make(rng: np.random.Generator, count: int) -> np.ndarray:
+        costs = np.full(count, fast)
+        costs[: round(share * count)] = slow
+        return rng.permutation(costs)
+
+    return make
+
+
+#: name: (costs in seconds, samples, batch size, workers)
+WORKLOADS: dict[str, tuple[Costs, int, int, int]] = {
+    "80/20, batch 24": (mixed(0.2, 0.030, 0.005), 2880, 24, 12),
+    "80/20, batch 4": (mixed(0.2, 0.030, 0.005), 1440, 4, 12),
+    "1% of 500 ms": (mixed(0.01, 0.5, 0.005), 1600, 8, 8),
+    "log-normal": (lambda rng, n: 0.02 * np.exp(rng.normal(0, 0.4, n)), 400, 2, 4),
+    "constant": (lambda rng, n: np.full(n, 0.005), 1600, 8, 8),
+    "40/60": (mixed(0.4, 0.040, 0.004), 400, 2, 8),
+}
+QUICK_SHARE = 8
+
+MINE, TORCH = minato.DataLoader, torch.utils.data.DataLoader
+#: name: (class, options, epochs)
+LOADERS: dict[str, tuple[type, dict[str, Any], int]] = {
+    "torch, in order": (TORCH, {}, 2),
+    "torch, out of order": (TORCH, {"in_order": False}, 2),
+    "minato, in order": (MINE, {}, 3),
+    "minato, as they complete": (MINE, {"in_order": False}, 3),
+}
+if "batching" in inspect.signature(MINE.__init__).parameters:
+    LOADERS["minato, ready first"] = (MINE, {"in_order": False, "batching": "ready"}, 3)
+
+
+class Sleeping(Dataset):
+    """Sample i sleeps costs[i] seconds and is i."""
+
+    def __init__(self, costs: np.ndarray) -> None:
+        self.costs = costs.tolist()
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.costs[index])
+        return index
+
+
+def note_ready(worker: int) -> None:
+    _ready[worker] = time.monotonic()
+
+
+class Job:
+    """A workload with its costs drawn."""
+
+    def __init__(self, name: str, seed: int, quick: bool) -> None:
+        make, count, self.batch, self.workers = WORKLOADS[name]
+        self.seed = seed
+        self.count = count // QUICK_SHARE if quick else count
+        self.costs = make(np.random.default_rng(seed), self.count)
+        self.bound = float(self.costs.sum()) / self.workers
+
+    def loader(self, cls: type, options: dict[str, Any]) -> Any:
+        dataset = Sleeping(self.costs)
+        order = RandomSampler(dataset, generator=torch.Generator().manual_seed(self.seed))
+        return cls(
+            dataset,
+            batch_size=self.batch,
+            sampler=order,
+            num_workers=self.workers,
+            persistent_workers=True,
+            worker_init_fn=note_ready,
+            multiprocessing_context="fork",
+            **options,
+        )
+
+    def start_delay(self, begin: float, wall: float) -> float:
+        """Mean seconds until a worker was there; the whole epoch for one that never was."""
+        delays = [t - begin if t else wall for t in _ready[: self.workers]]
+        return float(np.mean([min(delay, wall) for delay in delays]))
+
+
+def run_epoch(loader: Any, step: float = 0.0) -> dict[str, Any]:
+    """One epoch, with a step of some seconds after each batch."""
+    batches, waits = [], []
+    begin = asked = time.monotonic()
+    for batch in loader:
+        waits.append(time.monotonic() - asked)
+        batches.append(batch)
+        if step:
+            time.sleep(step)
+        asked = time.monotonic()
+    end = time.monotonic()
+    return {
+        "begin": begin,
+        "wall": end - begin,
+        "first": waits[0],
+        "waits": waits,
+        "indices": torch.cat(batches).tolist(),
+    }
+
+
+def check(job: Job, epochs: list[dict[str, Any]], in_order: bool) -> None:
+    """Exactly once, and in the sampler's order where that is promised."""
+    order = RandomSampler(range(job.count), generator=torch.Generator().manual_seed(job.seed))
+    for epoch in epochs:
+        expected, got = list(order), epoch.pop("indices")
+        if (got if in_order else sorted(got)) != (expected if in_order else sorted(expected)):
+            raise AssertionError("samples lost, repeated or out of order")
+
+
+def time_epochs(job: Job, cls: type, options: dict[str, Any], epochs: int) -> dict[str, Any]:
+    _ready[:] = [0.0] * MOST_WORKERS
+    loader = job.loader(cls, options)
+    runs = [run_epoch(loader)]
+    delay = job.start_delay(runs[0]["begin"], runs[0]["wall"])
+    runs += [run_epoch(loader) for _ in range(epochs - 1)]
+    check(job, runs, options.get("in_order", True))
+    del loader
+    order = RandomSampler(range(job.count), generator=torch.Generator().manual_seed(job.seed))
+    firsts = job.costs[list(order)[: job.batch]]
+    return {
+        "epoch1": runs[0]["wall"] / (job.bound + delay),
+        "later": [run["wall"] / job.bound for run in runs[1:]],
+        "walls": [run["wall"] for run in runs],
+        "bound": job.bound,
+        "start_delay": delay,
+        "first": runs[0]["first"],
+        "first_bound": makespan(firsts, job.workers),
+        "later_firsts": [run["first"] for run in runs[1:]],
+    }
+
+
+def makespan(costs: np.ndarray, workers: int) -> float:
+    """Seconds for these samples on so many workers, longest first."""
+    free = [0.0] * workers
+    for cost in sorted(costs, reverse=True):
+        free[free.index(min(free))] += float(cost)
+    return max(free)
+
+
+def time_waits(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
+    """Waiting in the second epoch, with a step as long as a batch costs to make."""
+    step = job.bound * job.batch / job.count
+    loader = job.loader(cls, options)
+    runs = [run_epoch(loader, step) for _ in range(2)]
+    check(job, runs, options.get("in_order", True))
+    del loader
+    waits = np.array(runs[1]["waits"])
+    shares = waits / (waits + step)
+    return {
+        "step": step,
+        "mean": float(waits.sum() / runs[1]["wall"]),
+        "mean_after_first": float(waits[1:].sum() / (runs[1]["wall"] - waits[0] - step)),
+        "p99": float(np.quantile(shares[1:], 0.99)),
+        "most": float(waits[1:].max()),
+    }
+
+
+def overshoot() -> float:
+    """Seconds that sleep(5 ms) lasts too long, as a median."""
+    late = []
+    for _ in range(20):
+        begin = time.monotonic()
+        time.sleep(0.005)
+        late.append(time.monotonic() - begin - 0.005)
+    return common.median(late)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    runs: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
+    waits: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
+    loads = []
+    for repeat in range(args.repeats):
+        for workload in args.only:
+            common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
+            loads.append(common.load_average())
+            job = Job(workload, repeat, args.quick)
+            for name, (cls, options, epochs) in LOADERS.items():
+                runs[workload][name].append(time_epochs(job, cls, options, epochs))
+            for name, (cls, options, _) in LOADERS.items() if args.waits else ():
+                waits[workload][name].append(time_waits(job, cls, options))
+    return {
+        "machine": common.machine(),
+        "loads": loads,
+        "overshoot": overshoot(),
+        "epochs": runs,
+        "waits": waits if args.waits else {},
+    }
+
+
+def over(runs: list[dict[str, Any]], what: str) -> float:
+    """Median over repeats; of a list of epochs, over these as well."""
+    values = [v for run in runs for v in np.atleast_1d(run[what]).tolist()]
+    return common.median(values)
+
+
+def epoch_rows(result: dict[str, Any], what: str) -> list[list[str]]:
+    return [
+        [workload, *[f"{over(cells[name], what):.3f}" for name in LOADERS]]
+        for workload, cells in result["epochs"].items()
+    ]
+
+
+def first_rows(result: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for workload, cells in result["epochs"].items():
+        bound = over(cells["torch, in order"], "first_bound")
+        row = [workload, f"{bound * 1e3:.0f}"]
+        for name in LOADERS:
+            first, delay = over(cells[name], "first"), over(cells[name], "start_delay")
+            row.append(f"{first * 1e3:.0f} ({first / (bound + delay):.2f})")
+        rows.append(row)
+    return rows
+
+
+def wait_rows(result: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for workload, cells in result["waits"].items():
+        row = [workload, f"{over(cells['torch, in order'], 'step') * 1e3:.1f}"]
+        for name in LOADERS:
+            mean, after, tail = (
+                over(cells[name], w) for w in ("mean", "mean_after_first", "p99")
+            )
+            row.append(f"{mean:.1%} {after:.1%} {tail:.1%}")
+        rows.append(row)
+    return rows
+
+
+def report(result: dict[str, Any]) -> None:
+    print(f"# {common.describe(result['machine'])}")
+    print(
+        f"# load before each job {min(result['loads']):.2f} to {max(result['loads']):.2f}; "
+        f"sleep(5 ms) lasts {result['overshoot'] * 1e6:.0f} us too long"
+    )
+    names = list(LOADERS)
+    print("\nepoch 1, wall time / (bound + mean start of workers)")
+    print(common.table(["", *names], epoch_rows(result, "epoch1")))
+    print("\nlater epochs, wall time / bound")
+    print(common.table(["", *names], epoch_rows(result, "later")))
+    print(
+        "\nfirst batch, ms (and over the bound: its samples spread over all workers, plus "
+        "mean start)"
+    )
+    print(common.table(["", "bound", *names], first_rows(result)))
+    if result["waits"]:
+        print("\nshare of time that a step waits: mean, mean after the first batch, p99")
+        print(common.table(["", "step_ms", *names], wait_rows(result)))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME",
+        help=", ".join(WORKLOADS).replace("%", "%%"),
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-waits", dest="waits", action="store_false")
+    parser.add_argument("--json", metavar="FILE", help="also write every number here")
+    parser.add_argument("--quick", action="store_true", help="seconds; no good numbers")
+    common.add_quiet(parser)
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats, args.only = 1, args.only[:2]
+    return args
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    args = arguments()
+    result = measure(args)
+    report(result)
+    common.save(args.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

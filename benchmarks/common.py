@@ -1,0 +1,232 @@
+"""What the benchmarks share: process trees, fresh processes, statistics, tables.
+
+CPU time of a tree is what the kernel counted for every living process of it (its process
+clock, nanoseconds) plus what their waited-for children used (clock ticks of 10 ms).
+Memory of a tree is the sum of the proportional set sizes, so that a page that several
+processes map counts once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psutil
+
+MiB = 1 << 20
+#: how often the memory of a tree is looked at, seconds
+SAMPLE_SECONDS = 0.04
+#: a child process that takes longer is taken for hung, seconds
+CHILD_SECONDS = 1200
+
+
+def tree(root: int) -> list[psutil.Process]:
+    """The process and everything below it that lives."""
+    try:
+        top = psutil.Process(root)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def process_clock(pid: int) -> float:
+    """CPU seconds, user and system, of all threads of another process."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def cpu_seconds(root: int | None = None) -> float:
+    """CPU seconds of a tree up to now, dead and waited-for processes included."""
+    total = 0.0
+    for process in tree(root or os.getpid()):
+        try:
+            waited = process.cpu_times()
+            total += process_clock(process.pid)
+            total += waited.children_user + waited.children_system
+        except (psutil.NoSuchProcess, OSError):
+            pass  # it ended meanwhile: its parent counts it
+    return total
+
+
+def pss_bytes(root: int) -> int:
+    """Proportional set sizes of a tree, summed."""
+    total = 0
+    for process in tree(root):
+        try:
+            with open(f"/proc/{process.pid}/smaps_rollup") as file:
+                line = next(text for text in file if text.startswith("Pss:"))
+            total += int(line.split()[1]) * 1024
+        except (OSError, StopIteration):
+            pass  # it ended meanwhile
+    return total
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]
+
+
+def wait_for_quiet(below: float, minutes: float) -> None:
+    """Waits until the load is below a number; gives up after some minutes, saying so."""
+    deadline = time.monotonic() + minutes * 60
+    while load_average() >= below:
+        if time.monotonic() > deadline:
+            print(f"# machine not quiet after {minutes:g} minutes: load {load_average():.2f}")
+            return
+        time.sleep(10)
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Options to wait for a quiet machine before each repeat."""
+    parser.add_argument(
+        "--quiet-below",
+        type=float,
+        default=math.inf,
+        metavar="LOAD",
+        help="before each repeat wait until the load average is below",
+    )
+    parser.add_argument("--quiet-minutes", type=float, default=10.0, help="but no longer")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import torch
+
+    model = platform.processor()
+    with open("/proc/cpuinfo") as file:
+        model = next((t.split(":", 1)[1].strip() for t in file if "model name" in t), model)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": round(load_average(), 2),
+    }
+
+
+# ---- fresh processes -------------------------------------------------------------------
+
+
+def child_command(script: str, request: dict[str, Any]) -> list[str]:
+    return [sys.executable, script, "--child", json.dumps(request)]
+
+
+def child_request() -> dict[str, Any] | None:
+    """What a child was asked, or None in the process that a user started."""
+    return json.loads(sys.argv[2]) if sys.argv[1:2] == ["--child"] else None
+
+
+def start_child(script: str, request: dict[str, Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        child_command(script, request), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def answer(value: Any) -> None:
+    """Sends a child's answer: the last line it prints."""
+    print(json.dumps(value), flush=True)
+
+
+def finish_child(child: subprocess.Popen[str]) -> Any:
+    """The answer of a child, once it has ended; RuntimeError when it failed."""
+    try:
+        text, _ = child.communicate(timeout=CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise RuntimeError(f"no answer in {CHILD_SECONDS} s: {child.args}") from None
+    if child.returncode != 0:
+        raise RuntimeError(f"exit status {child.returncode}: {child.args}\n{text}")
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def run_child(script: str, request: dict[str, Any]) -> Any:
+    """Answer of a fresh process that runs a script with a request."""
+    return finish_child(start_child(script, request))
+
+
+def run_watched(script: str, request: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+    """run_child with the tree's memory looked at from outside.
+
+    The child prints a line when it is ready and then waits for one. Returned besides its
+    answer, in MiB: ``before`` (the child alone, ready), ``peak`` (the most of the tree).
+    """
+    child = start_child(script, request)
+    assert child.stdin is not None and child.stdout is not None
+    child.stdout.readline()
+    before = peak = pss_bytes(child.pid)
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    while child.poll() is None:
+        peak = max(peak, pss_bytes(child.pid))
+        time.sleep(SAMPLE_SECONDS)
+    return finish_child(child), {"before": before / MiB, "peak": peak / MiB}
+
+
+def ready() -> None:
+    """A watched child's pause before it begins."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+# ---- statistics, tables ----------------------------------------------------------------
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(list(values))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the greatest and the least, as a share of the median."""
+    middle = statistics.median(values)
+    return (max(values) - min(values)) / 2 / middle if middle else 0.0
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios theirs/ours of the same repeat."""
+    return statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, never in powers of ten."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:.{max(0, digits - whole)}f}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns of text; the first to the left, the others to the right."""
+    every = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(row[c]) for row in every) for c in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if c == 0 else cell.rjust(width)
+            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in every
+    ]
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def describe(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def save(path: str | None, value: Any) -> None:
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")

@@ -1,0 +1,484 @@
+"""Samples a second of loaders with two worker processes, side by side, and what they use.
+
+    python benchmarks/loader.py [--cases tiny image volume turn] [--repeats 5]
+        [--peers] [--json FILE] [--quick] [--quiet-below LOAD]
+
+Each repeat is one fresh process in which the loaders take turns (the order rotates), so
+that what else the machine does hits them alike; ratios are to torch's of the same repeat.
+Workers persist; the first epoch warms up. Timed is the way from the arrival of an epoch's
+first batch to its end, in whole epochs until enough time has passed. Then, outside of the
+timing: one pass compares checksums of every batch with those of torch, and one process a
+loader is watched from outside for its memory (see common.py).
+
+``getitem`` and ``copy`` are bounds on one core: dataset[i] alone, and one copy of the
+sample's bytes between warm buffers. ``inline`` is torch's loader without workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import common
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, default_collate
+
+import minato
+
+WORKERS = 2
+#: epochs turned in the turn case
+TURNS = 30
+
+
+class Tiny(Dataset):
+    """64 bytes of float32 and an int; next to no work."""
+
+    pool = 1024
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        rng = torch.Generator().manual_seed(0)
+        self.rows = list(torch.randn(self.pool, 16, generator=rng).unbind())
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index % self.pool], index
+
+
+class Image(Dataset):
+    """A 3x224x224 uint8 array, copied."""
+
+    pool = 64
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        shape = (self.pool, 3, 224, 224)
+        self.rows = list(np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index % self.pool].copy()
+
+
+class Volume(Dataset):
+    """A float32 volume of 8 MiB and a uint8 one of 2 MiB, copied."""
+
+    pool = 4
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        rng, shape = np.random.default_rng(2), (self.pool, 1, 128, 128, 128)
+        self.images = list(rng.random(shape, dtype=np.float32))
+        self.labels = list(rng.integers(0, 3, shape, dtype=np.uint8))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        at = index % self.pool
+        return self.images[at].copy(), self.labels[at].copy()
+
+
+#: case: dataset, batch size, batches an epoch, the same of the comparing pass
+CASES: dict[str, tuple[Callable[[int], Dataset], int, int, int]] = {
+    "tiny": (Tiny, 64, 2000, 200),
+    "image": (Image, 64, 150, 20),
+    "volume": (Volume, 2, 100, 12),
+    "turn": (Tiny, 64, 16, 16),
+}
+QUICK = {"tiny": 40, "image": 4, "volume": 3, "turn": 4}
+
+
+# ---- the loaders -----------------------------------------------------------------------
+
+
+def sampler(dataset: Dataset, seed: int) -> RandomSampler:
+    """A random order that is the same for every loader, epoch after epoch."""
+    return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+
+
+def torch_loader(cls: Any, workers: int, **options: Any) -> Callable[..., Iterable]:
+    def make(dataset: Dataset, batch: int, seed: int) -> Iterable:
+        return cls(
+            dataset,
+            batch_size=batch,
+            sampler=sampler(dataset, seed),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            **options,
+        )
+
+    return make
+
+
+class _Fetch:
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, indices: list[int]) -> Any:
+        return default_collate([self.dataset[i] for i in indices])
+
+
+def nodes_loader(dataset: Dataset, batch: int, seed: int) -> Iterable:
+    """torchdata.nodes: two threads make whole batches, in order."""
+    from torchdata import nodes
+
+    source = nodes.SamplerWrapper(BatchSampler(sampler(dataset, seed), batch, False))
+    mapper = nodes.ParallelMapper(
+        source, _Fetch(dataset), num_workers=WORKERS, method="thread", max_concurrent=None
+    )
+    return nodes.Loader(nodes.Prefetcher(mapper, prefetch_factor=2 * WORKERS))
+
+
+class _Spdl:
+    """SPDL: two threads make whole batches, in order."""
+
+    def __init__(self, dataset: Dataset, batch: int, seed: int) -> None:
+        self.fetch = _Fetch(dataset)
+        self.batches = BatchSampler(sampler(dataset, seed), batch, False)
+
+    def __iter__(self) -> Iterator[Any]:
+        from spdl.pipeline import PipelineBuilder
+
+        builder = PipelineBuilder().add_source(self.batches)
+        builder = builder.pipe(self.fetch, concurrency=WORKERS, output_order="input")
+        pipeline = builder.add_sink(2 * WORKERS).build(num_threads=WORKERS)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+
+LOADERS: dict[str, Callable[..., Iterable]] = {
+    "torch": torch_loader(torch.utils.data.DataLoader, WORKERS),
+    "minato": torch_loader(minato.DataLoader, WORKERS),
+    "minato, worker streams": torch_loader(minato.DataLoader, WORKERS, seed_per_sample=False),
+    "inline": torch_loader(torch.utils.data.DataLoader, 0),
+    "nodes threads": nodes_loader,
+    "spdl threads": _Spdl,
+}
+PEERS = {"nodes threads": "torchdata.nodes", "spdl threads": "spdl.pipeline"}
+
+
+def loaders_here(peers: bool) -> list[str]:
+    """Names of the loaders to run; says which peers are not installed."""
+    names = [name for name in LOADERS if name not in PEERS]
+    for name, module in PEERS.items() if peers else ():
+        try:
+            __import__(module)
+            names.append(name)
+        except ImportError as error:
+            print(f"# {name} skipped: {error}")
+    return names
+
+
+# ---- what a child process measures -----------------------------------------------------
+
+
+def dataset_of(case: str, quick: bool, checking: bool = False) -> tuple[Dataset, int]:
+    make, batch, batches, fewer = CASES[case]
+    batches = QUICK[case] if quick else fewer if checking else batches
+    return make(batch * batches), batch
+
+
+def run_epoch(loader: Iterable) -> tuple[float, float, float, int]:
+    """(begin, first batch, end, batches) of one epoch; a batch is dropped for the next."""
+    begin = time.perf_counter()
+    iterator = iter(loader)
+    batch = next(iterator)
+    first = time.perf_counter()
+    count = 1
+    for batch in iterator:  # noqa: B007  (held until the next comes, as training does)
+        count += 1
+    end = time.perf_counter()
+    del batch
+    return begin, first, end, count
+
+
+def time_rate(name: str, case: str, quick: bool, seed: int) -> dict[str, float]:
+    """Seconds and CPU seconds a sample, in whole epochs."""
+    dataset, batch = dataset_of(case, quick)
+    loader = LOADERS[name](dataset, batch, seed)
+    before = common.cpu_seconds()
+    run_epoch(loader)
+    start = common.cpu_seconds()
+    seconds, batches, samples = 0.0, 0, 0
+    least = 0.0 if quick else 0.5
+    while not batches or seconds < least:
+        _, first, end, count = run_epoch(loader)
+        seconds += end - first
+        batches += count - 1
+        samples += count * batch
+    stop = common.cpu_seconds()
+    del loader
+    return {
+        "sample": seconds / (batches * batch),
+        "cpu": (stop - start) / samples,
+        "cpu_whole": common.cpu_seconds() - before,
+        "samples_whole": samples + len(dataset),  # type: ignore[arg-type]
+    }
+
+
+def time_turn(name: str, case: str, quick: bool, seed: int) -> dict[str, float]:
+    """Seconds from an epoch's last batch to the next one's first."""
+    dataset, batch = dataset_of(case, quick)
+    loader = LOADERS[name](dataset, batch, seed)
+    before = common.cpu_seconds()
+    end = run_epoch(loader)[2]
+    turns = []
+    for _ in range(2 if quick else TURNS):
+        _, first, now, _ = run_epoch(loader)
+        turns.append(first - end)
+        end = now
+    cpu = common.cpu_seconds() - before
+    del loader
+    return {"turn": common.median(turns), "turn_most": max(turns), "cpu_whole": cpu}
+
+
+def time_getitem(case: str, quick: bool) -> float:
+    """Seconds of dataset[i] alone, results dropped at once."""
+    dataset, batch = dataset_of(case, quick)
+    size = min(len(dataset), 20000)  # type: ignore[arg-type]
+    for i in range(min(size, 100)):
+        dataset[i]
+    start = time.perf_counter()
+    for i in range(size):
+        dataset[i]
+    return (time.perf_counter() - start) / size
+
+
+def time_copy(case: str, quick: bool) -> float:
+    """Seconds to copy the bytes of a sample between buffers that are warm."""
+    dataset, _ = dataset_of(case, quick)
+    leaves = tuple_of(dataset[0])
+    sources = [np.asarray(leaf) for leaf in leaves]
+    targets = [source.copy() for source in sources]
+    best = []
+    for _ in range(5):
+        rounds = 5 if quick else 60
+        start = time.perf_counter()
+        for _ in range(rounds):
+            for source, target in zip(sources, targets, strict=True):
+                np.copyto(target, source)
+        best.append((time.perf_counter() - start) / rounds)
+    return common.median(best)
+
+
+def tuple_of(sample: Any) -> tuple:
+    return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+
+
+def bytes_of(case: str) -> int:
+    sample = tuple_of(CASES[case][0](1)[0])
+    return sum(x.nbytes if hasattr(x, "nbytes") else 8 for x in sample)
+
+
+def checksum(batch: Any) -> int:
+    value = 0
+    for leaf in tuple_of(batch):
+        array = leaf.contiguous().numpy()
+        value = zlib.crc32(array.view(np.uint8).reshape(-1), value)
+        value = zlib.crc32(repr((array.dtype, array.shape)).encode(), value)
+    return value
+
+
+def checksums(name: str, case: str, quick: bool, seed: int) -> list[int]:
+    """One number a batch, over two epochs."""
+    dataset, batch = dataset_of(case, quick, checking=True)
+    loader = LOADERS[name](dataset, batch, seed)
+    sums = [checksum(b) for _ in range(2) for b in loader]
+    del loader
+    return sums
+
+
+def child_time(request: dict[str, Any]) -> None:
+    names, quick, repeat = request["loaders"], request["quick"], request["repeat"]
+    result: dict[str, Any] = {"load": common.load_average(), "cases": {}}
+    for case in request["cases"]:
+        measure = time_turn if case == "turn" else time_rate
+        turn = repeat % len(names)
+        rows = {}
+        for name in names[turn:] + names[:turn]:
+            rows[name] = measure(name, case, quick, repeat)
+        bounds = {}
+        if case != "turn":
+            bounds = {"getitem": time_getitem(case, quick), "copy": time_copy(case, quick)}
+        result["cases"][case] = {"loaders": rows, **bounds}
+    common.answer(result)
+
+
+def child_check(request: dict[str, Any]) -> None:
+    """By case: loaders whose batches were not those of torch, and how many were compared."""
+    result = {}
+    for case in request["cases"]:
+        sums = {n: checksums(n, case, request["quick"], 7) for n in request["loaders"]}
+        wrong = [name for name in sums if sums[name] != sums["torch"]]
+        result[case] = {"batches": len(sums["torch"]), "differ": wrong}
+    common.answer(result)
+
+
+def child_memory(request: dict[str, Any]) -> None:
+    name, case, quick = request["loader"], request["case"], request["quick"]
+    dataset, batch = dataset_of(case, quick)
+    common.ready()
+    loader = LOADERS[name](dataset, batch, 0)
+    begin = time.perf_counter()
+    least = 0.2 if quick else 2.0
+    while time.perf_counter() - begin < least:
+        run_epoch(loader)
+    del loader
+    common.answer({})
+
+
+CHILDREN = {"time": child_time, "check": child_check, "memory": child_memory}
+
+
+# ---- the parent ------------------------------------------------------------------------
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    names = loaders_here(args.peers)
+    base = {"cases": args.cases, "loaders": names, "quick": args.quick}
+    child = functools.partial(common.run_child, __file__)
+    repeats = []
+    for repeat in range(args.repeats):
+        common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
+        repeats.append(child({"do": "time", "repeat": repeat, **base}))
+    check = child({"do": "check", **base})
+    memory: dict[str, Any] = {}
+    if args.quick:
+        watched = [(args.cases[0], "torch"), (args.cases[0], "minato")]
+    else:
+        watched = [(case, name) for case in args.cases for name in names]
+    for case, name in watched if args.memory else ():
+        request = {"do": "memory", "case": case, "loader": name, "quick": args.quick}
+        memory.setdefault(case, {})[name] = common.run_watched(__file__, request)[1]
+    return {
+        "machine": common.machine(),
+        "workers": WORKERS,
+        "repeats": repeats,
+        "check": check,
+        "memory": memory,
+    }
+
+
+def column(result: dict[str, Any], case: str, name: str, what: str) -> list[float]:
+    return [r["cases"][case]["loaders"][name][what] for r in result["repeats"]]
+
+
+def rate_row(result: dict[str, Any], case: str, name: str) -> list[str]:
+    seconds, theirs = (column(result, case, n, "sample") for n in (name, "torch"))
+    cpu, torch_cpu = (column(result, case, n, "cpu") for n in (name, "torch"))
+    size = bytes_of(case)
+    return [
+        name,
+        common.number(common.median(seconds) * 1e6),
+        f"{common.spread(seconds):.0%}",
+        common.number(size / common.median(seconds) / 1e9),
+        common.number(common.ratios(seconds, theirs)),
+        common.number(common.median(cpu) * 1e6),
+        common.number(common.ratios(torch_cpu, cpu)),
+        *memory_cells(result, case, name),
+    ]
+
+
+def turn_row(result: dict[str, Any], case: str, name: str) -> list[str]:
+    seconds, theirs = (column(result, case, n, "turn") for n in (name, "torch"))
+    most = column(result, case, name, "turn_most")
+    cpu, torch_cpu = (column(result, case, n, "cpu_whole") for n in (name, "torch"))
+    return [
+        name,
+        common.number(common.median(seconds) * 1e3),
+        f"{common.spread(seconds):.0%}",
+        common.number(common.median(most) * 1e3),
+        common.number(common.ratios(seconds, theirs)),
+        common.number(common.median(cpu)),
+        common.number(common.ratios(torch_cpu, cpu)),
+        *memory_cells(result, case, name),
+    ]
+
+
+def memory_cells(result: dict[str, Any], case: str, name: str) -> list[str]:
+    facts = result["memory"].get(case, {}).get(name)
+    if facts is None:
+        return ["-", "-"]
+    return [f"{facts['peak']:.0f}", f"{facts['peak'] - facts['before']:.0f}"]
+
+
+RATE_HEAD = "us/sample +- GB/s x_torch cpu_us /torch peak_MiB added".split()
+TURN_HEAD = "turn_ms +- most_ms x_torch cpu_s /torch peak_MiB added".split()
+
+
+def report(result: dict[str, Any], cases: list[str]) -> None:
+    print(f"# {common.describe(result['machine'])}")
+    loads = [r["load"] for r in result["repeats"]]
+    print(f"# {len(loads)} repeats, load {min(loads):.2f} to {max(loads):.2f}, {WORKERS} workers")
+    print(
+        "# +-: half the range over repeats; x_torch: times faster; /torch: CPU against torch's;"
+        "\n# peak: PSS of the process tree; added: of it, what the loader brought"
+    )
+    for case in cases:
+        rows = result["repeats"][0]["cases"][case]["loaders"]
+        names = [n for n in LOADERS if n in rows]
+        print()
+        if case == "turn":
+            print(common.table([case, *TURN_HEAD], [turn_row(result, case, n) for n in names]))
+        else:
+            print(common.table([case, *RATE_HEAD], [rate_row(result, case, n) for n in names]))
+            print(bound_line(result, case))
+        check = result["check"][case]
+        same = "the same as torch's" if not check["differ"] else f"DIFFER: {check['differ']}"
+        print(f"  samples of {check['batches']} batches: {same}")
+
+
+def bound_line(result: dict[str, Any], case: str) -> str:
+    item, copy = (
+        common.median([r["cases"][case][what] for r in result["repeats"]]) * 1e6
+        for what in ("getitem", "copy")
+    )
+    return (
+        f"  bounds: getitem {common.number(item)} us on one core, "
+        f"{common.number(item / WORKERS)} on {WORKERS}; one warm copy {common.number(copy)} us"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", action="store_true", help="thread-based loaders as well")
+    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--json", metavar="FILE", help="also write every number here")
+    parser.add_argument("--quick", action="store_true", help="seconds; checks, no good numbers")
+    common.add_quiet(parser)
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats = 1
+    return args
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)  # work is counted on one core; workers do the same
+    request = common.child_request()
+    if request is not None:
+        CHILDREN[request["do"]](request)
+        return 0
+    args = arguments()
+    result = measure(args)
+    report(result, args.cases)
+    common.save(args.json, result)
+    return 1 if any(check["differ"] for check in result["check"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

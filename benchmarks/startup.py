@@ -1,0 +1,162 @@
+"""Time to the first batch: a list of a million paths, eight workers, each start method.
+
+    python benchmarks/startup.py [--paths 1000000] [--workers 8] [--repeats 3]
+        [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet-below LOAD]
+
+Each measurement is a fresh process; torch and minato alternate. Timed is iter(loader) and
+one next(), with the dataset made before. CPU is that of the whole process tree up to that
+moment, less what importing and making the dataset took. A further run of each is watched
+from outside for its memory, and not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+import common
+import torch
+from torch.utils.data import Dataset
+
+import minato
+
+CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader}
+METHODS = ("spawn", "forkserver", "fork")
+
+
+class Paths(Dataset):
+    """Knows its files by name, as datasets of images do; opens none."""
+
+    def __init__(self, count: int) -> None:
+        self.paths = [f"/data/train/part-{i % 997:03d}/sample-{i:08d}.npy" for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return len(self.paths[index]), index
+
+
+def child(request: dict[str, Any]) -> None:
+    dataset = Paths(request["paths"])
+    if request["watched"]:
+        common.ready()
+    cpu, begin = common.cpu_seconds(), time.perf_counter()
+    loader = CLASSES[request["loader"]](
+        dataset,
+        batch_size=4,
+        num_workers=request["workers"],
+        multiprocessing_context=request["method"],
+    )
+    iterator = iter(loader)
+    batch = next(iterator)
+    first = time.perf_counter()
+    cpu = common.cpu_seconds() - cpu
+    assert batch[1].tolist() == [0, 1, 2, 3]
+    begin_end = time.perf_counter()
+    del iterator, loader
+    end = time.perf_counter()
+    common.answer(
+        {
+            "first": first - begin,
+            "cpu": cpu,
+            "shutdown": end - begin_end,
+            "load": os.getloadavg()[0],
+        }
+    )
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    cells: dict[str, Any] = {m: {n: [] for n in CLASSES} for m in args.methods}
+    base = {"paths": args.paths, "workers": args.workers, "watched": False}
+    for repeat in range(args.repeats):
+        for method in args.methods:
+            common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
+            for name in list(CLASSES)[:: 1 if repeat % 2 else -1]:
+                request = {**base, "loader": name, "method": method}
+                cells[method][name].append(common.run_child(__file__, request))
+    memory: dict[str, Any] = {m: {} for m in args.methods}
+    for method in args.methods if args.memory else ():
+        for name in CLASSES:
+            request = {**base, "loader": name, "method": method, "watched": True}
+            memory[method][name] = common.run_watched(__file__, request)[1]
+    return {
+        "machine": common.machine(),
+        "paths": args.paths,
+        "workers": args.workers,
+        "runs": cells,
+        "memory": memory,
+    }
+
+
+HEAD = "loader first_s +- x_torch cpu_s /torch shutdown_s peak_MiB added".split()
+
+
+def row(result: dict[str, Any], method: str, name: str) -> list[str]:
+    def values(loader: str, what: str) -> list[float]:
+        return [run[what] for run in result["runs"][method][loader]]
+
+    first, cpu = values(name, "first"), values(name, "cpu")
+    facts = result["memory"][method].get(name)
+    return [
+        method,
+        name,
+        common.number(common.median(first)),
+        f"{common.spread(first):.0%}",
+        common.number(common.ratios(first, values("torch", "first"))),
+        common.number(common.median(cpu)),
+        common.number(common.ratios(values("torch", "cpu"), cpu)),
+        common.number(common.median(values(name, "shutdown"))),
+        "-" if facts is None else f"{facts['peak']:.0f}",
+        "-" if facts is None else f"{facts['peak'] - facts['before']:.0f}",
+    ]
+
+
+def report(result: dict[str, Any]) -> None:
+    runs = [run for cell in result["runs"].values() for rs in cell.values() for run in rs]
+    loads = [run["load"] for run in runs]
+    print(f"# {common.describe(result['machine'])}")
+    print(
+        f"# first batch with a list of {result['paths']} paths, {result['workers']} workers; "
+        f"load {min(loads):.2f} to {max(loads):.2f}, what this makes itself included"
+    )
+    rows = [row(result, method, name) for method in result["runs"] for name in CLASSES]
+    print(common.table(["method", *HEAD], rows))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--paths", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--json", metavar="FILE", help="also write every number here")
+    parser.add_argument("--quick", action="store_true", help="seconds; no good numbers")
+    common.add_quiet(parser)
+    args = parser.parse_args()
+    if args.quick:
+        args.paths, args.workers, args.repeats, args.memory = 1000, 1, 1, False
+        args.methods = [m for m in args.methods if m != "forkserver"]
+    return args
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    request = common.child_request()
+    if request is not None:
+        child(request)
+        return 0
+    args = arguments()
+    result = measure(args)
+    report(result)
+    common.save(args.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The benchmarks run, check what they compare, and count what processes use.
+
+No number of a quick run is judged: machines that run tests are busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks"
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, str(FOLDER / script), *options],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def quick(script: str, tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The JSON and the text of a quick run."""
+    out = tmp_path / "result.json"
+    done = run(script, "--quick", "--json", str(out), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark by name, and forgets it again."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return __import__(name)
+
+    yield load
+    for name in {"common", "loader", "startup", "balance"} - before:
+        sys.modules.pop(name, None)
+
+
+def test_loader(tmp_path: Path) -> None:
+    result, text = quick("loader.py", tmp_path)
+    for case, found in result["check"].items():
+        assert found["differ"] == [] and found["batches"] > 0, case
+        rows = result["repeats"][0]["cases"][case]["loaders"]
+        assert set(rows) == {"torch", "minato", "minato, worker streams", "inline"}
+        assert f"\n{case}" in text
+    assert set(result["memory"]["tiny"]) == {"torch", "minato"}
+    for facts in result["memory"]["tiny"].values():
+        assert facts["peak"] >= facts["before"] > 0
+
+
+def test_startup(tmp_path: Path) -> None:
+    result, text = quick("startup.py", tmp_path)
+    assert set(result["runs"]) == {"spawn", "fork"}
+    for runs in result["runs"].values():
+        assert all(run["first"] > 0 and run["cpu"] > 0 for [run] in runs.values())
+    assert "forkserver" not in text and "spawn" in text
+
+
+def test_balance(tmp_path: Path) -> None:
+    result, text = quick("balance.py", tmp_path, "--only", "80/20, batch 4", "constant")
+    assert set(result["epochs"]) == set(result["waits"]) == {"80/20, batch 4", "constant"}
+    for cells in result["epochs"].values():
+        for [run] in cells.values():
+            # no epoch beats the work that is in it
+            assert min(run["walls"]) >= run["bound"]
+    assert "ready first" in text or "as they complete" in text
+
+
+def test_different_samples_are_noticed(benchmark: Any) -> None:
+    loader = benchmark("loader")
+    data = loader.Tiny(8)
+    batch = torch.utils.data.default_collate([data[i] for i in range(8)])
+    same = loader.checksum([batch[0].clone(), batch[1].clone()])
+    assert loader.checksum(batch) == same
+    batch[0][3, 5] += 1
+    assert loader.checksum(batch) != same
+    assert loader.checksum([batch[0].reshape(-1), batch[1]]) != loader.checksum(batch)
+
+
+def test_lost_and_swapped_samples_are_noticed(benchmark: Any) -> None:
+    balance = benchmark("balance")
+    job = balance.Job("constant", 3, quick=True)
+    order = list(
+        torch.utils.data.RandomSampler(
+            range(job.count), generator=torch.Generator().manual_seed(3)
+        )
+    )
+    swapped = [order[1], order[0], *order[2:]]
+    balance.check(job, [{"indices": list(order)}], in_order=True)
+    balance.check(job, [{"indices": swapped}], in_order=False)
+    for bad, in_order in ((swapped, True), (order[:-1], False), ([*order, 0], False)):
+        with pytest.raises(AssertionError, match="lost, repeated or out of order"):
+            balance.check(job, [{"indices": list(bad)}], in_order)
+
+
+def test_cpu_of_living_and_dead_children_counts(benchmark: Any) -> None:
+    common = benchmark("common")
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    before = common.cpu_seconds()
+    child = subprocess.Popen(
+        [sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    alive = common.cpu_seconds() - before
+    child.communicate(b"\n")
+    dead = common.cpu_seconds() - before
+    assert alive >= 0.3
+    assert dead >= 0.29  # waited-for children are counted in ticks of 10 ms
+
+
+def test_memory_of_a_tree_counts_its_children(benchmark: Any) -> None:
+    common = benchmark("common")
+    hold = "data = b'x' * (64 << 20)\nprint(flush=True)\ninput()"
+    before = common.pss_bytes(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    during = common.pss_bytes(os.getpid())
+    child.communicate(b"\n")
+    assert during - before > 60 << 20
+
+
+def test_a_failing_child_is_an_error(benchmark: Any, tmp_path: Path) -> None:
+    common = benchmark("common")
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; print('why'); sys.exit(3)")
+    with pytest.raises(RuntimeError, match="exit status 3(.|\n)*why"):
+        common.run_child(str(script), {})
+
+
+def test_waiting_for_a_quiet_machine_ends(benchmark: Any, capsys: Any) -> None:
+    common = benchmark("common")
+    begin = time.monotonic()
+    common.wait_for_quiet(below=-1.0, minutes=0.0)
+    assert "not quiet" in capsys.readouterr().out
+    common.wait_for_quiet(below=1e9, minutes=60.0)
+    assert time.monotonic() - begin < 60
