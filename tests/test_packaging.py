@@ -282,3 +282,16 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     wanted = {n for n in wanted if "__pycache__" not in n}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names
     assert not [n for n in names if n.endswith((".so", ".o"))]
+
+
+# ---- the map of csrc -------------------------------------------------------------------
+
+
+def test_files_that_the_map_names_exist() -> None:
+    text = (ROOT / "csrc" / "README.md").read_text()
+    names = set(re.findall(r"`((?:\.\./)?\w+/[\w/.]+\.(?:h|c|py))`", text))
+    assert len(names) > 30
+    root = {n for n in names if n.startswith("tests/")}
+    missing = [n for n in names - root if not (ROOT / "csrc" / n).exists()]
+    missing += [n for n in root if not (ROOT / n).exists()]
+    assert not missing
