@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("base", "os", "sync")
+FOLDERS = ("base", "os", "sync", "load")
 STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
 WARNINGS = [
     "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Werror",
@@ -50,6 +50,9 @@ PROGRAMS = {
     "mn_bell": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_spsc": Program(),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
+    "mn_board": Program(),
+    "mn_engine": Program(),
+    "mn_worker": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
@@ -102,7 +105,7 @@ class Builder:
         self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}"]
         self.warnings = WARNINGS if warnings else ["-w"]
         self.prefix = self.find_prefix()
-        sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("mn_*.c"))]
+        sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("*.c"))]
         with ThreadPoolExecutor(max_workers=2) as pool:
             self.objects = list(pool.map(self.build_object, sources))
 
@@ -226,7 +229,7 @@ def test_release_build_has_no_test_hooks_in_its_way(tmp_path: Path) -> None:
     if gcc is None:
         pytest.skip("gcc is not installed")
     for folder in FOLDERS:
-        for source in sorted((ROOT / "csrc" / folder).glob("mn_*.c")):
+        for source in sorted((ROOT / "csrc" / folder).glob("*.c")):
             out = tmp_path / (source.stem + ".o")
             check_call([gcc, "-std=c11", "-O3", "-DNDEBUG", *WARNINGS, "-Wconversion",
                         f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(out)])  # fmt: skip

@@ -1,0 +1,749 @@
+/* mn_engine: many worker threads on one engine, and what the engine promises of memory.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The workers are threads on the trainer's mapping, so that ThreadSanitizer sees every
+ * access of both sides. Deaths are in mn_worker.c.
+ */
+#define _GNU_SOURCE
+#include "mn_rig.h"
+
+#include "load/mn_engine_internal.h"
+#include "os/mn_memfd.h"
+#include "os/mn_thread.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define WAIT_NS INT64_C(10000000000)
+
+/* window 0: static scheduling. */
+static struct mn_engine *
+open_engine(uint32_t workers, uint64_t limit, uint32_t window, bool in_order)
+{
+    struct mn_engine_config cfg = {.workers = workers,
+                                   .max_retries = 1,
+                                   .respawn = true,
+                                   .memory_limit = limit,
+                                   .arena_bytes = 256 * MIB,
+                                   .window = window,
+                                   .in_order = in_order};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    return e;
+}
+
+static uint64_t
+used(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    uint64_t n = mn_extents_used(e->arena);
+    mn_mutex_unlock(&e->mutex);
+    return n;
+}
+
+/* ---- plain: no engine thread, this thread is trainer, engine and worker in turn ---- */
+
+static void
+attach(struct mn_engine *e, uint32_t number, struct rig_worker *w, const struct rig *r)
+{
+    memset(w, 0, sizeof(*w));
+    w->scale = r->scale;
+    w->env_max = r->env_max;
+    CHECK_EQ(mn_worker_attach(&w->side, &e->shm, number), 0);
+}
+
+/* Runs everything that is queued. */
+static uint32_t
+run_all(struct rig_worker *w)
+{
+    uint32_t task, n = 0;
+    while (mn_worker_try(&w->side, &task) == MN_OK) {
+        CHECK_EQ(rig_run(w, task), 0);
+        n++;
+    }
+    return n;
+}
+
+/* Balanced: runs and pumps until the batch is there, and reads it. */
+static void
+take_now(struct rig *r, struct rig_worker *w, struct rig_block *b)
+{
+    uint64_t number;
+    int turns = 0;
+    while (mn_engine_next(r->e, 0, &number, &b->off) == -ETIMEDOUT) {
+        run_all(w);
+        (void)mn_engine_step(r->e);
+        CHECK(++turns < 20000);
+    }
+    CHECK_EQ(number, b->number);
+    rig_check(r, b);
+}
+
+static void
+attach_refuses_another_layout(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 0, true);
+    struct mn_worker_side side;
+    e->shm.ctl->sizes++;
+    CHECK_EQ(mn_worker_attach(&side, &e->shm, 0), -EPROTO);
+    e->shm.ctl->sizes--;
+    e->shm.ctl->magic++;
+    CHECK_EQ(mn_worker_attach(&side, &e->shm, 0), -EPROTO);
+    mn_engine_close(e);
+}
+
+static void
+block_goes_round(void)
+{
+    struct mn_engine *e = open_engine(2, 0, 4, true);
+    struct rig r = {.e = e, .scale = 100000};
+    struct rig_worker w;
+    struct rig_block b;
+    attach(e, 1, &w, &r);
+    for (uint32_t i = 0; i < 20; i++) {
+        rig_form(&r, i % 5);
+        CHECK_EQ(rig_plan(&r, i, &b), MN_OK);
+        take_now(&r, &w, &b);
+        mn_engine_taken(e, b.number, b.off);
+        CHECK_EQ(used(e), 0);
+    }
+    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    mn_engine_close(e);
+}
+
+/* A batch of any size is taken in when nothing else is planned. */
+static void
+batch_with_more_rows_than_descriptors(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 8};
+    struct rig_worker w;
+    struct rig_block b;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    for (uint32_t rows = 1000; rows < 200000; rows = rows * 5 + 1) {
+        CHECK_EQ(rig_plan(&r, rows, &b), MN_OK);
+        take_now(&r, &w, &b);
+        mn_engine_taken(e, b.number, b.off);
+    }
+    mn_engine_close(e);
+}
+
+/* Every descriptor queued at once on one worker's lane. */
+static void
+more_tasks_than_descriptors(void)
+{
+    struct mn_engine *e = open_engine(2, 0, 0, true);
+    struct rig r = {.e = e, .scale = 8};
+    struct rig_worker w;
+    struct rig_block *b = calloc(e->shm.ctl->ntasks + 1, sizeof(*b)), none;
+    attach(e, 1, &w, &r);
+    rig_form(&r, 1);
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        uint32_t n = 0;
+        while (n < e->shm.ctl->ntasks) {
+            CHECK_EQ(rig_submit(&r, 1, MN_LANE_WORKER + 1, &b[n++]), 0);
+        }
+        CHECK_EQ(rig_submit(&r, 1, MN_LANE_WORKER + 1, &none), -EAGAIN);
+        CHECK_EQ(run_all(&w), n);
+        for (uint32_t i = 0; i < n; i++) {
+            rig_check(&r, &b[i]);
+            mn_engine_retire(e, b[i].off);
+        }
+    }
+    CHECK_EQ(used(e), 0);
+    free(b);
+    mn_engine_close(e);
+}
+
+/* A hint that is a whole ring behind, and generations that pass zero. */
+static void
+old_hints_and_old_generations(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 0, true);
+    struct rig r = {.e = e, .scale = 50};
+    struct rig_worker w;
+    struct rig_block b;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        e->gens[i] = UINT32_MAX - i % 7;
+    }
+    struct mn_lane *lane = mn_lane_at(&e->shm, MN_LANE_WORKER);
+    uint64_t turns = 2 * lane->mask + 10;
+    for (uint64_t i = 0; i < turns; i++) {
+        if (i % 1000 == 0) {
+            mn_a64_store_relaxed(&lane->hint, 0);
+        }
+        CHECK_EQ(rig_submit(&r, 1, MN_LANE_WORKER, &b), 0);
+        CHECK_EQ(run_all(&w), 1);
+        rig_check(&r, &b);
+        mn_engine_retire(e, b.off);
+    }
+    CHECK_EQ(mn_a64_load_relaxed(&lane->hint), turns);
+    mn_engine_close(e);
+}
+
+static void
+abandoned_blocks_come_back(void)
+{
+    struct mn_engine *e = open_engine(2, 0, 0, true);
+    struct rig r = {.e = e, .scale = 100000};
+    struct rig_worker w;
+    struct rig_block b, c;
+    uint32_t task;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
+    mn_engine_abandon(e, b.off); /* nobody had begun */
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(mn_worker_try(&w.side, &task), MN_EMPTY);
+    CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
+    CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
+    mn_engine_abandon(e, b.off); /* somebody is at it */
+    CHECK(used(e) != 0);
+    CHECK(!mn_engine_step(e));
+    CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &c), 0);
+    CHECK_EQ(rig_run(&w, task), 0);
+    CHECK(mn_engine_step(e));
+    CHECK_EQ(e->inflight, 1);
+    CHECK_EQ(run_all(&w), 1);
+    rig_check(&r, &c);
+    mn_engine_abandon(e, c.off); /* done already */
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
+/* A new epoch begins while workers are at tasks of the old one, again and again. */
+static void
+cleared_plans_leave_nothing(void)
+{
+    struct mn_engine *e = open_engine(2, 8 * MIB, 4, true);
+    struct rig r = {.e = e, .scale = 3000};
+    struct rig_worker w, v;
+    struct rig_block b;
+    uint32_t task = 0;
+    attach(e, 0, &w, &r);
+    attach(e, 1, &v, &r);
+    rig_form(&r, 3);
+    for (uint32_t epoch = 0; epoch < 2000; epoch++) {
+        r.number = 0;
+        for (uint32_t i = 0; i < 6; i++) {
+            CHECK_EQ(rig_plan(&r, 3 + i, &b), MN_OK);
+        }
+        while (mn_worker_try(&v.side, &task) != MN_OK) {
+            run_all(&w);
+            (void)mn_engine_step(e);
+        }
+        mn_engine_plan_clear(e);
+        r.number = 0;
+        CHECK_EQ(rig_plan(&r, 7, &b), MN_OK);
+        take_now(&r, &w, &b);
+        CHECK_EQ(rig_run(&v, task), 0);
+        mn_engine_taken(e, b.number, b.off);
+        mn_engine_plan_clear(e);
+        while (mn_engine_step(e)) {
+        }
+        CHECK_EQ(e->inflight, 0);
+        CHECK_EQ(used(e), 0);
+    }
+    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    mn_engine_close(e);
+}
+
+static void
+kept_ranges_outlive_block_and_engine(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 40000};
+    struct rig_worker w;
+    struct rig_block b;
+    struct rig_range kept[8];
+    uint32_t n = 0;
+    attach(e, 0, &w, &r);
+    while (n < 8) {
+        rig_form(&r, (uint32_t)r.number % 9 + 1);
+        CHECK_EQ(rig_plan(&r, 8, &b), MN_OK);
+        take_now(&r, &w, &b);
+        n += rig_keep(&r, &b, &kept[n]);
+        mn_engine_taken(e, b.number, b.off);
+    }
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes += mn_page_round(kept[i].bytes);
+    }
+    CHECK_EQ(used(e), bytes);
+    CHECK_EQ(e->kept_bytes, bytes);
+    mn_engine_close(e);
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK(rig_sum(&r, &kept[i]) == kept[i].sum);
+        if (i < n - 1) {
+            mn_engine_release(e, kept[i].off, kept[i].bytes);
+            bytes -= mn_page_round(kept[i].bytes);
+            CHECK_EQ(used(e), bytes);
+        }
+    }
+    mn_engine_release(e, kept[n - 1].off, kept[n - 1].bytes); /* frees the engine */
+}
+
+/* Other processes may have the mapping too: its pages go with the engine all the same. */
+static void
+closing_gives_the_pages_back(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    int fd = dup(e->fd);
+    struct rig r = {.e = e, .scale = 100000};
+    struct rig_worker w;
+    struct rig_block b;
+    uint64_t resident;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    CHECK_EQ(rig_plan(&r, 100, &b), MN_OK);
+    take_now(&r, &w, &b);
+    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
+    CHECK(resident > MIB);
+    mn_engine_close(e);
+    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
+    CHECK(resident < MIB);
+    close(fd);
+}
+
+static void
+memory_limit_is_kept(void)
+{
+    struct mn_engine *e = open_engine(1, 4 * MIB, 64, true);
+    struct rig r = {.e = e, .scale = 200};
+    struct rig_worker w;
+    struct rig_block b[40], big;
+    uint32_t n = 0, taken = 0;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    while (taken < 40) {
+        while (n < 40 && rig_plan(&r, 5000, &b[n]) == MN_OK) {
+            n++;
+        }
+        do {
+            run_all(&w);
+            CHECK(used(e) <= e->limit);
+        } while (mn_engine_step(e));
+        take_now(&r, &w, &b[taken]);
+        mn_engine_taken(e, b[taken].number, b[taken].off);
+        taken++;
+    }
+    CHECK_EQ(rig_plan(&r, 100000, &big), MN_OK); /* over the limit: passes alone */
+    take_now(&r, &w, &big);
+    CHECK(used(e) > e->limit);
+    mn_engine_taken(e, big.number, big.off);
+    mn_engine_close(e);
+}
+
+/* The head starts whatever else holds memory: nothing of that comes back before it is
+ * delivered. Here the program keeps batches and a later, smaller batch was started early. */
+static void
+head_over_the_limit_starts(void)
+{
+    struct mn_costs costs;
+    CHECK_EQ(mn_costs_init(&costs, 100000), 0);
+    for (int64_t i = 0; i < 4100; i++) {
+        mn_costs_observe(&costs, i, i == 3950 ? 3000000000 : 1000, 0);
+    }
+    struct mn_engine_config cfg = {.workers = 1, .memory_limit = 4 * MIB, .window = 8,
+                                   .arena_bytes = 256 * MIB, .in_order = true,
+                                   .costs = &costs};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct rig r = {.e = e, .scale = 2000};
+    struct rig_worker w;
+    struct rig_block b[3];
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    CHECK_EQ(rig_plan(&r, 100, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, 3800, &b[1]), MN_OK);
+    CHECK_EQ(rig_plan(&r, 100, &b[2]), MN_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        take_now(&r, &w, &b[i]);
+        mn_engine_taken(e, b[i].number, b[i].off);
+    }
+    mn_engine_close(e);
+    mn_costs_fini(&costs);
+}
+
+/* ---- threads ---- */
+
+#define HELD 24u
+#define WINDOW 12u
+#define POSITIONS (1u << 22)
+
+struct crew {
+    struct rig rig;
+    struct rig_worker workers[RIG_WORKERS];
+    struct mn_thread threads[RIG_WORKERS];
+    uint32_t n;
+    uint64_t seed;
+    struct rig_block flight[WINDOW];
+    uint32_t nflight;
+    struct rig_range held[HELD];
+    uint32_t nheld;
+    uint64_t taken, abandoned, refused;
+};
+
+static void
+worker_main(void *arg)
+{
+    rig_work(arg);
+}
+
+static void
+start_crew(struct crew *c, uint32_t n, struct mn_engine *e, uint64_t scale, uint64_t env_max)
+{
+    memset(c, 0, sizeof(*c));
+    c->n = n;
+    c->seed = mn_test_seed();
+    c->rig = (struct rig){.e = e, .scale = scale, .env_max = env_max};
+    rig_form(&c->rig, 1);
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        e->gens[i] = UINT32_MAX - i % 64; /* soon past zero */
+    }
+    mn_a32 *rows = calloc(POSITIONS, sizeof(*rows));
+    CHECK(rows != NULL);
+    CHECK_EQ(mn_engine_start(e, -1, -1), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        attach(e, i, &c->workers[i], &c->rig);
+        c->workers[i].done_rows = rows;
+        CHECK_EQ(mn_thread_start(&c->threads[i], "worker", worker_main, &c->workers[i]), 0);
+    }
+}
+
+/* Keeps one more range and gives others back, after a look at what they hold. */
+static void
+hold_some(struct crew *c, const struct rig_block *b)
+{
+    if (c->nheld < HELD && rig_keep(&c->rig, b, &c->held[c->nheld])) {
+        c->nheld++;
+    }
+    while (c->nheld == HELD || (c->nheld != 0 && mn_test_random(&c->seed) % 2 == 0)) {
+        uint32_t i = (uint32_t)(mn_test_random(&c->seed) % c->nheld);
+        struct rig_range range = c->held[i];
+        CHECK(rig_sum(&c->rig, &range) == range.sum);
+        mn_engine_release(c->rig.e, range.off, range.bytes);
+        c->held[i] = c->held[--c->nheld];
+    }
+}
+
+static void
+forget(struct crew *c, uint32_t i)
+{
+    memmove(&c->flight[i], &c->flight[i + 1], (--c->nflight - i) * sizeof(c->flight[0]));
+}
+
+/* Checks a done batch, keeps some of it. */
+static void
+look_at(struct crew *c, const struct rig_block *b)
+{
+    rig_check(&c->rig, b);
+    for (uint32_t row = 0; row < b->nrows; row++) {
+        CHECK_EQ(mn_a32_load_relaxed(&c->workers[0].done_rows[b->position + row]), 1);
+    }
+    if (mn_test_random(&c->seed) % 3 == 0) {
+        hold_some(c, b);
+    }
+    c->taken++;
+}
+
+static uint32_t
+some_rows(uint64_t r)
+{
+    return (uint32_t)(r % 8 == 0 ? r / 8 % 200 : r / 8 % 20);
+}
+
+/* Nothing of the arena is in use but what is held. */
+static void
+end_crew(struct crew *c)
+{
+    struct mn_engine *e = c->rig.e;
+    uint64_t stop = mn_test_clock_ns() + 20000000000u, bytes = 0;
+    for (bool busy = true; busy; sched_yield()) { /* abandoned ones are still worked on */
+        mn_mutex_lock(&e->mutex);
+        busy = e->inflight != 0;
+        mn_mutex_unlock(&e->mutex);
+        CHECK(mn_test_clock_ns() < stop);
+    }
+    mn_engine_stop(e);
+    for (uint32_t i = 0; i < c->n; i++) {
+        CHECK_EQ(mn_thread_join(&c->threads[i]), 0);
+    }
+    free(c->workers[0].done_rows);
+    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    bool held = c->nheld != 0;
+    mn_engine_close(e);
+    for (uint32_t i = 0; i < c->nheld; i++) {
+        bytes += mn_page_round(c->held[i].bytes);
+    }
+    CHECK(!held || used(e) == bytes);
+    while (c->nheld != 0) {
+        struct rig_range range = c->held[--c->nheld];
+        CHECK(rig_sum(&c->rig, &range) == range.sum);
+        mn_engine_release(e, range.off, range.bytes);
+    }
+    printf("  taken %llu abandoned %llu refused %llu rows %llu\n", (unsigned long long)c->taken,
+           (unsigned long long)c->abandoned, (unsigned long long)c->refused,
+           (unsigned long long)c->rig.position);
+}
+
+/* Static scheduling: lanes of their own, any order of taking, abandoning one by one. */
+
+static void
+static_take(struct crew *c)
+{
+    struct mn_engine *e = c->rig.e;
+    bool first = mn_test_random(&c->seed) % 2 == 0;
+    for (;;) {
+        for (uint32_t i = 0; i < (first ? 1 : c->nflight); i++) {
+            if (mn_engine_poll(e, c->flight[i].off) == MN_BLOCK_DONE) {
+                look_at(c, &c->flight[i]);
+                mn_engine_retire(e, c->flight[i].off);
+                forget(c, i);
+                return;
+            }
+        }
+        CHECK(mn_engine_wait(e, first ? c->flight[0].off : MN_WANT_ANY, WAIT_NS)
+              != -ETIMEDOUT);
+    }
+}
+
+static void
+static_step(struct crew *c, bool more)
+{
+    uint64_t r = mn_test_random(&c->seed);
+    if (more && c->nflight < WINDOW && r % 3 != 0) {
+        uint32_t lane = MN_LANE_WORKER + (uint32_t)(r / 8 % c->n);
+        if (r % 32 == 0) {
+            mn_a64_store_relaxed(&mn_lane_at(&c->rig.e->shm, lane)->hint, 0);
+        }
+        rig_form(&c->rig, (uint32_t)(r / 4096 % 20));
+        int rc = rig_submit(&c->rig, some_rows(r >> 20), lane, &c->flight[c->nflight]);
+        CHECK(rc == 0 || rc == -ENOMEM || rc == -EAGAIN);
+        c->nflight += rc == 0;
+        c->refused += rc != 0;
+    }
+    else if (c->nflight != 0 && r % 11 == 0) {
+        uint32_t i = (uint32_t)(r / 16 % c->nflight);
+        mn_engine_abandon(c->rig.e, c->flight[i].off);
+        c->abandoned++;
+        forget(c, i);
+    }
+    else if (c->nflight != 0) {
+        static_take(c);
+    }
+}
+
+static void
+drive_static(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max)
+{
+    static struct crew c;
+    start_crew(&c, n, open_engine(n, limit, 0, true), scale, env_max);
+    uint64_t stop = mn_test_stop_ns();
+    bool more = true;
+    while (more || c.nflight != 0) {
+        more = more && c.rig.position < POSITIONS - 1000
+               && (mn_test_clock_ns() < stop || c.taken < 10 || c.abandoned == 0);
+        static_step(&c, more);
+    }
+    end_crew(&c);
+}
+
+static void
+static_small_rows(void)
+{
+    drive_static(4, 0, 200, 0);
+}
+
+static void
+static_large_rows_and_envelopes(void)
+{
+    drive_static(3, 64 * MIB, 12000, MIB);
+}
+
+/* Leases are small here, and envelopes pass lease and limit. */
+static void
+static_envelopes_over_the_limit(void)
+{
+    drive_static(4, 2 * MIB, 3000, 3 * MIB);
+}
+
+/* Balanced scheduling: the plan decides what starts; epochs end early at random. */
+
+static void
+balanced_take(struct crew *c)
+{
+    uint64_t number, off;
+    int rc = mn_engine_next(c->rig.e, WAIT_NS, &number, &off);
+    CHECK_EQ(rc, MN_OK);
+    for (uint32_t i = 0; i < c->nflight; i++) {
+        if (c->flight[i].number == number) {
+            CHECK(i == 0 || !c->rig.e->plan->in_order);
+            c->flight[i].off = off;
+            look_at(c, &c->flight[i]);
+            mn_engine_taken(c->rig.e, number, off);
+            forget(c, i);
+            return;
+        }
+    }
+    CHECK(!"a batch that is not in flight");
+}
+
+static void
+balanced_step(struct crew *c, bool more)
+{
+    uint64_t r = mn_test_random(&c->seed);
+    if (more && c->nflight < WINDOW && r % 3 != 0) {
+        /* a form stays alive while batches may start with it: change it between epochs */
+        CHECK_EQ(rig_plan(&c->rig, some_rows(r >> 20), &c->flight[c->nflight++]), MN_OK);
+    }
+    else if (r % 150 == 0) {
+        mn_engine_plan_clear(c->rig.e);
+        c->abandoned += c->nflight + 1;
+        c->nflight = 0;
+        c->rig.number = 0;
+        rig_form(&c->rig, (uint32_t)(r / 4096 % 20));
+    }
+    else if (c->nflight != 0) {
+        balanced_take(c);
+    }
+}
+
+static void
+drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order)
+{
+    static struct crew c;
+    struct mn_costs costs;
+    CHECK_EQ(mn_costs_init(&costs, POSITIONS), 0);
+    struct mn_engine_config cfg = {.workers = n, .max_retries = 1, .respawn = true,
+                                   .memory_limit = limit, .arena_bytes = 256 * MIB,
+                                   .window = 4, .in_order = in_order, .costs = &costs};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    start_crew(&c, n, e, scale, env_max);
+    uint64_t stop = mn_test_stop_ns();
+    bool more = true;
+    while (more || c.nflight != 0) {
+        more = more && c.rig.position < POSITIONS - 1000
+               && (mn_test_clock_ns() < stop || c.taken < 10 || c.abandoned == 0);
+        balanced_step(&c, more);
+    }
+    mn_engine_plan_clear(e);
+    c.abandoned++;
+    end_crew(&c);
+    mn_costs_fini(&costs);
+}
+
+static void
+balanced_small_rows(void)
+{
+    drive_balanced(4, 0, 200, 0, true);
+}
+
+static void
+balanced_out_of_order(void)
+{
+    drive_balanced(RIG_WORKERS, 16 * MIB, 1000, 100000, false);
+}
+
+static void
+balanced_large_rows_and_envelopes(void)
+{
+    drive_balanced(3, 64 * MIB, 12000, MIB, true);
+}
+
+static void
+balanced_over_the_limit(void)
+{
+    drive_balanced(4, 2 * MIB, 6000, 3 * MIB, true);
+}
+
+/* Batches are dropped from a thread of the program's choice. */
+struct dropper {
+    struct crew *c;
+    mn_a64 mail; /* index + 1 of a range to give back */
+    mn_a32 stop;
+};
+
+static void
+dropper_main(void *arg)
+{
+    struct dropper *d = arg;
+    while (mn_a32_load_acquire(&d->stop) == 0) {
+        uint64_t i = mn_a64_load_acquire(&d->mail);
+        if (i != 0) {
+            struct rig_range *range = &d->c->held[i - 1];
+            mn_engine_release(d->c->rig.e, range->off, range->bytes);
+            (void)mn_a64_xchg_acqrel(&d->mail, 0);
+        }
+        sched_yield();
+    }
+}
+
+static void
+await_empty(mn_a64 *mail)
+{
+    while (mn_a64_load_acquire(mail) != 0) {
+        sched_yield();
+    }
+}
+
+static void
+ranges_come_back_from_another_thread(void)
+{
+    static struct crew c;
+    struct dropper d = {.c = &c};
+    struct mn_thread thread;
+    struct rig_block b;
+    start_crew(&c, 2, open_engine(2, 32 * MIB, 4, true), 20000, 0);
+    CHECK_EQ(mn_thread_start(&thread, "dropper", dropper_main, &d), 0);
+    uint64_t stop = mn_test_stop_ns(), number;
+    for (uint64_t i = 0; mn_test_clock_ns() < stop; i++) {
+        CHECK_EQ(rig_plan(&c.rig, 16, &b), MN_OK);
+        CHECK_EQ(mn_engine_next(c.rig.e, WAIT_NS, &number, &b.off), MN_OK);
+        rig_check(&c.rig, &b);
+        await_empty(&d.mail);
+        bool kept = rig_keep(&c.rig, &b, &c.held[i % HELD]);
+        mn_engine_taken(c.rig.e, number, b.off);
+        if (kept) {
+            (void)mn_a64_xchg_acqrel(&d.mail, i % HELD + 1);
+        }
+        c.taken++;
+    }
+    await_empty(&d.mail);
+    mn_a32_store_release(&d.stop, 1);
+    CHECK_EQ(mn_thread_join(&thread), 0);
+    CHECK_EQ(c.rig.e->kept_bytes, 0);
+    CHECK_EQ(used(c.rig.e), 0);
+    c.abandoned = 1;
+    end_crew(&c);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", attach_refuses_another_layout),
+    MN_TEST("plain", block_goes_round),
+    MN_TEST("plain", batch_with_more_rows_than_descriptors),
+    MN_TEST("plain", more_tasks_than_descriptors),
+    MN_TEST("plain", old_hints_and_old_generations),
+    MN_TEST("plain", abandoned_blocks_come_back),
+    MN_TEST("plain", cleared_plans_leave_nothing),
+    MN_TEST("plain", kept_ranges_outlive_block_and_engine),
+    MN_TEST("plain", closing_gives_the_pages_back),
+    MN_TEST("plain", memory_limit_is_kept),
+    MN_TEST("plain", head_over_the_limit_starts),
+    MN_TEST("thread", static_small_rows),
+    MN_TEST("thread", static_large_rows_and_envelopes),
+    MN_TEST("thread", static_envelopes_over_the_limit),
+    MN_TEST("thread", balanced_small_rows),
+    MN_TEST("thread", balanced_out_of_order),
+    MN_TEST("thread", balanced_large_rows_and_envelopes),
+    MN_TEST("thread", balanced_over_the_limit),
+    MN_TEST("thread", ranges_come_back_from_another_thread),
+};
+
+MN_TEST_MAIN(tests)

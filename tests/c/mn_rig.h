@@ -1,0 +1,328 @@
+/* What the tests of boards, engines and workers share: blocks whose bytes can be checked.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Every byte of a row follows from the row's position and the field's number, every byte of
+ * an envelope from the position of the task's first row. So whoever reads knows what must
+ * be there, and a row that is written twice, not at all or into another's place is seen.
+ */
+#ifndef MN_RIG_H
+#define MN_RIG_H
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "load/mn_engine.h"
+#include "load/mn_worker.h"
+#include "mn_test.h"
+
+#define RIG_FIELDS 3u
+#define RIG_WORKERS 8u
+
+static MN_UNUSED void
+rig_fill(void *at, uint64_t bytes, uint64_t key)
+{
+    unsigned char *p = at;
+    uint64_t state = key, i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        memcpy(p + i, &state, 8);
+    }
+    for (; i < bytes; i++) {
+        p[i] = (unsigned char)(key + i);
+    }
+}
+
+static MN_UNUSED bool
+rig_holds(const void *at, uint64_t bytes, uint64_t key)
+{
+    const unsigned char *p = at;
+    uint64_t state = key, i = 0, word;
+    for (; i + 8 <= bytes; i += 8) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        memcpy(&word, p + i, 8);
+        if (word != state) {
+            return false;
+        }
+    }
+    for (; i < bytes; i++) {
+        if (p[i] != (unsigned char)(key + i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static MN_UNUSED uint64_t
+rig_row_key(uint64_t position, uint32_t field)
+{
+    return position * 16 + field + 1;
+}
+
+static MN_UNUSED uint64_t
+rig_env_key(uint64_t position)
+{
+    return ~position;
+}
+
+/* Row bytes of the fields follow from the layout's number, so that both sides know them. */
+static MN_UNUSED void
+rig_row_bytes(uint32_t layout, uint64_t scale, uint64_t *row_bytes)
+{
+    uint64_t state = layout;
+    for (uint32_t f = 0; f < RIG_FIELDS; f++) {
+        row_bytes[f] = mn_test_random(&state) % (f == 0 ? 64 : scale) + 1;
+    }
+}
+
+/* ---- the worker's side ---- */
+
+struct rig_worker {
+    struct mn_worker_side side;
+    uint64_t scale;       /* of the fields, as the submitter has it */
+    uint64_t env_max;     /* envelopes are up to this long; 0: no envelopes */
+    bool first_try_only;  /* envelopes only where the task is tried for the first time */
+    mn_a32 *done_rows;    /* [positions] or NULL: how often each row was written */
+    uint64_t nothing_fits; /* envelopes that were refused */
+};
+
+/* 0, or MN_CLOSED. The length of an envelope follows from its task's first row. */
+static MN_UNUSED int
+rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
+{
+    uint64_t state = b->position + t->row0, off;
+    uint64_t pick = mn_test_random(&state);
+    uint64_t len = pick % 3 == 0 ? pick % w->env_max + 1 : pick % 9000 + 1;
+    int rc = mn_worker_room(&w->side, len, &off);
+    if (rc == MN_CLOSED) {
+        return rc;
+    }
+    if (rc == 0) {
+        rig_fill(mn_at(&w->side.shm, off), len, rig_env_key(b->position + t->row0));
+        t->env_off = off;
+        t->env_len = len;
+        t->flags = MN_FLAG_ENVELOPE;
+    }
+    else {
+        CHECK_EQ(rc, -ENOMEM);
+        t->flags = MN_FLAG_NO_ROOM;
+        w->nothing_fits++;
+    }
+    return 0;
+}
+
+/* Runs a claimed task. 0, or MN_CLOSED when the engine stopped meanwhile. */
+static MN_UNUSED int
+rig_run(struct rig_worker *w, uint32_t task)
+{
+    struct mn_task *t = mn_task_at(&w->side.shm, task);
+    struct mn_block *b = mn_block_at(&w->side.shm, t->block_off);
+    const int64_t *index = mn_block_index(b);
+    uint64_t row_bytes[RIG_FIELDS];
+    uint32_t attempt = mn_word_attempt(mn_a64_load_relaxed(&t->word));
+    rig_row_bytes(b->layout, w->scale, row_bytes);
+    for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
+        uint64_t position = (uint64_t)index[row];
+        CHECK_EQ(position, b->position + row);
+        for (uint32_t f = 0; f < b->nfields; f++) {
+            rig_fill((char *)mn_at(&w->side.shm, mn_block_fields(b)[f]) + row * row_bytes[f],
+                     row_bytes[f], rig_row_key(position, f));
+        }
+        mn_block_reports(b)[row].status = MN_ROW_WRITTEN;
+        mn_block_reports(b)[row].wall_ns = position;
+        if (w->done_rows != NULL) {
+            mn_a32_add_relaxed(&w->done_rows[position], 1);
+        }
+    }
+    t->wall_ns = 1000;
+    bool envelope = w->env_max != 0 && (b->position + t->row0) % 3 == 0;
+    if (envelope && !(w->first_try_only && attempt > 0)
+        && rig_envelope(w, t, b) == MN_CLOSED) {
+        return MN_CLOSED;
+    }
+    mn_worker_done(&w->side, task);
+    return 0;
+}
+
+/* Until the engine stops. */
+static MN_UNUSED void
+rig_work(struct rig_worker *w)
+{
+    uint32_t task;
+    mn_a32_store_release(&w->side.me->state, MN_WORKER_READY);
+    for (;;) {
+        int rc = mn_worker_claim(&w->side, INT64_C(20000000000), &task);
+        if (rc == MN_CLOSED || (rc == MN_OK && rig_run(w, task) == MN_CLOSED)) {
+            return;
+        }
+    }
+}
+
+/* ---- the trainer's side ---- */
+
+struct rig_block {
+    uint64_t off, number, position;
+    uint32_t nrows;
+};
+
+/* A range that the test keeps, as the program keeps batches. */
+struct rig_range {
+    uint64_t off, bytes, sum;
+};
+
+struct rig {
+    struct mn_engine *e;
+    uint64_t scale, env_max;
+    uint64_t number, position; /* of the next batch */
+    struct mn_form form;
+    uint64_t row_bytes[2][RIG_FIELDS]; /* of the last two forms */
+    bool first_try_only;
+};
+
+/* From now on rows have this layout; 0: none, samples travel in envelopes. */
+static MN_UNUSED void
+rig_form(struct rig *r, uint32_t layout)
+{
+    memcpy(r->row_bytes[1], r->row_bytes[0], sizeof(r->row_bytes[0]));
+    rig_row_bytes(layout, r->scale, r->row_bytes[0]);
+    r->form = (struct mn_form){.kind = layout != 0 ? MN_KIND_ROWS : MN_KIND_SAMPLES,
+                               .layout = layout,
+                               .nfields = layout != 0 ? RIG_FIELDS : 0,
+                               .row_bytes = r->row_bytes[0]};
+    if (r->e->plan != NULL) {
+        mn_engine_set_form(r->e, &r->form);
+    }
+}
+
+static MN_UNUSED int64_t *
+rig_index(const struct rig *r, uint32_t nrows)
+{
+    int64_t *index = calloc((size_t)nrows + 1, sizeof(*index));
+    CHECK(index != NULL);
+    for (uint32_t i = 0; i < nrows; i++) {
+        index[i] = (int64_t)(r->position + i);
+    }
+    return index;
+}
+
+/* Static: 0 and the block, or what mn_engine_submit says. */
+static MN_UNUSED int
+rig_submit(struct rig *r, uint32_t nrows, uint32_t lane, struct rig_block *out)
+{
+    int64_t *index = rig_index(r, nrows);
+    struct mn_submit s = {.number = r->number,
+                          .position = r->position,
+                          .nrows = nrows,
+                          .kind = r->form.kind,
+                          .lane = lane,
+                          .layout = r->form.layout,
+                          .nfields = r->form.nfields,
+                          .row_bytes = r->form.row_bytes,
+                          .index_kind = MN_INDEX_INT64,
+                          .index = index,
+                          .index_bytes = nrows * sizeof(*index)};
+    *out = (struct rig_block){0, s.number, s.position, nrows};
+    int rc = mn_engine_submit(r->e, &s, &out->off);
+    free(index);
+    if (rc == 0) {
+        r->number++;
+        r->position += nrows;
+    }
+    return rc;
+}
+
+/* Balanced: what mn_engine_plan says. */
+static MN_UNUSED int
+rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
+{
+    int64_t *index = rig_index(r, nrows);
+    struct mn_plan_batch b = {.number = r->number,
+                              .position = r->position,
+                              .nrows = nrows,
+                              .index_kind = MN_INDEX_INT64,
+                              .index = index,
+                              .index_bytes = nrows * sizeof(*index)};
+    *out = (struct rig_block){0, b.number, b.position, nrows};
+    int rc = mn_engine_plan(r->e, &b);
+    free(index);
+    if (rc == MN_OK) {
+        r->number++;
+        r->position += nrows;
+    }
+    return rc;
+}
+
+/* Every byte of a done block is as it must be. */
+static MN_UNUSED void
+rig_check(const struct rig *r, const struct rig_block *b)
+{
+    struct mn_block *block = mn_block_at(&r->e->shm, b->off);
+    uint64_t row_bytes[RIG_FIELDS];
+    rig_row_bytes(block->layout, r->scale, row_bytes);
+    CHECK_EQ(block->number, b->number);
+    for (uint32_t row = 0; row < b->nrows; row++) {
+        CHECK_EQ(mn_block_reports(block)[row].status, MN_ROW_WRITTEN);
+        CHECK_EQ(mn_block_reports(block)[row].wall_ns, b->position + row);
+        for (uint32_t f = 0; f < block->nfields; f++) {
+            const char *at = mn_at(&r->e->shm, mn_block_fields(block)[f]);
+            CHECK(rig_holds(at + row * row_bytes[f], row_bytes[f],
+                            rig_row_key(b->position + row, f)));
+        }
+    }
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        const struct mn_task *t = mn_task_at(&r->e->shm, mn_block_tasks(block)[i]);
+        CHECK_EQ(t->row0, rows);
+        rows += t->nrows;
+        if (t->flags & MN_FLAG_ENVELOPE) {
+            CHECK(rig_holds(mn_at(&r->e->shm, t->env_off), t->env_len,
+                            rig_env_key(b->position + t->row0)));
+        }
+        else if (!r->first_try_only && r->env_max != 0 && (b->position + t->row0) % 3 == 0) {
+            CHECK(t->flags == MN_FLAG_NO_ROOM);
+        }
+    }
+    CHECK_EQ(rows, b->nrows);
+}
+
+/* What a kept range holds. FNV over words: any change of a word changes it. */
+static MN_UNUSED uint64_t
+rig_sum(const struct rig *r, const struct rig_range *range)
+{
+    const char *at = mn_at(&r->e->shm, range->off);
+    uint64_t sum = UINT64_C(0xcbf29ce484222325), word;
+    for (uint64_t i = 0; i + 8 <= range->bytes; i += 8) {
+        memcpy(&word, at + i, 8);
+        sum = (sum ^ word) * UINT64_C(0x100000001b3);
+    }
+    return sum;
+}
+
+/* Keeps a range of a done block: its first big field or its first envelope. */
+static MN_UNUSED bool
+rig_keep(const struct rig *r, const struct rig_block *b, struct rig_range *out)
+{
+    struct mn_block *block = mn_block_at(&r->e->shm, b->off);
+    uint64_t row_bytes[RIG_FIELDS];
+    rig_row_bytes(block->layout, r->scale, row_bytes);
+    out->bytes = 0;
+    for (uint32_t f = 0; f < block->nfields && out->bytes == 0; f++) {
+        if (row_bytes[f] * b->nrows >= MN_FIELD_BIG) {
+            out->off = mn_block_fields(block)[f];
+            out->bytes = row_bytes[f] * b->nrows;
+        }
+    }
+    for (uint32_t i = 0; i < block->ntasks && out->bytes == 0; i++) {
+        const struct mn_task *t = mn_task_at(&r->e->shm, mn_block_tasks(block)[i]);
+        if (t->flags & MN_FLAG_ENVELOPE) {
+            out->off = t->env_off;
+            out->bytes = t->env_len;
+        }
+    }
+    if (out->bytes == 0) {
+        return false;
+    }
+    CHECK_EQ(mn_engine_keep(r->e, b->off, out->off, out->bytes), 0);
+    out->sum = rig_sum(r, out);
+    return true;
+}
+
+#endif /* MN_RIG_H */
