@@ -18,6 +18,10 @@ from minato import _core
 
 #: The steps of one sample in nanoseconds; only the published rules look inside.
 Steps = tuple[int, ...]
+#: What a worker does: (batch, first position, samples).
+Work = tuple[int, int, int]
+#: (worker, duration, what it does).
+Start = tuple[int, int, Work]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Case:
     #: (generator) -> steps of one sample, in ns; drawn once per index
     draw: Callable[[random.Random], Steps]
     ranks: int = 1
-    #: consumer time a batch as a share of the workers' time a batch; 0: a consumer without work
+    #: consumer time a batch as a share of the workers' time a batch; 0: it takes none
     consumer: float = 0.0
     #: relative standard deviation of one index's cost between epochs
     noise: float = 0.01
@@ -83,11 +87,11 @@ class Loader:
         self.peak = 0.0
         self.delivered = 0
 
-    def start(self, now: int) -> list[tuple[int, int, object]]:
-        """(worker, duration, token) of everything that starts now."""
+    def start(self, now: int) -> list[Start]:
+        """Everything that starts now."""
         raise NotImplementedError
 
-    def finish(self, worker: int, token: object, now: int) -> None:
+    def finish(self, worker: int, work: Work, now: int) -> None:
         """The worker is done with what it started."""
         raise NotImplementedError
 
@@ -129,20 +133,19 @@ class Torch(Loader):
         self.owner[self.sent] = worker
         self.sent += 1
 
-    def start(self, now: int) -> list[tuple[int, int, object]]:
-        started: list[tuple[int, int, object]] = []
+    def start(self, now: int) -> list[Start]:
+        started: list[Start] = []
         for worker in list(self.idle):
             if self.queues[worker]:
                 self.idle.remove(worker)
                 number = self.queues[worker].popleft()
                 cost = sum(self.epoch.cost[p] for p in self._batch(number))
-                started.append((worker, cost + self.overhead, number))
+                started.append((worker, cost + self.overhead, (number, 0, 0)))
         return started
 
-    def finish(self, worker: int, token: object, now: int) -> None:
+    def finish(self, worker: int, work: Work, now: int) -> None:
         self.idle.append(worker)
-        assert isinstance(token, int)
-        self.complete.append(token)
+        self.complete.append(work[0])
         self.peak = max(self.peak, len(self.complete))
 
     def fetch(self, now: int) -> bool:
@@ -162,42 +165,49 @@ class Torch(Loader):
 
 
 class Published(Loader):
-    """The published rules: a P75 timeout, slow-task workers, fast before slow."""
+    """The published rules: a P75 timeout, slow-task workers, fast before slow.
+
+    interrupt: as the paper's text has it, a step is cut off at the timeout and done
+    again; otherwise the time is looked at between steps, as in its pseudo-code, and the
+    work goes on with the next step (the pseudo-code repeats one).
+    """
 
     QUEUE = 100
 
-    def __init__(self, case: Case, epoch: Epoch, overhead: int) -> None:
+    def __init__(self, case: Case, epoch: Epoch, overhead: int, interrupt: bool) -> None:
         super().__init__(case, epoch, overhead)
+        self.interrupt = interrupt
         self.timeout = sorted(epoch.cost)[(len(epoch.cost) * 3) // 4]
-        late = sum(self._rest(p) for p in range(len(epoch.cost)))
-        early = sum(min(c, self.timeout) for c in epoch.cost)
+        self.parts = [self._parts(s) for s in epoch.steps]
+        late = sum(rest for _, rest in self.parts)
+        early = sum(first for first, _ in self.parts)
         share = round(case.workers * late / (late + early))
-        self.slow_workers = min(max(share, 1), case.workers - 1)
+        self.slow_workers = min(max(share, 1), case.workers - 1) if late else 0
         self.next = 0
         self.temp: deque[int] = deque()
         self.ready: tuple[deque[int], deque[int]] = (deque(), deque())
         self.building: list[int] = []
         self.queue: deque[list[int]] = deque()
 
-    def _rest(self, position: int) -> int:
-        """What is done by a slow-task worker: the interrupted step again, and the others."""
-        if self.case.workers == 1:
-            return 0
-        steps, done = self.epoch.steps[position], 0
+    def _parts(self, steps: Steps) -> tuple[int, int]:
+        """Time with a loading worker, and with a slow-task worker after that."""
+        done = 0
         for number, step in enumerate(steps):
-            if done + step > self.timeout:
-                return sum(steps[number:])
+            if self.case.workers > 1 and done + step > self.timeout:
+                if self.interrupt:
+                    return self.timeout, sum(steps[number:])
+                return done + step, sum(steps[number + 1:])
             done += step
-        return 0
+        return done, 0
 
-    def start(self, now: int) -> list[tuple[int, int, object]]:
-        started: list[tuple[int, int, object]] = []
+    def start(self, now: int) -> list[Start]:
+        started: list[Start] = []
         for worker in list(self.idle):
             if worker < self.slow_workers:
                 if not self.temp or len(self.ready[1]) >= self.QUEUE * self.slow_workers:
                     continue
                 position = self.temp.popleft()
-                work = self._rest(position)
+                duration = self.parts[position][1]
             else:
                 loaders = self.case.workers - self.slow_workers
                 room = self.QUEUE * loaders
@@ -206,20 +216,18 @@ class Published(Loader):
                     continue
                 position = self.next
                 self.next += 1
-                work = self.epoch.cost[position]
-                if self._rest(position):
-                    work = self.timeout
+                duration = self.parts[position][0]
             self.idle.remove(worker)
-            started.append((worker, work + self.overhead, position))
+            started.append((worker, duration + self.overhead, (0, position, 1)))
         return started
 
-    def finish(self, worker: int, token: object, now: int) -> None:
-        assert isinstance(token, int)
+    def finish(self, worker: int, work: Work, now: int) -> None:
+        position = work[1]
         self.idle.append(worker)
-        if worker >= self.slow_workers and self._rest(token):
-            self.temp.append(token)
+        if worker >= self.slow_workers and self.parts[position][1]:
+            self.temp.append(position)
         else:
-            self.ready[worker < self.slow_workers].append(token)
+            self.ready[self.epoch.cost[position] > self.timeout].append(position)
         self._build()
 
     def _build(self) -> None:
@@ -268,8 +276,9 @@ class Minato(Loader):
         self.ahead: dict[int, int] = {}
         self.memory = _core.PolicyMemory(max(1, int(memory * self.window)))
         self.memory.batch(1)
-        self.dispatch = _core.PolicyDispatch(min(self.CAPACITY, case.samples), *self._rates())
-        self.board: deque[tuple[int, int, int]] = deque()
+        capacity = min(self.CAPACITY, case.samples)
+        self.dispatch = _core.PolicyDispatch(capacity, *self._rates())
+        self.board: deque[Work] = deque()
         self.inserted = 0
         self._insert()
 
@@ -278,7 +287,8 @@ class Minato(Loader):
         period = _core.policy_period(self.consumer, int(self.cost.mean), case.batch,
                                      case.workers)
         typical = self.cost.quantile(500)
-        return period, self.consumer, typical, self.window, max(1, self.window // 2), case.workers
+        hungry = max(1, self.window // 2)
+        return period, self.consumer, typical, self.window, hungry, case.workers
 
     def _predict(self, position: int) -> int:
         return self.cost.wall(self.epoch.indices[position])
@@ -290,23 +300,24 @@ class Minato(Loader):
                 return
             batch = self._batch(self.inserted)
             costs = [self._predict(p) for p in batch]
-            limit = _core.policy_chunk(sum(costs) // len(costs), self.overhead, len(costs),
-                                       0)
+            mean = sum(costs) // len(costs)
+            limit = _core.policy_chunk(mean, self.overhead, len(costs), 0)
             at = 0
             while at < len(costs):
                 n = _core.policy_chunk_next(costs[at:], self.overhead, limit)
-                self.dispatch.insert(batch[at], self.inserted, sum(costs[at:at + n]), 0, n)
+                cost = sum(costs[at:at + n])
+                self.dispatch.insert(batch[at], self.inserted, cost, n, n)
                 at += n
             self.inserted += 1
         self.dispatch.close()
 
-    def _may(self, batch: int) -> bool:
+    def _may(self, batch: int, samples: int) -> bool:
         """Asks the budget; memory is charged a whole batch at a time, in batches."""
         need = 0 if self.open[batch] else 1
         held = int(self.open[self.head])
         return bool(need == 0 or self.memory.may(need, batch == self.head, held))
 
-    def _admit(self, batch: int) -> None:
+    def _admit(self, batch: int, samples: int) -> None:
         if not self.open[batch]:
             self.open[batch] = True
             self.memory.charge(1)
@@ -316,11 +327,11 @@ class Minato(Loader):
         ready = self.prefix - self.head if self.in_order else len(self.complete)
         return self.head, ready, self.case.batches
 
-    def _choose(self) -> tuple[int, ...] | None:
+    def _choose(self) -> tuple[int, int, int, int, int, int, int, int] | None:
         choice = self.dispatch.peek(*self._view())
-        if choice is not None and not self._may(choice[1]):
+        if choice is not None and not self._may(choice[1], choice[4]):
             choice = self.dispatch.first()
-            if not self._may(choice[1]):
+            if choice is None or not self._may(choice[1], choice[4]):
                 return None
         return choice
 
@@ -332,16 +343,16 @@ class Minato(Loader):
             if choice is None:
                 return
             self.dispatch.take(choice[7])
-            self._admit(choice[1])
+            self._admit(choice[1], choice[4])
             self.board.append((choice[1], choice[0], choice[4]))
 
-    def start(self, now: int) -> list[tuple[int, int, object]]:
-        started: list[tuple[int, int, object]] = []
+    def start(self, now: int) -> list[Start]:
+        started: list[Start] = []
         self._publish()
         while self.idle and self.board:
             batch, first, n = self.board.popleft()
-            work = sum(self.epoch.cost[first:first + n]) + self.overhead
-            started.append((self.idle.pop(), work, (batch, first, n)))
+            cost = sum(self.epoch.cost[first:first + n]) + self.overhead
+            started.append((self.idle.pop(), cost, (batch, first, n)))
         return started
 
     def _report(self, first: int, n: int) -> None:
@@ -349,8 +360,8 @@ class Minato(Loader):
             cost = self.epoch.cost[p]
             self.cost.observe(self.epoch.indices[p], cost, cost)
 
-    def finish(self, worker: int, token: object, now: int) -> None:
-        batch, first, n = token  # type: ignore[misc]
+    def finish(self, worker: int, work: Work, now: int) -> None:
+        batch, first, n = work
         self.idle.append(worker)
         self._report(first, n)
         self.left[batch] -= n
@@ -399,21 +410,21 @@ class MinatoReady(Minato):
         self.waiting = list(self.left)
         self.ready = 0
 
-    def _may(self, batch: int) -> bool:
-        return bool(self.memory.may(1, batch == self.head, self.held[self.head]))
+    def _may(self, batch: int, samples: int) -> bool:
+        held = self.held[self.head]
+        return bool(self.memory.may(samples, batch == self.head, held))
 
-    def _admit(self, batch: int) -> None:
-        # Called for each task; a task here is one sample or a chunk counted as its samples.
-        self.held[batch] += 1
-        self.memory.charge(1)
+    def _admit(self, batch: int, samples: int) -> None:
+        self.held[batch] += samples
+        self.memory.charge(samples)
         self.peak = max(self.peak, self.memory.used / self.case.batch)
 
     def _view(self) -> tuple[int, int, int]:
         last = -(-self.form.horizon // self.case.batch) - 1
         return self.head, self.ready // self.case.batch, last
 
-    def finish(self, worker: int, token: object, now: int) -> None:
-        _batch, first, n = token  # type: ignore[misc]
+    def finish(self, worker: int, work: Work, now: int) -> None:
+        _, first, n = work
         self.idle.append(worker)
         self._report(first, n)
         self.cost.learn_timeout()
@@ -443,7 +454,7 @@ class MinatoReady(Minato):
 def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
     """One epoch of all ranks in lock-step; every batch takes the consumer consumer_ns."""
     case = loaders[0].case
-    events: list[tuple[int, int, int, int, object]] = []
+    events: list[tuple[int, int, int, int, Work]] = []
     order = itertools.count()
     now = first = 0
     step, got_at = 0, [0] * len(loaders)
@@ -455,8 +466,8 @@ def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
         for rank in ranks:
             loader = loaders[rank]
             while True:
-                for worker, work, token in loader.start(now):
-                    heapq.heappush(events, (now + work, next(order), rank, worker, token))
+                for worker, ns, work in loader.start(now):
+                    heapq.heappush(events, (now + ns, next(order), rank, worker, work))
                 if rank in have or busy or step == case.batches or not loader.fetch(now):
                     break
                 have.add(rank)
@@ -464,14 +475,14 @@ def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
                 first = first or now
         if len(have) == len(loaders) and not busy:
             busy = True
-            heapq.heappush(events, (now + consumer_ns, next(order), -1, 0, None))
+            heapq.heappush(events, (now + consumer_ns, next(order), -1, 0, (0, 0, 0)))
 
     everyone = range(len(loaders))
     settle(everyone)
     while step < case.batches:
-        now, _, rank, worker, token = heapq.heappop(events)
+        now, _, rank, worker, work = heapq.heappop(events)
         if rank >= 0:
-            loaders[rank].finish(worker, token, now)
+            loaders[rank].finish(worker, work, now)
             settle((rank,))
             continue
         step, busy = step + 1, False
@@ -479,7 +490,7 @@ def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
         for r in everyone:
             loaders[r].took(now - got_at[r])
         settle(everyone)
-    work = max(sum(x.epoch.cost) for x in loaders)
-    return Outcome(wall=now, bound=max(work // case.workers, consumer_ns * case.batches),
+    total = max(sum(x.epoch.cost) for x in loaders)
+    return Outcome(wall=now, bound=max(total // case.workers, consumer_ns * case.batches),
                    first=first, peak_batches=max(x.peak for x in loaders),
                    displaced=max(x.displaced for x in loaders))
