@@ -95,8 +95,11 @@ def prepare(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, f
 
 def sha256(path: Path) -> str:
     """Hex SHA-256 of a file."""
+    state = hashlib.sha256()
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
 
 
 def _save(path: Path, array: np.ndarray) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,30 @@ def test_warm_up_is_linear_by_epochs(data_folder, tmp_path, monkeypatch):
                "--repeat", "1", epochs=5) == 0
     rates = [row["learning_rate"] for row in epochs(tmp_path)]
     assert rates == pytest.approx([0.101, 0.201, 0.301, 0.401, 0.401])
+
+
+def test_tensorboard_if_installed(data_folder, tmp_path, monkeypatch):
+    written = {}
+
+    class Writer:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "tensorboard")
+
+        def add_scalar(self, name, value, epoch):
+            written[name, epoch] = value
+
+        def flush(self):
+            written["flushed"] = True
+
+        def close(self):
+            written["closed"] = True
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", epochs=1) == 0
+    assert written["loss", 1] == epochs(tmp_path)[0]["loss"]
+    assert written["flushed"] and written["closed"]
 
 
 def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
