@@ -61,6 +61,17 @@ def quick_joins() -> Iterator[None]:
     _utils.MP_STATUS_CHECK_INTERVAL = before
 
 
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.when == "call":
+        item.stash[_failed] = report.failed
+    return report
+
+
 @pytest.fixture(params=_kinds, ids=lambda kind: kind.name)
 def loader(request: pytest.FixtureRequest) -> Kind:
     """Each selected loader in turn."""
@@ -130,7 +141,10 @@ def no_process_left(
     if not left():
         return
     gc.collect()
-    if not wait_for(lambda: not left(), 8.0):
+    if request.node.stash.get(_failed, False):
+        # The failure's traceback holds the iterator, hence its workers.
+        _end(left())
+    elif not wait_for(lambda: not left(), 8.0):
         names = {pid: descendants().get(pid) for pid in left()}
         _end(left())
         pytest.fail(f"processes left behind: {names}")

@@ -32,6 +32,9 @@ TABLE: dict[str, tuple[Any, Any, Any]] = {
     "death_error": ("RuntimeError", "RuntimeError", "WorkerLost"),
     # torch joins each stuck worker for 5 s before it is terminated.
     "stuck_workers_shutdown_bound_s": (None, 4.0, 4.0),
+    # A worker of torch moves a tensor into shared memory in place when it sends it, so
+    # writing into an unbatched sample writes into the worker's dataset.
+    "unbatched_tensors_alias_the_dataset": (True, False, False),
     # Whether tensors of a batch share their storage with nothing else and are no
     # larger than their contents is not promised by torch for every collate_fn.
     "every_tensor_owns_its_storage": (False, True, True),

@@ -295,17 +295,11 @@ def test_error_keeps_its_cause(loader: Kind) -> None:
     assert causes[_raise_os].filename == "/nowhere"
 
 
-class Wide(Failing):
-    """Fails at one index that no line number or pid will equal by chance."""
-
-    def __init__(self, bad: int) -> None:
-        super().__init__(bad + 1, {bad}, _raise_value)
-
-
 @pytest.mark.parametrize("size", [2, None])
 def test_error_names_the_index(loader: Kind, size: int | None) -> None:
+    # A number that no line and no process will have by chance.
     bad = 918_273_645
-    dataset = Wide(bad)
+    dataset = Failing(8, {bad}, _raise_value)
     got = _failure(loader, dataset, sampler=[0, 1, bad, 2], batch_size=size)
     assert (str(bad) in got.text) is loader.expects("error_names_index")
 

@@ -167,6 +167,15 @@ def test_anything_indexable_is_a_dataset(loader: Kind, dataset: Any) -> None:
         assert_same(got, list(DataLoader(dataset, batch_size=2)))
 
 
+@pytest.mark.parametrize("length", [10**6, 2**40, 2**62])
+def test_datasets_of_any_length(loader: Kind, length: int) -> None:
+    keys = [0, length - 1, length // 2]
+    made = loader(Numbers(length), sampler=keys, batch_size=2, num_workers=2)
+    assert [batch.tolist() for batch in made] == [keys[:2], keys[2:]]
+    first = iter(loader(Numbers(length), num_workers=1))
+    assert next(first).tolist() == [0]
+
+
 # ------------------------------------------------------- without batching
 
 

@@ -1,0 +1,56 @@
+"""``python -m minato info``: says what was built and found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from .support import ROOT, Kind
+
+
+def _minato(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "minato", *arguments], cwd=ROOT, text=True, timeout=50,
+        capture_output=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def once(own: Kind) -> None:
+    """The command knows no loader kinds; one of them is enough."""
+    if own.name != "minato":
+        pytest.skip("the same for every kind of loader")
+
+
+def test_info() -> None:
+    import torch
+
+    import minato
+
+    done = _minato("info")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert minato.__version__ in done.stdout
+    assert torch.__version__ in done.stdout
+    assert len(done.stdout.splitlines()) > 3
+
+
+def test_unknown_command() -> None:
+    done = _minato("frobnicate")
+    assert done.returncode != 0
+    assert "info" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help() -> None:
+    done = _minato("--help")
+    assert done.returncode == 0 and "info" in done.stdout
+
+
+def test_installed_command() -> None:
+    command = shutil.which("minato")
+    if command is None:
+        pytest.skip("not installed; the module is tested above")
+    done = subprocess.run([command, "info"], text=True, timeout=50, capture_output=True)
+    assert done.returncode == 0 and done.stdout

@@ -1,0 +1,294 @@
+"""Tensors of batches: they survive whatever their holder and the loader do next."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+
+from .datasets import Images, Listed, Numbers
+from .support import Kind, assert_same, flat
+
+
+def _want(batch_number: int, size: int = 2) -> list[int]:
+    return [batch_number * size + i for i in range(size)]
+
+
+def _values(image: torch.Tensor) -> list[int]:
+    low, high = image.amin(dim=(1, 2, 3)), image.amax(dim=(1, 2, 3))
+    assert torch.equal(low, high), "bytes of another batch"
+    return [int(value) for value in low]
+
+
+def _churn(loader: Kind, epochs: int = 2) -> None:
+    """Let a loader of the same shapes run over memory that was freed meanwhile."""
+    for _ in range(epochs):
+        for batch in loader(Images(12), batch_size=2, num_workers=2):
+            batch["image"].fill_(-7)
+
+
+def test_batches_kept_for_an_epoch(loader: Kind) -> None:
+    made = loader(Images(60), batch_size=2, num_workers=2)
+    kept = list(made)
+    _churn(loader)
+    for number, batch in enumerate(kept):
+        assert _values(batch["image"]) == batch["label"].tolist() == _want(number)
+
+
+def test_batches_kept_across_epochs_of_persistent_workers(loader: Kind) -> None:
+    made = loader(Images(16), batch_size=2, num_workers=2, persistent_workers=True)
+    kept = [batch for _ in range(4) for batch in made]
+    for number, batch in enumerate(kept):
+        assert _values(batch["image"]) == _want(number % 8)
+
+
+def test_batches_outlive_their_loader(loader: Kind) -> None:
+    made = loader(Images(12), batch_size=2, num_workers=2, persistent_workers=True)
+    kept = list(made)
+    del made
+    gc.collect()
+    _churn(loader)
+    for number, batch in enumerate(kept):
+        assert _values(batch["image"]) == _want(number)
+
+
+def test_every_other_batch_is_kept(loader: Kind) -> None:
+    kept = {}
+    made = loader(Images(40), batch_size=2, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        for number, batch in enumerate(made):
+            if (number + epoch) % 3 == 0:
+                kept[epoch, number] = batch["image"]
+    for (_, number), image in kept.items():
+        assert _values(image) == _want(number)
+
+
+def test_numpy_views_are_kept(loader: Kind) -> None:
+    made = loader(Images(12), batch_size=2, num_workers=2, persistent_workers=True)
+    views = []
+    for _ in range(3):
+        for batch in made:
+            views.append(batch["image"].numpy()[:, :, ::2])
+            del batch
+    gc.collect()
+    _churn(loader)
+    for number, view in enumerate(views):
+        want = np.array(_want(number % 6), dtype=np.float32).reshape(2, 1, 1, 1)
+        assert (view == want).all()
+
+
+def test_one_row_keeps_its_memory(loader: Kind) -> None:
+    made = loader(Images(12), batch_size=2, num_workers=2, persistent_workers=True)
+    rows = [batch["image"][1] for _ in range(3) for batch in made]
+    _churn(loader)
+    for number, row in enumerate(rows):
+        assert row.unique().tolist() == [2 * (number % 6) + 1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda t: t.view(torch.int32), lambda t: t.detach(), lambda t: t.data,
+    lambda t: torch.from_dlpack(t), lambda t: t.untyped_storage(),
+    lambda t: memoryview(t.numpy()), lambda t: np.asarray(t).view(np.uint8),
+    lambda t: torch.nn.Parameter(t), lambda t: t[0, 0, 0].as_strided((5,), (1,)),
+], ids=["view", "detach", "data", "dlpack", "storage", "memoryview", "array",
+        "parameter", "strided"])
+def test_other_holders_of_the_memory(loader: Kind, make: Any) -> None:
+    made = loader(Images(8), batch_size=2, num_workers=1)
+    held = [(make(batch["image"]), batch["image"].clone()) for batch in made]
+    gc.collect()
+    _churn(loader)
+    for view, image in held:
+        want = make(image)
+        if isinstance(view, torch.UntypedStorage):
+            assert view.tolist() == want.tolist()
+        elif isinstance(view, memoryview):
+            assert view.tobytes() == want.tobytes()
+        else:
+            assert bool((view == want).all())
+
+
+def test_share_memory(loader: Kind) -> None:
+    made = loader(Images(12), batch_size=2, num_workers=2)
+    kept = []
+    for batch in made:
+        image = batch["image"].share_memory_()
+        assert image.is_shared()
+        kept.append(image)
+    _churn(loader)
+    for number, image in enumerate(kept):
+        assert _values(image) == _want(number)
+
+
+def _sums(queue: Any, answers: Any, count: int) -> None:
+    for _ in range(count):
+        batch = queue.get()
+        answers.put((batch["image"].sum().item(), batch["label"].tolist()))
+    answers.close()
+    answers.join_thread()
+
+
+def test_multiprocessing_queue(loader: Kind) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_sums, args=(queue, answers, 12))
+    process.start()
+    found = []
+    for _ in range(2):
+        for batch in loader(Images(12), batch_size=2, num_workers=1):
+            queue.put(batch)
+            # The reader answers before the batch is dropped here.
+            found.append(answers.get(timeout=40))
+    process.join(40)
+    assert process.exitcode == 0
+    pixels = 3 * 64 * 64
+    assert found == [(sum(_want(n % 6)) * pixels, _want(n % 6)) for n in range(12)]
+
+
+def test_queue_within_one_process(loader: Kind) -> None:
+    queue = torch.multiprocessing.get_context("fork").Queue()
+    for number, batch in enumerate(loader(Images(8), batch_size=2, num_workers=1)):
+        queue.put(batch["image"])
+        assert _values(queue.get(timeout=40)) == _want(number)
+        assert _values(batch["image"]) == _want(number)
+    queue.close()
+    queue.join_thread()
+
+
+def test_pickles_are_no_larger_than_the_tensor(loader: Kind) -> None:
+    for batch in loader(Images(8), batch_size=2, num_workers=1):
+        for tensor in batch.values():
+            size = tensor.numel() * tensor.element_size()
+            text = pickle.dumps(tensor)
+            assert len(text) < size + 2048
+            assert_same(pickle.loads(text), tensor)
+            file = io.BytesIO()
+            torch.save(tensor, file)
+            assert file.tell() < size + 4096
+            file.seek(0)
+            assert_same(torch.load(file), tensor)
+            assert_same(copy.deepcopy(tensor), tensor)
+
+
+def test_storages(loader: Kind) -> None:
+    kept = list(loader(Images(12), batch_size=2, num_workers=2))
+    places = set()
+    for batch in kept:
+        for tensor in batch.values():
+            storage = tensor.untyped_storage()
+            if loader.expects("every_tensor_owns_its_storage"):
+                assert storage.nbytes() == tensor.numel() * tensor.element_size()
+                assert tensor.storage_offset() == 0
+            places.add(storage.data_ptr())
+    assert len(places) == 2 * len(kept)
+
+
+def test_alignment_and_layout(loader: Kind) -> None:
+    samples = [{"a": torch.ones(5, dtype=torch.int8), "b": torch.ones(3)}] * 4
+    for batch in loader(Listed(samples), batch_size=2, num_workers=1):
+        for tensor in batch.values():
+            assert tensor.is_contiguous()
+            assert tensor.data_ptr() % tensor.element_size() == 0
+
+
+def test_batches_may_be_written(loader: Kind) -> None:
+    made = loader(Images(8), batch_size=2, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        for number, batch in enumerate(made):
+            image = batch["image"]
+            assert image.numpy().flags.writeable
+            assert _values(image) == _want(number)
+            image.mul_(0).sub_(1)
+            batch["label"].zero_()
+            image.requires_grad_()
+
+
+def test_batches_may_be_resized(loader: Kind) -> None:
+    for number, batch in enumerate(loader(Images(8), batch_size=2, num_workers=1)):
+        image = batch["image"]
+        try:
+            image.resize_(4, 3, 64, 64)[2:] = 5
+        except RuntimeError as error:
+            # Shared memory cannot grow; torch refuses, and so may others.
+            assert "not resizable" in str(error)
+        else:
+            assert _values(image) == [*_want(number), 5, 5]
+        image.resize_(1, 3, 64, 64)
+        assert _values(image) == _want(number)[:1]
+        batch["label"].set_(torch.arange(3))
+        assert batch["label"].tolist() == [0, 1, 2]
+
+
+def _read(image: torch.Tensor, answers: Any) -> None:
+    answers.put(_values(image))
+    answers.close()
+    answers.join_thread()
+
+
+def test_forked_child_of_the_caller_sees_its_copy(loader: Kind) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    answers = context.Queue()
+    iterator = iter(loader(Images(20), batch_size=2, num_workers=2))
+    image = next(iterator)["image"]
+    process = context.Process(target=_read, args=(image, answers))
+    process.start()
+    assert answers.get(timeout=40) == [0, 1]
+    process.join(40)
+    # The child's end frees nothing here.
+    assert process.exitcode == 0
+    rest = [_values(batch["image"]) for batch in iterator]
+    assert rest == [_want(number) for number in range(1, 10)]
+    assert _values(image) == [0, 1]
+
+
+def test_datasets_own_tensors_are_not_handed_out(loader: Kind) -> None:
+    dataset = Listed([torch.zeros(1000) for _ in range(6)])
+    made = loader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        for batch in made:
+            assert batch.sum() == 0
+            batch += 1
+    assert sum(sample.sum() for sample in dataset.samples) == 0
+
+
+def test_unbatched_tensors_and_the_dataset(loader: Kind) -> None:
+    dataset = Listed([torch.zeros(1000) for _ in range(6)])
+    made = loader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+    kept = []
+    for _ in range(3):
+        for sample in made:
+            kept.append(sample.add_(1))
+    written = all(sample.sum() == 1000 for sample in kept)
+    assert written is not loader.expects("unbatched_tensors_alias_the_dataset")
+
+
+@pytest.mark.parametrize("side", [1, 8, 150, 600])
+def test_sizes_small_and_large(loader: Kind, side: int) -> None:
+    made = loader(Images(8, side), batch_size=2, num_workers=2)
+    kept = [batch["image"] for batch in made]
+    assert [_values(image) for image in kept] == [_want(n) for n in range(4)]
+
+
+def test_many_small_batches_are_kept(loader: Kind) -> None:
+    # More tensors than a process may open files: torch itself needs a descriptor each.
+    count = 300
+    kept = list(loader(Numbers(count), num_workers=2))
+    assert flat(kept) == list(range(count))
+
+
+def test_autograd_on_a_batch(loader: Kind) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    total = 0.0
+    loss = torch.zeros(())
+    for batch in loader(Images(6), batch_size=2, num_workers=1):
+        # Saved for the backward pass; the loader goes on meanwhile.
+        loss = loss + (batch["image"] * weight).sum()
+        total += batch["image"].sum().item()
+    loss.backward()
+    assert weight.grad.item() == total
