@@ -100,7 +100,7 @@ parse_string(struct cursor *c, char *out, size_t size)
             return malformed(c, "a string with an escape");
         }
         if (length + 1 < size) {
-            out[length++] = *c->at;
+            out[length++] = *c->at >= ' ' && *c->at <= '~' ? *c->at : '?'; /* for texts */
         }
         c->at++;
     }

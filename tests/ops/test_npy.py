@@ -98,6 +98,7 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 6, 7, 8), }"
     ("<f4", "|O", "dtype '|O' is not supported"),
     ("<f4", "<f2", "dtype '<f2' is not supported"),
     ("<f4", "<f4" * 20, "is not supported"),
+    ("<f4", "\n\x7f4", r"dtype '\?\?4' is not supported"),
     ("'<f4'", "[('a', '<f4')]", "structured"),
     ("'<f4'", "'<f4", "a string without an end|escape|expected|axes|key"),
     ("'<f4'", r"'<f\x34'", "escape"),
@@ -146,6 +147,9 @@ def test_what_the_system_refuses(tmp_path, image):
         read(tmp_path / "pipe")
     with pytest.raises(ValueError, match="null"):
         read("a\0b.npy")
+    with pytest.raises(FileNotFoundError) as error:
+        read("no utf-8: \udcff.npy")
+    assert "no utf-8: \udcff.npy" in str(error.value)
 
 
 def test_a_file_that_changes_is_read_anew(tmp_path, image):
