@@ -5,8 +5,8 @@
  *   One caller (the engine, under its mutex) inserts the tasks of coming batches, asks
  *   for the one to start whenever a worker is free, and takes it out. A task is one
  *   sample, or a chunk of neighbouring cheap samples of one batch (policy_chunk.h).
- *   Tasks should be taken only as workers become free: what is queued before them is
- *   decided too early.
+ *   What is queued before a worker is free is decided early; in simulation one task a
+ *   worker queued ahead cost nothing, because the order itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -175,7 +175,7 @@ mn_dispatch_init(struct mn_dispatch *d, void *memory, uint32_t capacity,
 int
 mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task);
 
-/* No task will be inserted before the epoch is over. Until mn_dispatch_open. */
+/* No task will be inserted before the epoch is over. Until mn_dispatch_reopen. */
 void
 mn_dispatch_close(struct mn_dispatch *d);
 

@@ -12,9 +12,9 @@
 
 struct mn_histogram;
 
-/* Adds PolicyCost, PolicyDispatch, PolicySlow, PolicyReady, PolicyMemory, PolicyWorkers,
- * policy_chunk, policy_chunk_next and policy_period to the module. 0, or -1 with an
- * exception set. */
+/* Adds PolicyCost (with the slow timeout), PolicyDispatch, PolicyMemory, PolicyReady,
+ * PolicyWorkers, policy_chunk, policy_chunk_next and policy_period to the module. 0, or -1
+ * with an exception set. */
 int
 mn_policy_add_types(PyObject *module);
 
@@ -33,7 +33,7 @@ mn_policy_add_dispatch(PyObject *module);
 int
 mn_policy_add_deciders(PyObject *module);
 
-/* tp_alloc of a type whose instance ends with no memory of its own. */
+/* tp_dealloc of a type whose instances have no memory of their own. */
 void
 mn_policy_dealloc(PyObject *self);
 

@@ -1,4 +1,4 @@
-/* PolicyCost and PolicySlow: the cost model and the slow timeout as Python objects.
+/* PolicyCost: the cost model, and the slow timeout learned from it, as a Python object.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/mn_policy.h"
