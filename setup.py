@@ -2,16 +2,20 @@
 
 MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compiles in the
 fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
-sanitizers, MINATO_OPTIMIZE replaces -O3.
+sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
+out.
 """
 
 import os
+import re
+import sys
 import sysconfig
 from glob import glob
 
 import numpy
 from setuptools import Extension, setup
 
+C_ONLY = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 flags = ["-std=c11", os.environ.get("MINATO_OPTIMIZE", "-O3"), "-fvisibility=hidden"]
 flags += ["-Wall", "-Wextra", "-Wshadow"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes"]
@@ -59,6 +63,45 @@ if glob("csrc/py/mn_ops*.c"):
             extra_compile_args=flags,
             extra_link_args=[*links, "-pthread", "-lm"],
             depends=headers,
+        )
+    )
+
+
+def installed_torch():
+    """(folder, version) of a torch with headers, here or where the wheel will go, or None.
+
+    An isolated build does not see the target's packages, but its sysconfig names their
+    folder. Nothing is imported and nothing is downloaded.
+    """
+    for path in [*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]:
+        folder = os.path.join(path, "torch")
+        if os.path.exists(os.path.join(folder, "include/ATen/core/Tensor.h")):
+            with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+                found = re.search(r"__version__ = '((\d+)\.(\d+)[^']*)'", file.read())
+            # before 2.6, wheels were built with the other C++ string ABI
+            if found and (int(found[2]), int(found[3])) >= (2, 6):
+                return folder, f"{found[2]}.{found[3]}"
+    return None
+
+
+found = installed_torch() if os.environ.get("MINATO_TORCH", "1") != "0" else None
+if found:
+    folder, version = found
+    extensions.append(
+        Extension(
+            "minato._torch",
+            ["csrc/torch/mn_torch.cpp"],
+            language="c++",
+            extra_compile_args=[
+                *(f for f in flags if f not in C_ONLY),
+                *("-std=c++20", "-O2", "-g0", "-isystem", os.path.join(folder, "include")),
+                f'-DMN_TORCH_VERSION="{version}"',
+            ],
+            library_dirs=[os.path.join(folder, "lib")],
+            libraries=["torch_python", "torch_cpu", "c10"],
+            extra_link_args=[*links, "-Wl,--version-script=csrc/torch/exports.map"],
+            depends=["csrc/torch/exports.map"],
+            optional=True,  # without a C++ compiler the loader works all the same
         )
     )
 

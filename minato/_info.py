@@ -99,8 +99,8 @@ def _built(name: str, why_not: str) -> str:
 
 def _torch_extension() -> str:
     how = (
-        "not built (optional: pinned memory is then filled by torch). To get it, install "
-        "torch, then: pip install --no-build-isolation --force-reinstall --no-deps minato"
+        "not built; optional. To get it, with torch and a C++ compiler installed, run in "
+        "minato's sources: pip install --no-build-isolation ."
     )
     state = _built("_torch", how)
     if state == "built":

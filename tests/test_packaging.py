@@ -70,6 +70,8 @@ import importlib.metadata as m
 with open("build-environment.txt", "w") as file:
     found = [d for d in m.distributions() if "_vendor" not in str(d.locate_file(""))]
     file.write(" ".join(d.metadata["Name"] for d in found))
+with open("target-torch.txt", "w") as file:
+    print(*installed_torch() or (), sep="\\n", file=file)
 """
 
 
@@ -79,6 +81,7 @@ class Built(NamedTuple):
     wheel: Path
     isolated: bool
     environment: set[str]
+    torch: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     )  # fmt: skip
     (wheel,) = (where / "out").glob("*.whl")
     held = (source / "build-environment.txt").read_text().lower().split()
-    return Built(wheel, isolated, set(held))
+    target = (source / "target-torch.txt").read_text().split()
+    return Built(wheel, isolated, set(held), target)
 
 
 def environment(where: Path, wheel: Path, *visible: Path) -> Path:
@@ -156,6 +160,19 @@ def test_build_needs_numpy_and_setuptools_only(built: Built) -> None:
         pytest.skip("the package index cannot be reached")
     assert {"setuptools", "numpy"} <= built.environment
     assert built.environment - {"minato"} <= {"setuptools", "numpy", "wheel"}
+
+
+def test_torch_of_the_target_is_found_from_an_isolated_build(built: Built) -> None:
+    """Its headers, by the target's folders: nothing is imported or fetched for that."""
+    torch = pytest.importorskip("torch")
+    folder, version = built.torch
+    assert Path(folder) == Path(torch.__file__).parent
+    assert torch.__version__.startswith(version + ".")
+
+
+def test_torch_extension_can_be_left_out(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        assert not [n for n in wheel.namelist() if n.startswith("minato/_torch.c")]
 
 
 # ---- the extensions --------------------------------------------------------------------
@@ -277,7 +294,7 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     (archive,) = (where / "out").glob("minato-*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
-    wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]*")}
+    wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
     wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").glob("*.py*")}
     wanted = {n for n in wanted if "__pycache__" not in n}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names

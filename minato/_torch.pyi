@@ -1,0 +1,11 @@
+"""Types of the optional extension module; see csrc/torch/mn_torch.cpp."""
+
+from typing import Final
+
+import torch
+
+torch_version: Final[str]
+
+def pinned_empty_like(tensor: torch.Tensor, /) -> torch.Tensor: ...
+def pin(tensor: torch.Tensor, /) -> torch.Tensor: ...
+def fill(to: torch.Tensor, source: torch.Tensor, /) -> None: ...
