@@ -53,6 +53,22 @@ class _Memory(TypedDict):
     in_flight: int
     envelope_bytes: int
 
+class _Scheduler(TypedDict):
+    active: int
+    max: int
+    slow: int
+    decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
+
+class _Timing(TypedDict):
+    delivered: int
+    waits: int
+    wait_ns: int
+    wait_max_ns: int
+    consumer_ns: int
+    planned: int
+    ready: int
+    starts: tuple[int, int, int, int, int]
+
 @final
 class Engine:
     def __new__(
@@ -65,6 +81,8 @@ class Engine:
         window: int = 0,
         in_order: bool = True,
         costs: CostModel | None = None,
+        max_workers: int = 0,
+        slow_seconds: float = 0.0,
     ) -> Engine: ...
     @property
     def fd(self) -> int: ...
@@ -88,6 +106,7 @@ class Engine:
         self,
         indices: list[int] | Any,
         pickled: bytes | None,
+        sequence: int,
         number: int,
         epoch: int,
         position: int,
@@ -95,12 +114,18 @@ class Engine:
         nrows: int,
         seeded: bool,
         whole: bool,
+        user_epoch: int = 0,
     ) -> bool: ...
     def set_form(self, kind: int, layout: Layout | None, layout_at: int, /) -> None: ...
     def plan_end(self) -> None: ...
     def plan_clear(self) -> None: ...
     def next(self, timeout: float, /) -> tuple[int, int] | Literal[False] | None: ...
-    def taken(self, number: int, block: int, /) -> None: ...
+    def taken(self, sequence: int, block: int, /) -> None: ...
+    def detach(self, sequence: int, /) -> None: ...
+    def set_horizon(self, sequence: int, /) -> None: ...
+    def gather(self, blocks: list[int], layout: Layout, /) -> int: ...
+    def scheduler(self) -> _Scheduler | None: ...
+    def timing(self) -> _Timing: ...
     def post(self, data: bytes, /) -> int: ...
     def poll(self, block: int, /) -> int: ...
     def wait(self, block: int, timeout: float, /) -> bool: ...
@@ -184,6 +209,7 @@ class Worker:
         seeder: Seeder | None,
         open_layout: Callable[[bytes], Layout],
         load_index: Callable[[bytes], Any],
+        set_epoch: Callable[[int], Any] | None = None,
     ) -> Worker: ...
     def ready(self) -> None: ...
     def next(

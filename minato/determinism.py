@@ -126,7 +126,7 @@ def check_determinism(
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
     def run(order: range) -> tuple[list[_Sample], list[str], list[str]]:
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             _Probe(dataset, units, order),
             batch_size=None,
             num_workers=1,
@@ -234,7 +234,8 @@ def _places() -> Iterator[tuple[str, Any]]:
     for module_name, module in list(sys.modules.items()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             yield f"{module_name}.{name}", value
-            if isinstance(value, type) and value.__module__ == module_name:
+            # by type(): isinstance would ask the object, and some answer with warnings
+            if issubclass(type(value), type) and value.__module__ == module_name:
                 for member, held in list(vars(value).items()):
                     yield f"{module_name}.{name}.{member}", held
     for value in gc.get_objects():

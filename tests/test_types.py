@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,6 +86,21 @@ def test_every_public_name_of_the_extension_is_in_the_stub() -> None:
         for member in vars(value) if isinstance(value, type) else ():
             if not member.startswith("__"):
                 assert f"def {member}(" in STUB, f"{name}.{member}"
+
+
+def test_keywords_are_those_of_the_sources() -> None:
+    """C functions do not tell their arguments; their tables of keywords do."""
+    sources = (ROOT / "csrc" / "py").glob("*.c")
+    text = "".join(p.read_text() for p in sources if not p.name.startswith("mn_ops"))
+    tables = re.findall(r"static char \*names\[\] = \{([^}]*)NULL\}", text)
+    assert len(tables) > 8
+    known = set()
+    for node in ast.walk(ast.parse(STUB)):
+        if isinstance(node, ast.FunctionDef):
+            names = [a.arg for a in [*node.args.args, *node.args.kwonlyargs]]
+            known.add(tuple(n for n in names if n not in ("self", "cls")))
+    unknown = [t for t in tables if tuple(re.findall(r'"(\w+)"', t)) not in known]
+    assert not unknown
 
 
 def test_loader_is_generic_like_torchs() -> None:
