@@ -13,6 +13,7 @@ import contextlib
 import pickle
 import time
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +62,26 @@ def sampler_generator(loader: Any) -> torch.Generator | None:
     return own if isinstance(own, torch.Generator) else loader.generator
 
 
+def sampler_state(generator: torch.Generator | None) -> torch.Tensor:
+    return torch.get_rng_state() if generator is None else generator.get_state()
+
+
 def _may_look_ahead(loader: Any) -> bool:
     """Whether drawing indices early changes nothing: torch's own samplers only."""
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     own = type(sampler) in _TORCH_SAMPLERS
     return own and (batches is None or type(batches) is torch.utils.data.BatchSampler)
+
+
+@dataclass
+class _EpochAhead:
+    """The next epoch, of which some batches are planned while the present one ends."""
+
+    progress: Progress
+    left: int  # batches of the present epoch not handed over yet
+    first: int  # its first sequence
+    user_epoch: int
 
 
 @dataclass
@@ -97,6 +112,8 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
         self._worker_init_fn = loader.worker_init_fn
+        self._max_workers = max(loader.max_workers or 0, self._num_workers)
+        self._slow_timeout = loader.slow_timeout
         self._memo = memo_of(loader)
         self._epoch = 0
         self._take_up(loader, self._memo)
@@ -119,6 +136,7 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
     def _begin_epoch(self, loader: Any) -> Any:
         """Notes where the sampler's generator stands. Returns what _began must undo."""
         generator = sampler_generator(loader)
+        self._loader_generator = generator
         self._progress = Progress(self._epoch, self._base_seed)
         state, undo = self._resume_from, None
         self._resume_from = None
@@ -131,9 +149,7 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
                     generator.set_state(unpack_generator(state["generator"]))
             self._progress.head = state["delivered"]
             self._progress.beyond = set(state["delivered_beyond"])
-        self._progress.generator = (
-            torch.get_rng_state() if generator is None else generator.get_state()
-        )
+        self._progress.generator = sampler_state(generator)
         self._memo.progress = self._progress
         return undo
 
@@ -153,7 +169,7 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
             memory_limit=loader._memory_limit_bytes(),
             options=self._engine_options(),
             job=dict(
-                num_workers=self._num_workers,
+                num_workers=self._max_workers if balanced else self._num_workers,
                 base_seed=self._base_seed,
                 dataset_kind=self._dataset_kind,
                 auto_collation=self._auto_collation,
@@ -239,8 +255,11 @@ class BalancedIterator(_MinatoIterator):
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         self._far = _may_look_ahead(loader)
-        self._planned: dict[int, _Batch] = {}
+        self._planned: dict[int, _Batch] = {}  # by sequence
+        self._sequence = 0
         self._costs_known = False
+        self._early: _EpochAhead | None = None
+        self._kept_back: deque[tuple[_Batch, Any]] = deque()
         super().__init__(loader)
 
     @staticmethod
@@ -252,18 +271,26 @@ class BalancedIterator(_MinatoIterator):
         )
 
     def _engine_options(self) -> dict[str, Any]:
+        slow = self._slow_timeout
         return dict(
-            window=self._prefetch_factor * self._num_workers,
+            window=self._window(),
             in_order=self._in_order,
             costs=self._memo.costs,
+            max_workers=self._max_workers,
+            slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
         )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        begun = self._sampler_iter
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         if not first_iter:
+            self._epoch += self._early is None
+            if self._early is not None and self._adopt_early(begun):
+                return
+            self._kept_back.clear()
             self._engine.plan_clear()
             self._planned.clear()
-            self._epoch += 1
+        self._ahead = bool(loader.prefetch_next_epoch)
         self._drawn: Any = None
         self._exhausted = False
         self._number = 0
@@ -276,29 +303,64 @@ class BalancedIterator(_MinatoIterator):
         finally:
             self._began(undo)
 
+    # ---- the next epoch, begun early ---------------------------------------------------
+
+    def _begin_next(self) -> None:
+        """The sampler is exhausted: draws the next epoch's first window while this ends."""
+        state = sampler_state(self._loader_generator)
+        progress = Progress(self._epoch + 1, self._base_seed, state)
+        self._early = _EpochAhead(
+            progress, len(self._planned), self._sequence, self._memo.user_epoch
+        )
+        self._sampler_iter = iter(self._index_sampler)
+        self._epoch += 1
+        self._number = self._position = 0
+        self._exhausted = False
+
+    def _adopt_early(self, begun: Any) -> bool:
+        """Makes the epoch that was begun early the present one; False when it is stale:
+        the last was left in the middle, or set_epoch was called since."""
+        early, self._early = self._early, None
+        if early.left > 0 or early.user_epoch != self._memo.user_epoch:
+            return False
+        self._sampler_iter = begun
+        self._progress = self._memo.progress = early.progress
+        self._fill()
+        return True
+
     # ---- sending ---------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Draws from the sampler up to torch's window, further where that is harmless."""
         self._set_form()
-        most = self._prefetch_factor * self._num_workers
+        window = most = self._window()
         if self._far and self._delivered_any():
             most = max(most, LOOK_AHEAD_BATCHES)
             if len(self._planned) > most // 2:
                 return  # in bulk: each visit wakes sleeping workers
+        if self._early is not None:
+            most = self._early.left + window
         while len(self._planned) < most and not self._exhausted:
             if self._drawn is None:
                 try:
                     self._drawn = (self._next_index(),)
                 except StopIteration:
                     self._exhausted = True
-                    self._engine.plan_end()
-                    return
-            if self._progress.has(self._number):
+                    if not self._ahead or self._early is not None:
+                        self._engine.plan_end()
+                        return
+                    self._begin_next()
+                    continue
+            progress = self._progress if self._early is None else self._early.progress
+            if progress.has(self._number):
                 self._pass_over(self._drawn[0])  # delivered before this process began
             elif not self._plan(self._drawn[0]):
                 return
             self._drawn = None
+
+    def _window(self) -> int:
+        """Torch's prefetch window for the workers there are, in what is planned."""
+        return self._prefetch_factor * self._num_workers
 
     def _delivered_any(self) -> bool:
         """Whether anything is known of costs: before that nothing beyond the window is cut
@@ -321,12 +383,13 @@ class BalancedIterator(_MinatoIterator):
                 self._engine.set_form(kind, layout.core, self._posted[id(layout)])
 
     def _plan(self, index: Any) -> bool:
-        whole = self._shape.whole or type(index) not in (list, tuple) or not index
+        whole = self._is_whole(index)
         pickled = _pickled(index)
         rows = len(index) if not whole else 1
         taken = self._engine.plan(
             index,
             pickled,
+            self._sequence,
             self._number,
             self._epoch,
             self._position,
@@ -337,9 +400,14 @@ class BalancedIterator(_MinatoIterator):
             self._memo.user_epoch,
         )
         if taken:
-            self._planned[self._number] = _Batch(self._number, index, whole)
+            self._planned[self._sequence] = _Batch(self._number, index, whole)
+            self._sequence += 1
             self._pass_over(index)
         return taken
+
+    def _is_whole(self, index: Any) -> bool:
+        """Whether one worker fetches and collates the batch."""
+        return self._shape.whole or type(index) not in (list, tuple) or not index
 
     def _pass_over(self, index: Any) -> None:
         self._number += 1
@@ -351,22 +419,40 @@ class BalancedIterator(_MinatoIterator):
     def _next_data(self) -> Any:
         if not self._planned:
             self._fill()
-        if not self._planned:
+        if self._at_end():
             self._progress.finished = True
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        number, block = self._await_next()
-        batch = self._planned.pop(number)
-        try:
-            data = self._take(batch, block)
-        finally:
-            self._engine.taken(number, block)
-        self._progress.delivered(number)
+        batch, data = self._receive()
+        self._progress.delivered(batch.number)
+        if self._early is not None:
+            self._early.left -= 1
         self._fill()
         if isinstance(data, Failure):
             data.reraise()
         return self._pinned(data)
+
+    def _at_end(self) -> bool:
+        if self._early is not None:
+            return self._early.left == 0
+        return not self._planned and not self._kept_back
+
+    def _receive(self) -> tuple[_Batch, Any]:
+        """The next batch to hand over. Out of order one of the next epoch may be done
+        first: it is kept back."""
+        if self._early is None and self._kept_back:
+            return self._kept_back.popleft()
+        while True:
+            sequence, block = self._await_next()
+            batch = self._planned.pop(sequence)
+            try:
+                data = self._take(batch, block)
+            finally:
+                self._engine.taken(sequence, block)
+            if self._early is None or sequence < self._early.first:
+                return batch, data
+            self._kept_back.append((batch, data))
 
     def _await_next(self) -> tuple[int, int]:
         timeout = self._timeout if self._timeout > 0 else -1.0
@@ -655,4 +741,8 @@ def make_iterator(loader: Any) -> _MinatoIterator:
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if iterable or loader.scheduling == "static":
         return StaticIterator(loader)
+    if loader.batching == "ready":
+        from ._ready import ReadyIterator
+
+        return ReadyIterator(loader)
     return BalancedIterator(loader)

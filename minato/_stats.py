@@ -13,6 +13,8 @@ slow                        the costliest known indices: [(index, seconds)]
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
+scheduler                   with max_workers: active, max, slow (samples flagged so far),
+                            decisions [{at, from, to, why, occupancy, cpu, wait, rate}]; None
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
 verdict                     one sentence: is the caller waiting, for what, what would help
 """
@@ -72,6 +74,7 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
             "ready": t["ready"],
             "planned": t["planned"],
         }
+        out["scheduler"] = _scheduler(engine.scheduler())
         out["started"] = dict(zip(_REASONS, t["starts"]))
     out["verdict"] = verdict(out)
     return out
@@ -89,6 +92,27 @@ def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
         return []
     first = np.argsort(-wall, kind="stable")[:most]
     return [(int(index[i]), float(wall[i]) * _NS) for i in first]
+
+
+def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
+    if s is None:
+        return None
+    return {
+        **s,
+        "decisions": [
+            {
+                "at": at * _NS,
+                "from": before,
+                "to": after,
+                "why": why,
+                "occupancy": occupancy / 1000,
+                "cpu": cpu / 1000,
+                "wait": wait / 1000,
+                "rate": rate,
+            }
+            for at, before, after, _reason, why, occupancy, cpu, wait, rate in s["decisions"]
+        ],
+    }
 
 
 def _worker(w: dict[str, Any]) -> dict[str, Any]:

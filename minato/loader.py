@@ -47,6 +47,49 @@ def parse_bytes(text: int | str) -> int:
     return size
 
 
+def _check_workers(num_workers: int, max_workers: Any, slow_timeout: Any) -> None:
+    if max_workers is not None:
+        if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
+            raise ValueError(
+                f"max_workers option should be a positive integer, but got {max_workers!r}"
+            )
+        if num_workers == 0:
+            raise ValueError("max_workers option needs num_workers > 0")
+        if max_workers < num_workers:
+            raise ValueError(
+                f"max_workers={max_workers} is less than num_workers={num_workers}, with which "
+                "loading starts"
+            )
+    number = isinstance(slow_timeout, (int, float)) and not isinstance(slow_timeout, bool)
+    if not (slow_timeout is None or slow_timeout == "auto" or (number and slow_timeout > 0)):
+        raise ValueError(
+            "slow_timeout option should be 'auto', None or a positive number of seconds, but "
+            f"got {slow_timeout!r}"
+        )
+
+
+def _check_batching(loader: Any) -> None:
+    if loader.batching not in ("sampler", "ready"):
+        raise ValueError(
+            f"batching option should be 'sampler' or 'ready', but got {loader.batching!r}"
+        )
+    if loader.batching == "sampler":
+        return
+    wrong = None
+    if loader._dataset_kind != 0:
+        wrong = "a map-style dataset"
+    elif loader.in_order:
+        wrong = "in_order=False: samples come in the order in which they are ready"
+    elif type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        wrong = "torch's plain BatchSampler: batches are formed anew from its sampler"
+    elif loader.scheduling == "static":
+        wrong = "scheduling='balanced'"
+    elif loader.prefetch_next_epoch:
+        wrong = "prefetch_next_epoch=False: batches do not cross the end of an epoch"
+    if wrong is not None:
+        raise ValueError(f"batching='ready' needs {wrong}")
+
+
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
 
@@ -64,6 +107,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
             are copied to ordinary memory. ``None``: half of what is available.
+        batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
+            whichever samples are ready first, slow ones with their natural share and none
+            further than ``minato._ready.DISPLACEMENT`` batches from its place; needs
+            ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. A
+            collate_fn of your own then runs in the training process.
+        max_workers: ``None``: exactly ``num_workers``. A number: the worker scheduler moves
+            between 1 and it, starting at ``num_workers``; also the ceiling for standby workers.
+        slow_timeout: seconds after which a sample in flight counts as slow and a standby
+            worker may be admitted; ``"auto"`` learns it, ``None`` switches that off. Only
+            matters with ``max_workers``.
+        prefetch_next_epoch: begin the next epoch's first batches while this one ends
+            (persistent workers only). The sampler's next epoch is then drawn early; calling
+            ``set_epoch`` in between discards what was begun.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced.
@@ -76,6 +132,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     seed_per_sample: bool | None = None
     memory_limit: int | str | None = None
     max_retries: int = 1
+    batching: str = "sampler"
+    max_workers: int | None = None
+    slow_timeout: float | str | None = "auto"
+    prefetch_next_epoch: bool = False
 
     def __init__(
         self,
@@ -101,6 +161,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed_per_sample: bool | None = None,
         memory_limit: int | str | None = None,
         max_retries: int = 1,
+        batching: str = "sampler",
+        max_workers: int | None = None,
+        slow_timeout: float | str | None = "auto",
+        prefetch_next_epoch: bool = False,
     ) -> None:
         if scheduling not in ("balanced", "static"):
             raise ValueError(
@@ -117,6 +181,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if memory_limit is not None:
             parse_bytes(memory_limit)
+        _check_workers(num_workers, max_workers, slow_timeout)
+        if max_workers is not None and scheduling == "static":
+            raise ValueError("max_workers needs scheduling='balanced': static scheduling ties "
+                             "batches and random streams to a fixed number of workers")
+        if prefetch_next_epoch and not persistent_workers:
+            raise ValueError("prefetch_next_epoch needs persistent_workers=True")
+        self.batching = batching
+        self.max_workers = max_workers
+        self.slow_timeout = slow_timeout
+        self.prefetch_next_epoch = prefetch_next_epoch
         self.scheduling = scheduling
         self.seed_per_sample = seed_per_sample
         self.memory_limit = memory_limit
@@ -140,6 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        _check_batching(self)
 
     def _memory_limit_bytes(self) -> int:
         return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)

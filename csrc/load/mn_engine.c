@@ -11,6 +11,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "load/mn_engine_internal.h"
+#include "load/mn_scheduler.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_mem.h"
@@ -86,7 +87,7 @@ map_arena(struct mn_engine *e)
          bytes = align_to(bytes / 2, MN_PAGE)) {
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
-        uint64_t total = plan_sections(&plan, e->cfg.workers, bytes);
+        uint64_t total = plan_sections(&plan, e->cfg.max_workers, bytes);
         int fd = mn_memfd_create("minato", total);
         if (fd < 0) {
             rc = fd;
@@ -136,6 +137,7 @@ static void
 destroy(struct mn_engine *e)
 {
     mn_plan_close(e->plan);
+    mn_scheduler_close(e->scheduler);
     mn_extents_close(e->input);
     mn_extents_close(e->arena);
     free(e->free_tasks);
@@ -161,6 +163,10 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         return -ENOMEM;
     }
     e->cfg = *cfg;
+    if (e->cfg.max_workers < cfg->workers) {
+        e->cfg.max_workers = cfg->workers;
+    }
+    e->active = cfg->workers;
     e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
     e->refs = 1;
     int rc = mn_mutex_init(&e->mutex);
@@ -174,6 +180,9 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     if (rc == 0 && cfg->window != 0) {
         rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs);
+    }
+    if (rc == 0 && e->cfg.max_workers > cfg->workers) {
+        rc = mn_scheduler_open(&e->scheduler);
     }
     if (rc < 0) {
         destroy(e);
@@ -193,7 +202,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
     /* Small enough that idle workers do not eat a small limit, large enough that a worker
      * with envelopes of a few kilobytes asks once in hundreds of batches. */
-    e->lease_bytes = mn_page_round(e->limit / 16 / cfg->workers);
+    e->lease_bytes = mn_page_round(e->limit / 16 / e->cfg.max_workers);
     if (e->lease_bytes > UINT64_C(4) << 20) {
         e->lease_bytes = UINT64_C(4) << 20;
     }
@@ -214,6 +223,9 @@ engine_main(void *arg)
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
+        if (e->scheduler != NULL && !closing) {
+            mn_scheduler_tick(e, mn_now_ns());
+        }
         mn_mutex_unlock(&e->mutex);
         if (closing || busy) {
             mn_bell_retract(bell);
@@ -222,7 +234,8 @@ engine_main(void *arg)
             }
             continue;
         }
-        (void)mn_bell_sleep(bell, WATCH_NS); /* every return means: look again */
+        int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
+        (void)mn_bell_sleep(bell, nap); /* every return means: look again */
     }
 }
 
@@ -371,7 +384,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
 
 /* The batch to deliver next, if it is done. Mutex held. */
 static bool
-pick(struct mn_engine *e, uint64_t *number, uint64_t *block_off)
+pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
     struct mn_plan *p = e->plan;
     uint64_t end = p->in_order ? p->head + 1 : p->next, first = UINT64_MAX;
@@ -383,7 +396,7 @@ pick(struct mn_engine *e, uint64_t *number, uint64_t *block_off)
         uint64_t done = mn_engine_done_ns(e, off);
         if (done < first) {
             first = done;
-            *number = n;
+            *sequence = n;
             *block_off = off;
         }
     }
@@ -392,10 +405,15 @@ pick(struct mn_engine *e, uint64_t *number, uint64_t *block_off)
 
 /* One look under the mutex: gives a batch, or says what to wait for. */
 static bool
-look(struct mn_engine *e, uint64_t *number, uint64_t *block_off, uint64_t *want)
+look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
+     uint64_t *want)
 {
     mn_mutex_lock(&e->mutex);
-    bool got = pick(e, number, block_off);
+    if (e->scheduler != NULL && first) {
+        const struct mn_plan *p = e->plan;
+        mn_scheduler_saw(e, mn_plan_ready(e), p->dispatch.rates.window);
+    }
+    bool got = pick(e, sequence, block_off);
     uint32_t n = got ? 0 : mn_plan_pump(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
@@ -436,12 +454,13 @@ given(struct mn_engine *e, uint64_t since)
 }
 
 int
-mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *number, uint64_t *block_off)
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
+               uint64_t *block_off)
 {
     uint64_t since = asked(e), want;
     int64_t left = timeout_ns;
-    for (;;) {
-        if (look(e, number, block_off, &want)) {
+    for (bool first = true;; first = false) {
+        if (look(e, first, sequence, block_off, &want)) {
             given(e, since);
             return MN_OK;
         }

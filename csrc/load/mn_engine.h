@@ -43,6 +43,7 @@
 #include "sync/mn_extent.h"
 
 struct mn_batch;
+struct mn_scheduler;
 
 /* A worker's death, for messages. */
 struct mn_death {
@@ -53,7 +54,9 @@ struct mn_death {
 };
 
 struct mn_engine_config {
-    uint32_t workers;
+    uint32_t workers;       /* to begin with */
+    uint32_t max_workers;   /* entries; more than workers: the scheduler moves between 1 and it */
+    int64_t slow_ns;        /* a sample in flight for longer is slow; 0: learned, < 0: never */
     uint32_t max_retries;
     bool respawn;           /* dead workers are replaced */
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
@@ -89,6 +92,8 @@ struct mn_engine {
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
     uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
+    uint32_t active;        /* workers that should be there, standby ones not counted */
+    struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
     struct mn_plan *plan;   /* balanced scheduling; NULL: static */
     uint64_t mean_envelope_bytes;
     uint64_t wait_ns, waits, wait_max_ns; /* the caller in next() */
@@ -154,18 +159,31 @@ mn_engine_set_form(struct mn_engine *e, const struct mn_form *form);
 void
 mn_engine_plan_end(struct mn_engine *e);
 
-/* Abandons everything planned or in flight; numbers begin at 0 again. */
+/* Abandons everything planned or in flight. */
 void
 mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the one done first. MN_OK;
  * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at. */
 int
-mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *number, uint64_t *block_off);
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
+               uint64_t *block_off);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
 void
-mn_engine_taken(struct mn_engine *e, uint64_t number, uint64_t block_off);
+mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
+
+/* The batch is read but its block stays out until it is retired: the next becomes the head. */
+void
+mn_engine_detach(struct mn_engine *e, uint64_t sequence);
+
+/* No batch from this sequence on may start yet (UINT64_MAX >> 1: no limit). */
+void
+mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence);
+
+/* A DONE block without tasks, with room for the rows of s: for rows gathered from others. */
+int
+mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
 /* Puts bytes where every worker can read them for as long as the engine lives: the record
  * at *off is a uint64_t length, then the bytes. 0 or -ENOMEM. */

@@ -530,15 +530,53 @@ mn_engine_plan_clear(struct mn_engine *e)
 }
 
 void
-mn_engine_taken(struct mn_engine *e, uint64_t number, uint64_t block_off)
+mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     retire_locked(e, block_off);
-    mn_plan_taken(e->plan, number);
+    mn_plan_taken(e->plan, sequence);
     e->delivered++;
     uint32_t n = mn_plan_pump(e);
     mn_mutex_unlock(&e->mutex);
     if (n != 0) {
         mn_engine_ring_workers(e, n);
     }
+}
+
+void
+mn_engine_detach(struct mn_engine *e, uint64_t sequence)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_plan_taken(e->plan, sequence);
+    e->delivered++;
+    uint32_t n = mn_plan_pump(e);
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
+}
+
+void
+mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence)
+{
+    mn_mutex_lock(&e->mutex);
+    e->plan->horizon = sequence;
+    uint32_t n = mn_plan_pump(e);
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
+}
+
+int
+mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
+{
+    uint32_t none = 0;
+    mn_mutex_lock(&e->mutex);
+    uint64_t limit = e->limit;
+    e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
+    int rc = mn_batch_make(e, s, &none, 0, block_off);
+    e->limit = limit;
+    mn_mutex_unlock(&e->mutex);
+    return rc;
 }

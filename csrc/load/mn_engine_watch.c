@@ -146,7 +146,9 @@ sweep(struct mn_engine *e, uint32_t w)
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     struct mn_lease *l = &e->leases[w];
     bool stopping = mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
-    if (!stopping) {
+    bool left = mn_a32_load_relaxed(&k->leave) != 0; /* ours */
+    mn_a32_store_relaxed(&k->leave, 0);
+    if (!stopping && !left) {
         e->ndeaths++;
         e->death = (struct mn_death){w, k->pid, k->exit_status, -1};
         l->barren = mn_a64_load_relaxed(&k->tasks_done) != 0 ? 0 : l->barren + 1;
@@ -157,7 +159,7 @@ sweep(struct mn_engine *e, uint32_t w)
     mn_a64_store_relaxed(&k->tasks_done, 0);
     mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
     mn_bell_kick(&k->bell);
-    k->respawn = !stopping && e->cfg.respawn && l->barren < BARREN_DEATHS && !k->retired;
+    k->respawn = !stopping && !left && e->cfg.respawn && l->barren < BARREN_DEATHS && !k->retired;
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
     mn_engine_poke_zygote(e);
     for (uint32_t i = 0; i < e->shm.ctl->nworkers; i++) {

@@ -217,7 +217,8 @@ struct mn_worker {
     mn_a64 rows_done;
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
-    mn_a64 pad2;
+    mn_a32 leave;  /* trainer: exit when you have nothing in hand; 1: shrink, 2: standby over */
+    uint32_t pad2;
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 

@@ -22,7 +22,7 @@
 #define BOARD_NS 1000000
 
 struct mn_planned {
-    uint64_t number;
+    uint64_t sequence;
     uint64_t block_off; /* 0: not started */
     uint32_t ntasks;
     struct mn_plan_batch batch; /* index points behind row0 */
@@ -49,6 +49,7 @@ mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_or
         return -ENOMEM;
     }
     p->window = window;
+    p->horizon = INT64_MAX;
     p->in_order = in_order;
     p->costs = costs;
     *out = p;
@@ -70,16 +71,16 @@ mn_plan_close(struct mn_plan *p)
 }
 
 static struct mn_planned **
-place_of(const struct mn_plan *p, uint64_t number)
+place_of(const struct mn_plan *p, uint64_t sequence)
 {
-    return &p->batches[number % MN_PLAN_BATCHES];
+    return &p->batches[sequence % MN_PLAN_BATCHES];
 }
 
 static struct mn_planned *
-planned(const struct mn_plan *p, uint64_t number)
+planned(const struct mn_plan *p, uint64_t sequence)
 {
-    struct mn_planned *q = *place_of(p, number);
-    return q != NULL && q->number == number ? q : NULL;
+    struct mn_planned *q = *place_of(p, sequence);
+    return q != NULL && q->sequence == sequence ? q : NULL;
 }
 
 void
@@ -91,7 +92,7 @@ mn_plan_clear(struct mn_plan *p)
     }
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
-    p->head = p->next = 0;
+    p->head = p->next;
     p->last_given_ns = 0;
 }
 
@@ -118,7 +119,7 @@ cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cos
         return 1;
     }
     /* The first batches of an epoch are waited for by everybody: spread them. */
-    int64_t idle = b->number == 0 ? (int64_t)e->cfg.workers : 0;
+    int64_t idle = b->number == 0 ? (int64_t)e->active : 0;
     int64_t mean = sum(cost, b->nrows) / b->nrows;
     int64_t limit = mn_chunk_size(mean, TASK_OVERHEAD_NS, b->nrows, idle);
     int64_t least = (b->nrows + MOST_TASKS - 1) / MOST_TASKS;
@@ -142,7 +143,7 @@ make_planned(struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *
     if (q == NULL) {
         return NULL;
     }
-    q->number = b->number;
+    q->sequence = b->sequence;
     q->batch = *b;
     q->ntasks = cut(e, b, cost, q->row0);
     char *index = (char *)q->row0 + starts;
@@ -174,7 +175,11 @@ retime(struct mn_engine *e, uint32_t nrows)
     struct mn_dispatch_rates r = p->dispatch.rates;
     r.typical_ns = v.median_ns;
     r.period_ns = mn_dispatch_period(p->consumer_ns, v.mean_ns, nrows != 0 ? nrows : 1,
-                                     e->cfg.workers);
+                                     e->active);
+    r.workers = e->active;
+    r.window = (int64_t)p->window * e->active / e->cfg.workers;
+    r.hungry = r.window > 1 ? r.window / 2 : 1;
+    r.consumer_ns = p->consumer_ns;
     if (r.period_ns > 0) {
         (void)mn_dispatch_retime(&p->dispatch, &r);
     }
@@ -184,10 +189,10 @@ int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     struct mn_plan *p = e->plan;
-    mn_assert(b->number >= p->next);
+    mn_assert(b->sequence == p->next);
     uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
     most = most < MOST_TASKS ? most : MOST_TASKS;
-    if (*place_of(p, b->number) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
+    if (*place_of(p, b->sequence) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
         return MN_FULL;
     }
     int64_t *cost = calloc((size_t)b->nrows + 1, sizeof(*cost));
@@ -204,24 +209,22 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         free(cost);
         return -ENOMEM;
     }
-    *place_of(p, b->number) = q;
+    *place_of(p, b->sequence) = q;
     for (uint32_t t = 0; t < q->ntasks; t++) {
         uint32_t from = q->row0[t];
         struct mn_dispatch_task task = {
-            .position = (int64_t)(b->position + from),
-            .batch = (int64_t)b->number,
+            .position = (int64_t)(p->rows + from),
+            .batch = (int64_t)b->sequence,
             .cost_ns = sum(cost + from, q->row0[t + 1] - from),
             .bytes = (int64_t)form_bytes(&p->form, b->nrows),
-            .tag = b->number << 24 | t,
+            .tag = b->sequence << 24 | t,
         };
         int rc = mn_dispatch_insert(&p->dispatch, &task);
         mn_assert(rc == MN_OK);
         (void)rc;
     }
-    if (p->head == p->next) {
-        p->head = b->number; /* nothing is out before it */
-    }
-    p->next = b->number + 1;
+    p->next++;
+    p->rows += b->nrows;
     free(cost);
     return MN_OK;
 }
@@ -229,15 +232,14 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
 /* ---- starting ---------------------------------------------------------------------- */
 
 uint64_t
-mn_plan_block(const struct mn_plan *p, uint64_t number)
+mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 {
-    const struct mn_planned *q = planned(p, number);
+    const struct mn_planned *q = planned(p, sequence);
     return q != NULL ? q->block_off : 0;
 }
 
-/* Batches complete and not taken: in order from the head on, or all of them. */
-static int64_t
-ready_batches(struct mn_engine *e)
+int64_t
+mn_plan_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
@@ -326,7 +328,7 @@ start(struct mn_engine *e, const struct mn_dispatch_choice *c)
 static uint64_t
 board_depth(const struct mn_engine *e)
 {
-    uint64_t workers = e->cfg.workers;
+    uint64_t workers = e->active;
     uint64_t by_count = workers / 4 + 1;
     uint64_t typical = 0;
     const struct mn_dispatch *d = &e->plan->dispatch;
@@ -359,11 +361,11 @@ mn_plan_pump(struct mn_engine *e)
     int64_t ready = -1;
     while (on < depth) {
         if (ready < 0) {
-            ready = ready_batches(e);
+            ready = mn_plan_ready(e);
         }
         struct mn_dispatch_view view = {.head_batch = (int64_t)p->head,
                                         .ready_batches = ready,
-                                        .last_batch = INT64_MAX};
+                                        .last_batch = (int64_t)p->horizon - 1};
         struct mn_dispatch_choice c;
         if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
             break;
@@ -386,11 +388,11 @@ mn_plan_pump(struct mn_engine *e)
 }
 
 void
-mn_plan_taken(struct mn_plan *p, uint64_t number)
+mn_plan_taken(struct mn_plan *p, uint64_t sequence)
 {
-    struct mn_planned *q = planned(p, number);
+    struct mn_planned *q = planned(p, sequence);
     if (q != NULL) {
-        *place_of(p, number) = NULL;
+        *place_of(p, sequence) = NULL;
         free(q);
     }
     while (p->head < p->next && *place_of(p, p->head) == NULL) {

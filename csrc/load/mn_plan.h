@@ -32,6 +32,7 @@ struct mn_form {
 };
 
 struct mn_plan_batch {
+    uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed;
     uint32_t nrows;
     uint32_t seeded;
@@ -47,11 +48,13 @@ struct mn_planned;
 struct mn_plan {
     struct mn_dispatch dispatch;
     void *memory;
-    struct mn_planned **batches; /* ring by number, [MN_PLAN_BATCHES] */
+    struct mn_planned **batches; /* ring by sequence, [MN_PLAN_BATCHES] */
     struct mn_costs *costs;      /* NULL: costs are not learned */
     struct mn_form form;
-    uint64_t head;               /* number of the next batch to deliver */
-    uint64_t next;               /* number of the next batch to plan */
+    uint64_t head;               /* sequence of the next batch to deliver */
+    uint64_t next;               /* sequence of the next batch to plan */
+    uint64_t rows;               /* planned so far: the order among equals */
+    uint64_t horizon;            /* no batch from this sequence on may start */
     uint64_t last_wanted_ns;     /* the consumer asked for a batch */
     uint64_t last_given_ns;      /* and got one */
     int64_t consumer_ns;         /* what it takes for one, running mean */
@@ -71,8 +74,7 @@ mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_or
 void
 mn_plan_close(struct mn_plan *p);
 
-/* Takes a batch in; numbers rise, with gaps for batches that an earlier process delivered.
- * MN_OK, MN_FULL, -ENOMEM. Does not pump. */
+/* Takes a batch in; its sequence must be the next. MN_OK, MN_FULL, -ENOMEM. Does not pump. */
 int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
 
@@ -80,15 +82,19 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
 uint32_t
 mn_plan_pump(struct mn_engine *e);
 
+/* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
+int64_t
+mn_plan_ready(struct mn_engine *e);
+
 /* Offset of the batch's block, 0 when it has not started. */
 uint64_t
-mn_plan_block(const struct mn_plan *p, uint64_t number);
+mn_plan_block(const struct mn_plan *p, uint64_t sequence);
 
 /* The batch was taken by the consumer. */
 void
-mn_plan_taken(struct mn_plan *p, uint64_t number);
+mn_plan_taken(struct mn_plan *p, uint64_t sequence);
 
-/* Forgets everything that has not started and begins anew at number 0. */
+/* Forgets everything that has not started; the sequence goes on. */
 void
 mn_plan_clear(struct mn_plan *p);
 

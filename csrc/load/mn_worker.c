@@ -53,7 +53,7 @@ low_water(const struct mn_worker_side *w)
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task)
 {
-    if (stopped(w)) {
+    if (stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
         return MN_CLOSED;
     }
     int rc = mn_board_claim(&w->shm, w->number, task);

@@ -42,6 +42,16 @@ mn_engine_py_next(PyObject *self, PyObject *args);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 
+PyObject *
+mn_engine_py_detach(PyObject *self, PyObject *sequence);
+PyObject *
+mn_engine_py_set_horizon(PyObject *self, PyObject *sequence);
+extern const char mn_engine_gather_doc[];
+PyObject *
+mn_engine_py_gather(PyObject *self, PyObject *args);
+extern const char mn_engine_scheduler_doc[];
+PyObject *
+mn_engine_py_scheduler(PyObject *self, PyObject *ignored);
 extern const char mn_engine_timing_doc[];
 PyObject *
 mn_engine_py_timing(PyObject *self, PyObject *ignored);

@@ -2,8 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
+#include <string.h>
 
 #include "base/mn_error.h"
+#include "load/mn_scheduler.h"
 #include "py/mn_engine_object.h"
 
 /* A backstop: a signal to the main thread ends the sleep by itself. */
@@ -21,7 +23,7 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(indices, pickled, number, epoch, position, base_seed, nrows, seeded, whole,\n"
+    "plan(indices, pickled, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
     "     user_epoch=0) -> bool\n"
     "\n"
     "Takes the next batch in: indices a list of int, or None with pickled the bytes of what\n"
@@ -30,19 +32,20 @@ const char mn_engine_plan_doc[] =
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"indices", "pickled", "number", "epoch", "position", "base_seed",
-                            "nrows", "seeded", "whole", "user_epoch", NULL};
+    static char *names[] = {"indices", "pickled", "sequence", "number", "epoch",
+                            "position", "base_seed", "nrows", "seeded", "whole", "user_epoch", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *pickled;
-    unsigned long long number, epoch, position, seed;
+    unsigned long long sequence, number, epoch, position, seed;
     int seeded, whole;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKIpp|I", names, &indices, &pickled,
-                                        &number, &epoch, &position, &seed, &b.nrows, &seeded,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|I", names, &indices, &pickled,
+                                        &sequence, &number, &epoch, &position, &seed, &b.nrows, &seeded,
                                         &whole, &b.user_epoch)) {
         return NULL;
     }
+    b.sequence = sequence;
     b.number = number;
     b.epoch = epoch;
     b.position = position;
@@ -112,7 +115,7 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_next_doc[] =
-    "next(timeout) -> (number, block) | None | False\n\n"
+    "next(timeout) -> (sequence, block) | None | False\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
     "None: the time is over. False: look at health(). Handles signals.";
 
@@ -128,13 +131,13 @@ mn_engine_py_next(PyObject *self, PyObject *args)
     int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
     for (;;) {
         int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
-        uint64_t number = 0, block = 0;
+        uint64_t sequence = 0, block = 0;
         int rc;
         Py_BEGIN_ALLOW_THREADS
-        rc = mn_engine_next(e, slice, &number, &block);
+        rc = mn_engine_next(e, slice, &sequence, &block);
         Py_END_ALLOW_THREADS
         if (rc == MN_OK) {
-            return Py_BuildValue("(KK)", (unsigned long long)number,
+            return Py_BuildValue("(KK)", (unsigned long long)sequence,
                                  (unsigned long long)block);
         }
         if (PyErr_CheckSignals() < 0) {
@@ -156,11 +159,11 @@ PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = planner(self);
-    unsigned long long number, block;
-    if (e == NULL || !PyArg_ParseTuple(args, "KK", &number, &block)) {
+    unsigned long long sequence, block;
+    if (e == NULL || !PyArg_ParseTuple(args, "KK", &sequence, &block)) {
         return NULL;
     }
-    mn_engine_taken(e, number, block);
+    mn_engine_taken(e, sequence, block);
     Py_RETURN_NONE;
 }
 
@@ -197,4 +200,141 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
                          waits, "wait_ns", wait, "wait_max_ns", most, "consumer_ns", consumer,
                          "planned", planned, "ready", ready, "starts", starts[1], starts[2],
                          starts[3], starts[4], starts[5]);
+}
+
+PyObject *
+mn_engine_py_detach(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_detach(e, sequence);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_set_horizon(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_set_horizon(e, sequence > INT64_MAX ? INT64_MAX : sequence);
+    Py_RETURN_NONE;
+}
+
+/* Copies row 0 of each source block into row i of the target, without the GIL. */
+static void
+copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to, const uint64_t *from,
+          uint32_t n)
+{
+    struct mn_block *target = mn_block_at(&e->shm, to);
+    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
+        uint64_t bytes = mn_layout_row_bytes(l)[f];
+        char *dst = mn_at(&e->shm, mn_block_fields(target)[f]);
+        for (uint32_t i = 0; i < n && bytes != 0; i++) {
+            struct mn_block *b = mn_block_at(&e->shm, from[i]);
+            memcpy(dst + i * bytes, mn_at(&e->shm, mn_block_fields(b)[f]), bytes);
+        }
+    }
+}
+
+const char mn_engine_gather_doc[] =
+    "gather(blocks, layout) -> block\n\n"
+    "A new block with the single rows of the given done blocks, in this order; to be decoded\n"
+    "and retired.";
+
+PyObject *
+mn_engine_py_gather(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *blocks, *layout;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &blocks, st->layout_type, &layout)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    Py_ssize_t n = PyList_GET_SIZE(blocks);
+    uint64_t *from = PyMem_Calloc((size_t)n + 1, sizeof(*from));
+    if (from == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        from[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(blocks, i));
+    }
+    struct mn_submit s = {.nrows = (uint32_t)n,
+                          .kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    uint64_t to = 0;
+    int rc = PyErr_Occurred() ? -EINVAL : 0;
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_gather_block(e, &s, &to);
+        if (rc == 0) {
+            copy_rows(e, l, to, from, (uint32_t)n);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(from);
+    if (PyErr_Occurred() || mn_raise_errno(rc, "no room to gather a batch") < 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(to);
+}
+
+const char mn_engine_scheduler_doc[] =
+    "scheduler() -> {active, max, slow, decisions} | None\n\n"
+    "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
+    "shares in permille, rate in samples a second.";
+
+static const char *
+reason_text(int32_t reason)
+{
+    return reason == -1   ? "a slow sample keeps its worker busy: a standby worker is admitted"
+           : reason == -2 ? "the slow sample is done: its standby worker leaves"
+                          : mn_workers_text((enum mn_workers_reason)reason);
+}
+
+PyObject *
+mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    struct mn_scheduler *s = e->scheduler;
+    if (s == NULL) {
+        Py_RETURN_NONE;
+    }
+    struct mn_decision log[MN_SCHEDULER_LOG];
+    mn_mutex_lock(&e->mutex);
+    uint32_t n = s->nlog < MN_SCHEDULER_LOG ? s->nlog : MN_SCHEDULER_LOG;
+    for (uint32_t i = 0; i < n; i++) {
+        log[i] = s->log[(s->nlog - n + i) % MN_SCHEDULER_LOG];
+    }
+    uint32_t active = e->active;
+    uint64_t slow = s->slow_seen;
+    mn_mutex_unlock(&e->mutex);
+    PyObject *list = PyList_New(n);
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        const struct mn_decision *d = &log[i];
+        PyObject *one = Py_BuildValue("(Kiiisiiid)", (unsigned long long)d->at_ns, d->from,
+                                      d->to, d->reason, reason_text(d->reason), d->occupancy,
+                                      d->cpu, d->wait, (double)d->rate_milli / 1000.0);
+        if (one == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, one);
+    }
+    return list == NULL ? NULL
+                        : Py_BuildValue("{sI sI sK sN}", "active", active, "max",
+                                        e->cfg.max_workers, "slow", (unsigned long long)slow,
+                                        "decisions", list);
 }

@@ -33,16 +33,19 @@ static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
-                            "arena_bytes", "window", "in_order", "costs", NULL};
-    unsigned int workers, retries, window = 0;
+                            "arena_bytes", "window", "in_order", "costs", "max_workers",
+                            "slow_seconds", NULL};
+    unsigned int workers, retries, window = 0, max_workers = 0;
+    double slow = 0.0;
     int respawn, in_order = 1;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpO", names, &workers, &retries,
-                                     &respawn, &limit, &arena, &window, &in_order, &costs)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOId", names, &workers, &retries,
+                                     &respawn, &limit, &arena, &window, &in_order, &costs,
+                                     &max_workers, &slow)) {
         return NULL;
     }
-    if (workers == 0 || workers > 4096) {
+    if (workers == 0 || workers > 4096 || max_workers > 4096) {
         PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
         return NULL;
     }
@@ -60,6 +63,8 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct mn_engine_config cfg = {.workers = workers,
+                                   .max_workers = max_workers,
+                                   .slow_ns = (int64_t)(slow * 1e9),
                                    .max_retries = retries < 200 ? retries : 200,
                                    .respawn = respawn != 0,
                                    .memory_limit = limit,
@@ -455,10 +460,16 @@ static PyMethodDef engine_methods[] = {
     {"plan_end", mn_engine_py_plan_end, METH_NOARGS,
      PyDoc_STR("plan_end(): no more batches in this epoch")},
     {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
-     PyDoc_STR("plan_clear(): abandons all batches; numbers begin at 0 again")},
+     PyDoc_STR("plan_clear(): abandons all batches")},
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
-     PyDoc_STR("taken(number, block): the batch was read, frees it")},
+     PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
+    {"detach", mn_engine_py_detach, METH_O,
+     PyDoc_STR("detach(sequence): read, but its block stays out until retire(block)")},
+    {"set_horizon", mn_engine_py_set_horizon, METH_O,
+     PyDoc_STR("set_horizon(sequence): nothing from it on may start yet")},
+    {"gather", mn_engine_py_gather, METH_VARARGS, mn_engine_gather_doc},
+    {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
     {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
     {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
     {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},

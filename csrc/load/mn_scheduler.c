@@ -1,0 +1,292 @@
+/* mn_scheduler.c - see mn_scheduler.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/mn_scheduler.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "load/mn_engine_internal.h"
+#include "os/mn_clock.h"
+#include "os/mn_cpu.h"
+#include "os/mn_cputime.h"
+
+/* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
+ * worker more shows. */
+#define INTERVAL_NS UINT64_C(250000000)
+/* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
+ * would be over before a worker more had started. */
+#define WATCH_FLAG_NS UINT64_C(100000000)
+#define NAP_LEAST_NS INT64_C(5000000)
+#define NAP_MOST_NS INT64_C(100000000)
+
+int
+mn_scheduler_open(struct mn_scheduler **out)
+{
+    *out = calloc(1, sizeof(**out));
+    if (*out == NULL) {
+        return -ENOMEM;
+    }
+    mn_workers_init(&(*out)->policy);
+    return 0;
+}
+
+void
+mn_scheduler_close(struct mn_scheduler *s)
+{
+    if (s != NULL) {
+        free(s->flags);
+        free(s);
+    }
+}
+
+void
+mn_scheduler_saw(struct mn_engine *e, int64_t ready, int64_t window)
+{
+    struct mn_scheduler *s = e->scheduler;
+    s->occupancy_sum += (uint64_t)(ready >= window ? 1000 : 1000 * ready / window);
+    s->occupancy_n++;
+}
+
+static void
+note(struct mn_scheduler *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
+     const struct mn_workers_input *in)
+{
+    struct mn_decision *d = &s->log[s->nlog++ % MN_SCHEDULER_LOG];
+    *d = (struct mn_decision){.at_ns = now, .from = from, .to = to, .reason = reason};
+    if (in != NULL) {
+        d->occupancy = in->occupancy_permille;
+        d->cpu = in->cpu_permille;
+        d->wait = in->wait_permille;
+        d->rate_milli = in->rate_milli;
+    }
+}
+
+/* ---- starting and ending workers ---------------------------------------------------- */
+
+static int32_t
+start_one(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY && !k->retired) {
+            mn_a32_store_release(&k->leave, 0);
+            mn_a32_store_seqcst(&k->state, MN_WORKER_WANTED);
+            return (int32_t)w;
+        }
+    }
+    return -1;
+}
+
+static bool
+is_standby(const struct mn_scheduler *s, uint32_t workers, int32_t w)
+{
+    for (uint32_t i = 0; i < workers; i++) {
+        if (s->flags[i].since_ns != 0 && s->flags[i].standby == w) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+ask_to_leave(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    mn_a32_store_seqcst(&k->leave, 1);
+    mn_bell_ring(&k->bell);
+}
+
+/* The worker with the highest number that nobody has asked yet. */
+static bool
+end_one(struct mn_engine *e)
+{
+    for (uint32_t w = e->cfg.max_workers; w-- > 0;) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint32_t st = mn_a32_load_acquire(&k->state);
+        bool there = st == MN_WORKER_STARTING || st == MN_WORKER_READY;
+        if (there && mn_a32_load_relaxed(&k->leave) == 0 /* ours */
+            && !is_standby(e->scheduler, e->cfg.max_workers, (int32_t)w)) {
+            ask_to_leave(e, w);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+move_to(struct mn_engine *e, int32_t target)
+{
+    bool poke = false;
+    while ((int32_t)e->active < target && start_one(e) >= 0) {
+        e->active++;
+        poke = true;
+    }
+    while ((int32_t)e->active > target && end_one(e)) {
+        e->active--;
+    }
+    if (poke) {
+        mn_engine_poke_zygote(e);
+    }
+}
+
+/* ---- the number of workers ---------------------------------------------------------- */
+
+static int32_t
+permille(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? 0 : (int32_t)(part >= whole ? 1000 : part * 1000 / whole);
+}
+
+/* Fills what has changed since the last look. False on the first one. */
+static bool
+measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
+{
+    struct mn_scheduler *s = e->scheduler;
+    uint64_t busy = 0, total = 0, rows = 0, worker_ns = 0, cpu_ns = 0;
+    (void)mn_cputime_machine(&busy, &total);
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        rows += mn_a64_load_relaxed(&k->rows_done); /* statistics */
+        worker_ns += mn_a64_load_relaxed(&k->busy_ns);
+        cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
+    }
+    bool first = s->last_ns == 0;
+    uint64_t took = now - s->last_ns;
+    if (!first) {
+        in->cpu_permille = permille(busy - s->machine_busy, total - s->machine_total);
+        uint64_t spent = worker_ns - s->busy_ns, on_cpu = cpu_ns - s->cpu_ns;
+        in->wait_permille = 1000 - permille(on_cpu, spent);
+        in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
+        in->occupancy_permille =
+            s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 1000;
+    }
+    s->last_ns = now;
+    s->machine_busy = busy;
+    s->machine_total = total;
+    s->rows = rows;
+    s->busy_ns = worker_ns;
+    s->cpu_ns = cpu_ns;
+    s->occupancy_sum = s->occupancy_n = 0;
+    return !first;
+}
+
+static void
+schedule(struct mn_engine *e, uint64_t now)
+{
+    struct mn_workers_input in = {.workers = (int32_t)e->active,
+                                  .min_workers = 1,
+                                  .max_workers = (int32_t)e->cfg.max_workers,
+                                  .cores_milli = 1000 * (int32_t)mn_cpu_count(),
+                                  .backlog = (int64_t)e->plan->dispatch.count};
+    if (!measure(e, now, &in)) {
+        return;
+    }
+    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    in.backlog += tail > hint ? (int64_t)(tail - hint) : 0;
+    struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
+    const struct mn_scheduler *s = e->scheduler;
+    bool news = d.target != in.workers
+                || (d.reason > MN_WORKERS_SETTLING && s->nlog != 0
+                    && s->log[(s->nlog - 1) % MN_SCHEDULER_LOG].reason != (int32_t)d.reason);
+    if (news) {
+        note(e->scheduler, now, in.workers, d.target, (int32_t)d.reason, &in);
+    }
+    move_to(e, d.target);
+}
+
+/* ---- slow samples ------------------------------------------------------------------- */
+
+static int64_t
+slow_after(struct mn_engine *e)
+{
+    if (e->cfg.slow_ns != 0) {
+        return e->cfg.slow_ns < 0 ? INT64_MAX : e->cfg.slow_ns;
+    }
+    return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
+}
+
+static uint64_t
+cpu_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    return mn_cputime_process((pid_t)k->pid, &ns) == 0 ? ns : 0;
+}
+
+/* A core for the standby worker: the machine's idle, or the one the sample does not use. */
+static bool
+can_help(struct mn_engine *e, const struct mn_flag *f, const struct mn_worker *k, uint64_t now)
+{
+    uint64_t used = cpu_of(k) - f->cpu_ns;
+    bool waits = used < (now - f->flagged_ns) / 2;
+    return waits || e->active < (uint32_t)mn_cpu_count();
+}
+
+static void
+retire_standby(struct mn_engine *e, struct mn_flag *f, uint64_t now)
+{
+    if (f->standby >= 0) {
+        ask_to_leave(e, (uint32_t)f->standby);
+        note(e->scheduler, now, (int32_t)e->active + 1, (int32_t)e->active, -2, NULL);
+    }
+    f->since_ns = 0;
+    f->standby = -1;
+}
+
+static void
+watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    struct mn_flag *f = &e->scheduler->flags[w];
+    bool busy = mn_a64_load_relaxed(&k->running) != 0; /* a look, no more */
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
+    if (f->since_ns != 0 && (!busy || since != f->since_ns)) {
+        retire_standby(e, f, now);
+    }
+    if (!busy || since == 0 || since > now || (int64_t)(now - since) <= limit) {
+        return;
+    }
+    if (f->since_ns == 0) {
+        *f = (struct mn_flag){since, cpu_of(k), now, -1};
+        e->scheduler->slow_seen++;
+    }
+    else if (f->standby < 0 && now - f->flagged_ns >= WATCH_FLAG_NS && can_help(e, f, k, now)) {
+        f->standby = start_one(e);
+        if (f->standby >= 0) {
+            note(e->scheduler, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
+            mn_engine_poke_zygote(e);
+        }
+    }
+}
+
+void
+mn_scheduler_tick(struct mn_engine *e, uint64_t now)
+{
+    struct mn_scheduler *s = e->scheduler;
+    if (mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
+        return;
+    }
+    if (s->flags == NULL) {
+        s->flags = calloc(e->cfg.max_workers, sizeof(*s->flags));
+        if (s->flags == NULL) {
+            return; /* without memory the number stays */
+        }
+    }
+    int64_t limit = slow_after(e);
+    for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {
+        watch_worker(e, w, limit, now);
+    }
+    if (now - s->last_ns >= INTERVAL_NS) {
+        schedule(e, now);
+    }
+}
+
+int64_t
+mn_scheduler_nap(struct mn_engine *e)
+{
+    int64_t limit = slow_after(e);
+    int64_t nap = limit == INT64_MAX ? NAP_MOST_NS : limit / 4;
+    return nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap > NAP_MOST_NS ? NAP_MOST_NS : nap;
+}

@@ -1,0 +1,179 @@
+"""``batching="ready"``: batches from whichever samples are ready first.
+
+Each sample is planned alone, as a batch of one row; what is done is marked with the policy
+(csrc/load/policy_ready.h), which forms batches: slow samples with their natural share, none
+further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end.
+Rows are then gathered into one batch by one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _codec, _core
+from ._errors import Failure
+from ._iterator import BalancedIterator, _Batch, _no_room, _note
+from ._worker import ERROR, OBJECTS, ROWS, SAMPLES
+
+#: batches that a sample may move at most. Every one costs memory for samples that wait; a
+#: slow sample of sixteen times a batch's time still fits.
+DISPLACEMENT = 16
+
+
+@dataclass
+class _Done:
+    """A sample that is ready: a row that is still out, an object, or a failure."""
+
+    number: int
+    index: Any
+    block: int | None = None
+    objects: list = field(default_factory=list)
+    sample: Any = None
+    failure: Failure | None = None
+
+
+class ReadyIterator(BalancedIterator):
+    """Ready-first batches of a map-style dataset."""
+
+    def __init__(self, loader: Any) -> None:
+        batches = loader.batch_sampler
+        self._size, self._drop_tail = batches.batch_size, batches.drop_last
+        self._sampler = batches.sampler
+        self._done: dict[int, _Done] = {}  # by place in the policy's count
+        self._sequence = self._first = 0
+        super().__init__(loader)
+
+    def _window(self) -> int:
+        return super()._window() * self._size
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        for done in self._done.values():
+            self._free(done)
+        self._done.clear()
+        self._policy = _core.PolicyReady(self._size, DISPLACEMENT)
+        self._first = self._sequence
+        self._singles = self._single_indices()
+        self._told_end = False
+        super()._reset(loader, first_iter)
+
+    # ---- sending: samples instead of batches -------------------------------------------
+
+    def _single_indices(self) -> Iterator[list]:
+        most = len(self._sampler) // self._size * self._size if self._drop_tail else None
+        for n, index in enumerate(self._sampler):
+            if n == most:
+                return
+            yield [index]
+
+    def _next_index(self) -> list:
+        return next(self._singles)
+
+    def _set_form(self) -> None:
+        layout = None if self._shape.whole else self._shape.layout
+        if layout is not None:
+            super()._set_form()
+        elif self._form != SAMPLES:
+            self._form = SAMPLES
+            self._engine.set_form(SAMPLES, None, 0)
+
+    def _is_whole(self, index: Any) -> bool:
+        return False
+
+    def _fill(self) -> None:
+        super()._fill()
+        if self._exhausted and not self._told_end:
+            self._told_end = True
+            self._policy.end(self._sequence - self._first)
+        self._engine.set_horizon(self._first + self._policy.horizon)
+
+    # ---- receiving ---------------------------------------------------------------------
+
+    def _next_data(self) -> Any:
+        while (places := self._policy.form()) is None:
+            self._mark(*self._await_next())
+            self._fill()
+        if not places:
+            self._progress.finished = True
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise StopIteration
+        data = self._batch_of([self._done.pop(p) for p in places])
+        self._fill()
+        if isinstance(data, Failure):
+            data.reraise()
+        return self._pinned(data)
+
+    def _mark(self, sequence: int, block: int) -> None:
+        """Reads what came of one sample and tells the policy."""
+        batch = self._planned.pop(sequence)
+        done = _Done(batch.number, batch.indices[0], block)
+        wall_ns = self._engine.reports(block)[0][1]
+        self._read(batch, block, done)
+        self._engine.detach(sequence)
+        if done.block is None:
+            self._engine.retire(block)
+        place = sequence - self._first
+        self._done[place] = done
+        slow_ns = self._memo.costs.summary()["slow_ns"]
+        self._policy.mark(place, slow_ns is not None and wall_ns > slow_ns)
+
+    def _read(self, batch: _Batch, block: int, done: _Done) -> None:
+        engine = self._engine
+        if engine.poll(block) == 2:
+            done.failure, done.block = self._lost(batch, block), None
+            return
+        if engine.form(block)[0] != ROWS:
+            done.block = None
+        for _worker, _row0, _nrows, data, buffers in engine.envelopes(block):
+            if data is None:
+                done.failure, done.block = _no_room(), None
+                return
+            for row, what, obj in _codec.loads(data, buffers):
+                if what == OBJECTS:
+                    done.objects = obj
+                    continue
+                done.block = None
+                if what == ERROR:
+                    obj.note = _note(batch, row)
+                    done.failure = obj
+                else:
+                    done.sample = obj
+
+    def _batch_of(self, samples: list[_Done]) -> Any:
+        """The batch, or a Failure; the samples' blocks are free again."""
+        for done in samples:
+            self._progress.delivered(done.number)
+        try:
+            failed = next((d.failure for d in samples if d.failure is not None), None)
+            if failed is not None:
+                return failed
+            layout = self._shape.layout
+            if layout is not None and all(d.block is not None for d in samples):
+                self._shape.note(True)
+                return self._gathered(samples, layout)
+            batch = _Batch(samples[0].number, [d.index for d in samples], False)
+            every = [self._sample_of(d) for d in samples]
+            mixed = layout if any(d.block is not None for d in samples) else None
+            return self._collate(batch, every, 0, mixed)
+        finally:
+            for done in samples:
+                self._free(done)
+
+    def _gathered(self, samples: list[_Done], layout: Any) -> Any:
+        block = self._engine.gather([d.block for d in samples], layout.core)
+        try:
+            return self._engine.decode(block, layout.core, [d.objects for d in samples])
+        finally:
+            self._engine.retire(block)
+
+    def _sample_of(self, done: _Done) -> Any:
+        if done.block is None:
+            return done.sample
+        return self._engine.row(done.block, self._shape.layout.core, 0, done.objects)
+
+    def _free(self, done: _Done) -> None:
+        if done.block is not None:
+            self._engine.retire(done.block)
+            done.block = None

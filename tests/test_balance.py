@@ -1,0 +1,233 @@
+"""Options of balanced scheduling: ready-first batches, epochs begun early, more workers."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import minato
+
+
+class Costly(torch.utils.data.Dataset):
+    """Samples that sleep; some much longer."""
+
+    def __init__(self, n=96, slow=7, fast_s=0.0005, slow_s=0.02):
+        self.n, self.slow, self.fast_s, self.slow_s = n, slow, fast_s, slow_s
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        time.sleep(self.slow_s if index % self.slow == 0 else self.fast_s)
+        return index, torch.rand(2), f"name{index}"
+
+
+def indices(batches):
+    return [b[0].tolist() for b in batches]
+
+
+def make(dataset, **options):
+    generator = torch.Generator().manual_seed(options.pop("seed", 1))
+    options = {"batch_size": 8, "num_workers": 3, "shuffle": True} | options
+    return minato.DataLoader(dataset, generator=generator, **options)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+class TestReady:
+    options = dict(batching="ready", in_order=False)
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_each_sample_once_in_full_batches(self, persistent):
+        loader = make(Costly(n=99), persistent_workers=persistent, **self.options)
+        for _ in range(3):
+            got = indices(loader)
+            assert sorted(sum(got, [])) == list(range(99))
+            assert [len(b) for b in got] == [8] * 12 + [3]
+
+    def test_drop_last(self):
+        loader = make(Costly(n=99), drop_last=True, **self.options)
+        got = indices(loader)
+        assert [len(b) for b in got] == [8] * 12 and len(set(sum(got, []))) == 96
+
+    def test_samples_are_those_of_strict_order(self):
+        """A sample's randomness belongs to its place, not to its batch."""
+        by_order = {}
+        for index, noise, name in make(Costly()):
+            by_order.update({int(i): (noise[k], name[k]) for k, i in enumerate(index)})
+        for index, noise, name in make(Costly(), **self.options):
+            for k, i in enumerate(index):
+                assert torch.equal(noise[k], by_order[int(i)][0])
+                assert name[k] == by_order[int(i)][1]
+
+    def test_displacement_is_bounded(self):
+        loader = make(Costly(slow_s=0.1), shuffle=False, **self.options)
+        from minato._ready import DISPLACEMENT
+
+        for k, batch in enumerate(indices(loader)):
+            assert all(abs(i // 8 - k) <= DISPLACEMENT for i in batch)
+
+    def test_custom_collate(self):
+        loader = make(Costly(), collate_fn=list, **self.options)
+        assert sorted(s[0] for b in loader for s in b) == list(range(96))
+
+    def test_errors_name_the_sample_and_lose_no_other(self):
+        class Bad(Costly):
+            def __getitem__(self, index):
+                if index == 5:
+                    raise ValueError("corrupt")
+                return super().__getitem__(index)[0]
+
+        it = iter(make(Bad(n=40), **self.options))
+        got, failed = [], 0
+        while True:
+            try:
+                got += next(it).tolist()
+            except ValueError as error:
+                failed += 1
+                assert "corrupt" in str(error)
+                if hasattr(error, "__notes__"):
+                    assert "index 5" in error.__notes__[0]
+            except StopIteration:
+                break
+        assert failed == 1 and len(got) == 32 and len(set(got)) == 32
+
+    def test_early_break_then_a_whole_epoch(self):
+        loader = make(Costly(), persistent_workers=True, **self.options)
+        next(iter(loader))
+        assert sorted(sum(indices(loader), [])) == list(range(96))
+
+    def test_resume_delivers_exactly_the_rest(self):
+        loader = make(Costly(), **self.options)
+        it = iter(loader)
+        first = [next(it)[0].tolist() for _ in range(5)]
+        state = loader.state_dict()
+        del it
+        other = make(Costly(), seed=9, num_workers=2, **self.options)
+        other.load_state_dict(state)
+        assert sorted(sum(first + indices(other), [])) == list(range(96))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            dict(in_order=True),
+            dict(batch_size=None, shuffle=None),
+            dict(scheduling="static"),
+            dict(persistent_workers=True, prefetch_next_epoch=True),
+        ],
+    )
+    def test_senseless_combinations(self, wrong):
+        with pytest.raises(ValueError, match="batching='ready' needs"):
+            make(Costly(), **{**self.options, **wrong})
+
+    def test_unknown_value(self):
+        with pytest.raises(ValueError, match="batching option should be"):
+            make(Costly(), batching="fastest")
+
+
+class TestNextEpochEarly:
+    def options(self, **more):
+        return dict(persistent_workers=True, num_workers=2, **more)
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_epochs_are_those_without_it(self, in_order):
+        early = make(Costly(), prefetch_next_epoch=True, **self.options(in_order=in_order))
+        plain = make(Costly(), **self.options())
+        for _ in range(4):
+            a, b = list(early), list(plain)
+            if not in_order:
+                a.sort(key=lambda batch: batch[0].tolist())
+                b.sort(key=lambda batch: batch[0].tolist())
+            for x, y in zip(a, b, strict=True):
+                assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
+
+    def test_the_next_epoch_is_begun(self):
+        loader = make(Costly(), prefetch_next_epoch=True, **self.options())
+        list(loader)
+        assert loader._iterator._planned
+
+    def test_early_break(self):
+        loader = make(Costly(), prefetch_next_epoch=True, **self.options())
+        for k in range(4):
+            it = iter(loader)
+            for _ in range(3 * k):
+                next(it)
+            assert sorted(sum(indices(loader), [])) == list(range(96))
+
+    def test_set_epoch_discards_what_was_begun(self):
+        class Sampler(torch.utils.data.Sampler):
+            epoch = 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __len__(self):
+                return 96
+
+            def __iter__(self):
+                return iter((torch.arange(96) + self.epoch).remainder(96).tolist())
+
+        loader = make(
+            Costly(), prefetch_next_epoch=True, sampler=Sampler(), **self.options(shuffle=None)
+        )
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert sum(indices(loader), [])[:3] == [epoch, epoch + 1, epoch + 2]
+
+    def test_needs_persistent_workers(self):
+        with pytest.raises(ValueError, match="persistent_workers=True"):
+            make(Costly(), prefetch_next_epoch=True)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+class TestMoreWorkers:
+    @pytest.mark.parametrize(
+        "wrong, text",
+        [
+            (dict(max_workers=0), "positive integer"),
+            (dict(max_workers=1), "less than num_workers"),
+            (dict(max_workers=4, num_workers=0), "num_workers > 0"),
+            (dict(max_workers=4, scheduling="static"), "scheduling='balanced'"),
+            (dict(slow_timeout="soon"), "slow_timeout option"),
+            (dict(slow_timeout=-1.0), "slow_timeout option"),
+        ],
+    )
+    def test_bad_values(self, wrong, text):
+        with pytest.raises(ValueError, match=text):
+            make(Costly(), **wrong)
+
+    def test_batches_do_not_depend_on_it(self):
+        few = make(Costly(), num_workers=1)
+        many = make(Costly(), num_workers=1, max_workers=6, slow_timeout=0.01)
+        for a, b in zip(few, many, strict=True):
+            assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+    def test_a_standby_worker_is_admitted_for_a_slow_sample_and_leaves(self):
+        """One worker, one sample that blocks: only a standby worker can do the rest."""
+        context = torch.multiprocessing.get_context("fork")
+        gate, passed = context.Event(), context.Semaphore(0)
+
+        class Gate(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                if index == 0:
+                    assert gate.wait(60)
+                else:
+                    passed.release()
+                return index
+
+        loader = make(
+            Gate(), batch_size=1, shuffle=False, num_workers=1, max_workers=2, slow_timeout=0.05,
+            prefetch_factor=8, multiprocessing_context=context,
+        )
+        it = iter(loader)
+        release = threading.Thread(
+            target=lambda: (all([passed.acquire(timeout=60) for _ in range(7)]), gate.set())
+        )
+        release.start()
+        assert [int(next(it)) for _ in range(8)] == list(range(8))
+        release.join()
+        decisions = loader.stats()["scheduler"]["decisions"]
+        assert any("standby worker is admitted" in d["why"] for d in decisions)
