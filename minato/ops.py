@@ -28,7 +28,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as _mp_context
@@ -608,7 +607,6 @@ class VolumeDataset:
 
 
 def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    torch_module = sys.modules.get("torch")
-    if torch_module is None:
-        import torch as torch_module
-    return [torch_module.from_numpy(array) for array in arrays]
+    import torch  # here, so that the operators alone need no torch
+
+    return [torch.from_numpy(array) for array in arrays]

@@ -122,8 +122,8 @@ parse_integer(struct cursor *c, int64_t *value)
         }
         c->at++;
     }
-    if (c->at == first) {
-        return malformed(c, "the shape is no tuple of lengths");
+    if (c->at == first || (*first == '0' && c->at > first + 1)) {
+        return malformed(c, "the shape is no tuple of lengths"); /* 07 is no number there */
     }
     if (c->at < c->end && *c->at == 'L') {
         c->at++; /* as Python 2 wrote long integers */

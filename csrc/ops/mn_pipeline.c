@@ -76,7 +76,6 @@ mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_tex
 void
 mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
 {
-    mn_a64_add_relaxed(&pipeline->samples, 1);
     mn_a64_add_relaxed(&pipeline->bytes_read, work->reader.bytes_read);
     mn_a64_add_relaxed(&pipeline->scans, work->scans);
     mn_a64_add_relaxed(&pipeline->headers_parsed, work->headers_parsed);
@@ -258,6 +257,7 @@ mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
                   const struct mn_source *source, uint64_t key_hi, uint64_t key_lo)
 {
     int rc = check_source(pipeline, source, work->reader.text);
+    mn_a64_add_relaxed(&pipeline->samples, 1);
     work->key_hi = key_hi;
     work->key_lo = key_lo;
     if (source->image_path == NULL) {

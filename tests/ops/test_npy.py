@@ -89,6 +89,7 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 6, 7, 8), }"
     ("(1, 6, 7, 8)", "(4294967296, 4294967296, 1, 1)", r"more than 2\^63 bytes"),
     ("(1, 6, 7, 8)", "(1, -6, 7, 8)", "no tuple of lengths"),
     ("(1, 6, 7, 8)", "(1, 6.0, 7, 8)", "no tuple of lengths"),
+    ("(1, 6, 7, 8)", "(1, 06, 7, 8)", "no tuple of lengths"),
     ("(1, 6, 7, 8)", "[1, 6, 7, 8]", "no tuple of lengths"),
     ("(1, 6, 7, 8)", "(" + "1, " * 70 + ")", "more than 64 axes"),
     ("(1, 6, 7, 8)", "(1, 6, 7, 8", "no tuple of lengths"),
@@ -169,6 +170,32 @@ def test_a_file_that_changes_is_read_anew(tmp_path, image):
     for key in range(5):
         assert pipeline(*paths, key=key)[1].any()
     assert pipeline.stats()["scans"] == 2 and pipeline.stats()["headers_parsed"] == 4
+
+
+@pytest.mark.parametrize("differs", ["time", "size", "file"])
+def test_each_part_of_a_files_identity_counts(tmp_path, differs):
+    """Another time, another size or another file behind the path: learned anew."""
+    paths = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(paths[0], np.zeros((1, 4, 4, 4), np.float32))
+    label = np.zeros((1, 4, 4, 4), np.uint8)
+    label[0, 0, 0, 0] = 1
+    np.save(paths[1], label)
+    os.utime(paths[1], ns=(10**18, 10**18))
+    pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop(1, 1.0)])
+    assert pipeline(*paths, key=0)[1].item() == 1
+    other = label[:, ::-1, ::-1, ::-1]
+    if differs == "size":
+        other = np.zeros((1, 5, 5, 5), np.uint8)
+        other[0, 4, 4, 4] = 1
+        np.save(paths[0], np.zeros(other.shape, np.float32))
+    if differs == "file":
+        (tmp_path / "kept").hardlink_to(paths[1])  # so that its inode is not used again
+        paths[1].unlink()
+    np.save(paths[1], np.ascontiguousarray(other))
+    time_ns = 10**18 + (differs == "time")
+    os.utime(paths[1], ns=(time_ns, time_ns))
+    assert pipeline(*paths, key=0)[1].item() == 1
+    assert pipeline.stats()["scans"] == 2
 
 
 def test_boxes_are_found_each_time_unless_kept(files):
