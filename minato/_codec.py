@@ -21,6 +21,8 @@ from ._torch_bridge import DLPACK_CODES, tensor_over
 
 
 def _as_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
+    if tensor.numel() == 0:
+        return pickle.PickleBuffer(b"")
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return pickle.PickleBuffer(flat.numpy())
 

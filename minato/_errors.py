@@ -56,17 +56,24 @@ class Failure:
     wrapper: ExceptionWrapper
     original: bytes | None
     note: str = ""
+    stand_in: str = ""  # name of an exception class that does not pickle
 
     @classmethod
     def of(cls, error: Exception, where: str) -> Failure:
         """Wraps an exception that is being handled."""
         wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
+        stand_in = ""
+        try:
+            pickle.dumps(type(error))
+        except Exception:  # a class of a function or of __main__ under spawn
+            stand_in = type(error).__name__
+            wrapper.exc_type = RuntimeError
         try:
             original = pickle.dumps(error)
             pickle.loads(original)  # an exception with its own __init__ may not come back
         except Exception:
             original = None
-        return cls(wrapper, original)
+        return cls(wrapper, original, stand_in=stand_in)
 
     def reraise(self) -> NoReturn:
         """Raises torch's exception; ``__cause__`` is the worker's, notes name the sample."""
@@ -76,6 +83,8 @@ class Failure:
                 cause = pickle.loads(self.original)
             except Exception:
                 cause = None
+        if self.stand_in:
+            self.wrapper.exc_type = type(self.stand_in, (RuntimeError,), {})
         try:
             self.wrapper.reraise()
         except Exception as error:

@@ -572,7 +572,7 @@ class StaticIterator(_MinatoIterator):
     _balanced = False
 
     def __init__(self, loader: Any) -> None:
-        self._blocks: dict[int, int] = {}
+        self._blocks: dict[int, _Sent] = {}  # by number of the batch
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -621,7 +621,7 @@ class StaticIterator(_MinatoIterator):
         self._epoch += 1
         markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
         poll = self._engine.poll
-        for block in [*self._blocks.values(), *markers]:
+        for block in [*(sent.block for sent in self._blocks.values()), *markers]:
             self._await(block, lambda block=block: poll(block))
             self._engine.retire(block)
         self._blocks.clear()
@@ -644,28 +644,34 @@ class StaticIterator(_MinatoIterator):
             raise RuntimeError(
                 "more batches are in flight than minato has room for; lower prefetch_factor"
             )
-        self._blocks[number] = block
+        self._blocks[number] = _Sent(block, worker, index)
 
     def _get_data(self) -> tuple[int, Any]:
         """The batch that finished first, as torch's result queue would give it."""
-        engine, blocks = self._engine, self._blocks
-        done = [i for i, b in blocks.items() if engine.poll(b)]
-        if not done:
-            self._await(ANY_BLOCK, lambda: any(map(engine.poll, blocks.values())))
-            done = [i for i, b in blocks.items() if engine.poll(b)]
-        first = min(done, key=lambda i: engine.done_ns(blocks[i]))
-        if engine.poll(blocks[first]) == 2:
-            _worker, pid, status, _row0, _nrows = engine.lost(blocks[first])
-            raise WorkerLost(describe_death(pid, status), pid, None, status)
-        block = blocks.pop(first)
+        engine, sent = self._engine, self._blocks
+
+        def done() -> list[int]:
+            return [n for n, batch in sent.items() if engine.poll(batch.block)]
+
+        numbers = done()
+        if not numbers:
+            self._await(ANY_BLOCK, lambda: bool(done()))
+            numbers = done()
+        number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
+        batch = sent[number]
+        if engine.poll(batch.block) == 2:
+            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
+            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+        del sent[number]
         try:
-            status, data = self._whole(block)
+            status, data = self._whole(batch.block)
         finally:
-            engine.retire(block)
+            engine.retire(batch.block)
         if status == EXHAUSTED:
-            worker = self._task_info[first][0]
-            return first, _utils.worker._IterableDatasetStopIteration(worker)
-        return first, data
+            return number, _utils.worker._IterableDatasetStopIteration(batch.worker)
+        if status == FAILED and self._dataset_kind == _DatasetKind.Map:
+            data.note = f"minato: batch {number}, sample indices {_short(batch.index)}"
+        return number, data
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         self._workers_num_tasks[worker_idx] -= 1
@@ -676,6 +682,15 @@ class StaticIterator(_MinatoIterator):
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._workers_status[worker_id] = False
+
+
+@dataclass
+class _Sent:
+    """A batch on its way through a worker's own lane."""
+
+    block: int
+    worker: int
+    index: Any
 
 
 class _Lane:
@@ -696,7 +711,7 @@ class _Lost(Failure):
 
     def __init__(self, error: WorkerLost) -> None:
         self.error = error
-        self.note = ""
+        self.note = self.stand_in = ""
 
     def reraise(self) -> Any:
         raise self.error

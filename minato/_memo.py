@@ -17,6 +17,10 @@ from ._resume import Progress
 #: batches that did not fit the layout, of the last so many, before it is given up
 MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
 
+#: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
+#: rest only enters the mean
+COSTS_MOST = 1 << 22
+
 _memos: weakref.WeakKeyDictionary[Any, Memo] = weakref.WeakKeyDictionary()
 
 
@@ -44,7 +48,7 @@ class Memo:
             size = len(loader.dataset)
         except (TypeError, NotImplementedError):
             size = 0
-        self.costs = _core.CostModel(size)
+        self.costs = _core.CostModel(min(size, COSTS_MOST))
         self.iterator: Any = None  # weak reference to the latest iterator
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # state for the next iterator

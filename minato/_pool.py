@@ -172,7 +172,10 @@ class Pool:
         self.engine.close()
         self._commands.close()
         os.close(self._pidfd)
-        self.zygote.close()
+        try:
+            self.zygote.close()
+        except ValueError:
+            pass  # somebody else has reaped it: nothing is left to free but its sentinel
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
