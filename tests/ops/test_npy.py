@@ -205,6 +205,7 @@ def test_boxes_are_found_each_time_unless_kept(files):
         for a, b in zip(pipeline(*files[0], key=key), kept(*files[0], key=key)):
             np.testing.assert_array_equal(a, b)
     assert pipeline.stats()["scans"] == 6 and kept.stats()["scans"] == 1
+    assert not pipeline._get().export_boxes() and len(kept._get().export_boxes()) == 1
 
 
 def test_only_the_wanted_rows_are_read(tmp_path):
