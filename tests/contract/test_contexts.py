@@ -127,7 +127,9 @@ def _refuse() -> None:
 
 @pytest.mark.servers
 def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
-    made = loader(Unreadable(2), num_workers=1, multiprocessing_context="forkserver")
+    # torch sees the dead worker when it polls; the timeout makes it look sooner.
+    made = loader(Unreadable(2), num_workers=1, multiprocessing_context="forkserver",
+                  timeout=2 if loader.is_torch else 40)
     iterator = None
     with pytest.raises(Exception):
         iterator = iter(made)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from typing import Any, Iterator
 
 import pytest
@@ -223,13 +224,28 @@ def test_error_in_worker_init(loader: Kind) -> None:
     assert "ValueError: init of 0" in got.text
 
 
+class Unhurried(Numbers):
+    """Worker 0 goes slowly enough for the other one to be heard."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.started = Gate()
+
+    def __getitem__(self, index: int) -> int:
+        assert self.started.wait(GATE_S)
+        time.sleep(0.01)
+        return index
+
+
 def _fail_second_init(worker: int) -> None:
     if worker == 1:
+        get_worker_info().dataset.started.set()
         raise ValueError("init of 1")
 
 
 def test_error_in_one_worker_init_is_not_lost(loader: Kind) -> None:
-    got = _failure(loader, Numbers(40), worker_init_fn=_fail_second_init, num_workers=2)
+    dataset = Unhurried(400)
+    got = _failure(loader, dataset, worker_init_fn=_fail_second_init, num_workers=2)
     assert got.kind is ValueError and "init of 1" in got.text
 
 

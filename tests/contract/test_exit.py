@@ -81,6 +81,8 @@ def test_uncaught_error_in_the_loop(loader: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_workers_end_with_a_parent_that_dies(loader, how: str, tmp_path: Path) -> None:
+    if loader.is_torch and "_exit" in how:
+        pytest.skip("the oracle's workers look for their parent every 5 s; once will do")
     body = HEAD + f"iterator = iter(made)\nnext(iterator)\n{how}"
     outcome = run_script(loader, body, tmp_path, grace=25.0)
     assert outcome.returncode == (7 if "_exit" in how else -signal.SIGKILL)
@@ -128,6 +130,8 @@ except KeyboardInterrupt:
 
 
 def test_terminated_by_default_action(loader: Kind, tmp_path: Path) -> None:
+    if loader.is_torch:
+        pytest.skip("for the oracle the same as a killed parent")
     body = HEAD + "it = iter(made); next(it); os.kill(os.getpid(), signal.SIGTERM)"
     outcome = run_script(loader, body, tmp_path, grace=25.0)
     assert outcome.returncode == -signal.SIGTERM

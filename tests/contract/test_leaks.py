@@ -77,8 +77,8 @@ def _several(loader: Kind) -> None:
     _whole, _half, _untouched, _persistent, _errors, _stream, _several,
 ], ids=lambda function: function.__name__.strip("_"))
 def test_counts_stay_flat(loader: Kind, use: Callable[[Kind], Any]) -> None:
-    rounds = 4 if loader.is_torch else 12
-    for _ in range(3):
+    rounds = 4 if loader.is_torch else 8
+    for _ in range(2):
         use(loader)
     before = _counts()
 

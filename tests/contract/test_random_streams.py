@@ -13,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from .datasets import Draws, Environment, Numbers, OwnGenerator, SeedHook, Sharded, as_is
-from .support import Kind, assert_same
+from .datasets import (
+    GATE_S, Draws, Environment, Numbers, OwnGenerator, SeedHook, Sharded, as_is,
+)
+from .support import Kind, assert_same, wait_for
 
 
 def _generator(seed: int = 21) -> torch.Generator:
@@ -305,17 +307,31 @@ def test_iterable_streams_are_torchs(loader: Kind) -> None:
         assert_same(run(loader, workers), run(DataLoader, workers))
 
 
+class Census(Numbers):
+    """Samples wait until so many worker_init_fn calls were made in all."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.runs = multiprocessing.Value("i", 0)
+        self.awaited = multiprocessing.Value("i", 0)
+
+    def __getitem__(self, index: int) -> int:
+        assert wait_for(lambda: self.runs.value >= self.awaited.value, GATE_S)
+        return index
+
+
 def _count_init(_: int) -> None:
-    with get_worker_info().dataset.runs.get_lock():
-        get_worker_info().dataset.runs.value += 1
+    runs = get_worker_info().dataset.runs
+    with runs.get_lock():
+        runs.value += 1
 
 
-@pytest.mark.parametrize("persistent, runs", [(False, 6), (True, 2)])
-def test_how_often_init_runs(loader: Kind, persistent: bool, runs: int) -> None:
-    dataset = Numbers(8)
-    dataset.runs = multiprocessing.Value("i", 0)
+@pytest.mark.parametrize("persistent, runs", [(False, [2, 4, 6]), (True, [2, 2, 2])])
+def test_how_often_init_runs(loader: Kind, persistent: bool, runs: list[int]) -> None:
+    dataset = Census(8)
     made = loader(dataset, num_workers=2, worker_init_fn=_count_init,
                   persistent_workers=persistent)
-    for _ in range(3):
+    for awaited in runs:
+        dataset.awaited.value = awaited
         list(made)
-    assert dataset.runs.value == runs
+        assert dataset.runs.value == awaited
