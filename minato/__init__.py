@@ -27,7 +27,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from . import _torch_bridge
+from . import _fork, _torch_bridge
 from ._errors import WorkerLost
 from ._version import __version__
 from .determinism import check_determinism
@@ -35,6 +35,7 @@ from .loader import DataLoader
 from .patch import patch_torch
 
 _torch_bridge.bind()
+_fork.watch()
 
 __all__ = [
     "BatchSampler",

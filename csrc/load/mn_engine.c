@@ -199,6 +199,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
     c->magic = MN_MAGIC;
+    e->touched_top = e->window_top = e->last_top = c->arena_off;
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
     /* Small enough that idle workers do not eat a small limit, large enough that a worker
      * with envelopes of a few kilobytes asks once in hundreds of batches. */

@@ -103,6 +103,7 @@ struct mn_engine {
     struct mn_death death;  /* the last */
     int zygote_pidfd;
     int zygote_cmd;         /* write end: one byte = look at the workers' table */
+    uint64_t touched_top, window_top, last_top, window_ns; /* for giving memory back */
     bool zygote_lost;
     bool closing;
 };

@@ -7,6 +7,8 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "load/mn_engine_internal.h"
+#include "os/mn_clock.h"
+#include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 
 /* After this many deaths in a row without one finished task a worker is not replaced: the
@@ -204,6 +206,30 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
+/* Gives back what a burst has touched and two whole windows have not needed. Long, because
+ * fresh pages cost several times what warm ones do. */
+#define SHRINK_WINDOW_NS UINT64_C(10000000000)
+
+static void
+shrink(struct mn_engine *e, uint64_t now)
+{
+    uint64_t top = mn_extents_top(e->arena);
+    e->window_top = top > e->window_top ? top : e->window_top;
+    e->touched_top = top > e->touched_top ? top : e->touched_top;
+    if (e->window_ns == 0 || now - e->window_ns < SHRINK_WINDOW_NS) {
+        e->window_ns = e->window_ns == 0 ? now : e->window_ns;
+        return;
+    }
+    uint64_t keep = e->window_top > e->last_top ? e->window_top : e->last_top;
+    if (keep < e->touched_top) {
+        (void)mn_memfd_punch_mapped(e->shm.base + keep, e->touched_top - keep);
+        e->touched_top = keep;
+    }
+    e->last_top = e->window_top;
+    e->window_top = top;
+    e->window_ns = now;
+}
+
 bool
 mn_engine_step(struct mn_engine *e)
 {
@@ -227,6 +253,7 @@ mn_engine_step(struct mn_engine *e)
         }
     }
     watch_zygote(e);
+    shrink(e, mn_now_ns());
     return any;
 }
 

@@ -10,7 +10,11 @@
  * deleter runs without the GIL, or the storage lives on, the hold waits on the pending list
  * until somebody with the GIL looks again.
  *
- * A fork copies holds.  The child's copies never free: they compare process ids.
+ * A fork copies holds.  The child's copies never free: they compare process ids.  And what
+ * the child sees must not change under it: a range that was out when the trainer forked waits
+ * until that child is gone (minato/_fork.py holds one end of a pipe for each such fork).
+ * Forks are counted; a hold remembers the count at its birth and, once released, at its end,
+ * and every living fork in between sees it.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,6 +28,7 @@ struct mn_hold {
     uint64_t bytes;
     pid_t pid;
     struct mn_pending *pending;
+    uint64_t born, ended; /* forks counted when it was made and when it was released */
     PyObject *guard; /* int: weak reference to the storage; NULL: none is needed */
     struct mn_hold *next;
 };
@@ -32,6 +37,10 @@ struct mn_hold {
 struct mn_pending {
     struct mn_mutex mutex;
     struct mn_hold *first;
+    uint64_t alive;      /* holds that are out: none, and a fork needs no watching */
+    uint64_t forks;      /* forks so far while something was out */
+    uint64_t *living;    /* counts of those whose children may still run */
+    size_t nliving;
     PyObject *expired;   /* NULL once the module is gone */
     PyObject *free_weak;
 };
@@ -64,6 +73,10 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     h->bytes = bytes;
     h->pid = getpid();
     h->pending = st->pending;
+    mn_mutex_lock(&h->pending->mutex);
+    h->born = h->pending->forks;
+    h->pending->alive++;
+    mn_mutex_unlock(&h->pending->mutex);
     return h;
 }
 
@@ -88,8 +101,25 @@ mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor)
 static void
 give_back(struct mn_hold *h)
 {
+    mn_mutex_lock(&h->pending->mutex);
+    h->pending->alive--;
+    mn_mutex_unlock(&h->pending->mutex);
     mn_engine_release(h->engine, h->off, h->bytes);
     free(h);
+}
+
+/* Whether a living child of a fork sees the range. */
+static bool
+forked(struct mn_hold *h)
+{
+    struct mn_pending *p = h->pending;
+    bool seen = false;
+    mn_mutex_lock(&p->mutex);
+    for (size_t i = 0; i < p->nliving && !seen; i++) {
+        seen = p->living[i] > h->born && p->living[i] <= h->ended;
+    }
+    mn_mutex_unlock(&p->mutex);
+    return seen;
 }
 
 /* With the GIL: whether the guarded storage is dead; frees the weak reference if so. */
@@ -120,11 +150,11 @@ mn_hold_release(struct mn_hold *hold)
     if (hold->pid != getpid()) {
         return; /* a forked copy: neither free nor lock */
     }
-    if (hold->guard == NULL) {
-        give_back(hold);
-        return;
-    }
-    if (Py_IsInitialized() && PyGILState_Check() && unseen(hold)) {
+    mn_mutex_lock(&hold->pending->mutex);
+    hold->ended = hold->pending->forks;
+    mn_mutex_unlock(&hold->pending->mutex);
+    bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
+    if (known && unseen(hold) && !forked(hold)) {
         give_back(hold);
         return;
     }
@@ -141,13 +171,19 @@ mn_pending_reclaim(struct mn_state *st)
     if (p->first == NULL) { /* a hold that comes this moment is met next time */
         return;
     }
+    if (p->nliving != 0 && st->poll_forks != NULL) {
+        PyObject *type, *value, *tb;
+        PyErr_Fetch(&type, &value, &tb);
+        Py_XDECREF(PyObject_CallNoArgs(st->poll_forks)); /* calls living_forks() */
+        PyErr_Restore(type, value, tb);
+    }
     mn_mutex_lock(&p->mutex);
     struct mn_hold *h = p->first, *keep = NULL, *next;
     p->first = NULL;
     mn_mutex_unlock(&p->mutex);
     for (; h != NULL; h = next) {
         next = h->next;
-        if (h->pid == getpid() && unseen(h)) {
+        if (h->pid == getpid() && unseen(h) && !forked(h)) {
             give_back(h);
         }
         else {
@@ -163,6 +199,46 @@ mn_pending_reclaim(struct mn_state *st)
         mn_mutex_unlock(&p->mutex);
         keep = next;
     }
+}
+
+PyObject *
+mn_py_fork_begins(PyObject *module, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_pending *p = mn_state_of(module)->pending;
+    mn_mutex_lock(&p->mutex);
+    uint64_t count = p->alive != 0 ? ++p->forks : 0;
+    mn_mutex_unlock(&p->mutex);
+    return PyLong_FromUnsignedLongLong(count);
+}
+
+PyObject *
+mn_py_living_forks(PyObject *module, PyObject *list)
+{
+    struct mn_pending *p = mn_state_of(module)->pending;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "a list of counts is needed");
+        return NULL;
+    }
+    size_t n = (size_t)PyList_GET_SIZE(list);
+    uint64_t *living = calloc(n + 1, sizeof(*living));
+    if (living == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (size_t i = 0; i < n; i++) {
+        living[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, (Py_ssize_t)i));
+    }
+    if (PyErr_Occurred()) {
+        free(living);
+        return NULL;
+    }
+    mn_mutex_lock(&p->mutex);
+    uint64_t *old = p->living;
+    p->living = living;
+    p->nliving = n;
+    mn_mutex_unlock(&p->mutex);
+    free(old);
+    Py_RETURN_NONE;
 }
 
 /* ---- a bytes-like object over a hold ------------------------------------------------ */

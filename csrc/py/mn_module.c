@@ -73,6 +73,13 @@ bind_torch(PyObject *module, PyObject *args)
 }
 
 static PyObject *
+watch_forks(PyObject *module, PyObject *poll)
+{
+    Py_XSETREF(mn_state_of(module)->poll_forks, Py_NewRef(poll));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     (void)module;
@@ -83,6 +90,12 @@ machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
+    {"fork_begins", mn_py_fork_begins, METH_NOARGS,
+     PyDoc_STR("fork_begins() -> count of this fork, 0 when nothing of an arena is out")},
+    {"living_forks", mn_py_living_forks, METH_O,
+     PyDoc_STR("living_forks(counts): forks whose children may still see what was out")},
+    {"watch_forks", watch_forks, METH_O,
+     PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},
@@ -131,6 +144,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->weak_ref);
     Py_VISIT(st->expired);
     Py_VISIT(st->free_weak);
+    Py_VISIT(st->poll_forks);
     return 0;
 }
 
@@ -149,6 +163,7 @@ core_clear(PyObject *module)
     Py_CLEAR(st->weak_ref);
     Py_CLEAR(st->expired);
     Py_CLEAR(st->free_weak);
+    Py_CLEAR(st->poll_forks);
     Py_CLEAR(st->str_requires_grad);
     Py_CLEAR(st->str_is_neg);
     Py_CLEAR(st->str_is_conj);

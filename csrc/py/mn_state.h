@@ -31,6 +31,7 @@ struct mn_state {
     PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
     PyObject *expired;                  /* int -> bool */
     PyObject *free_weak;                /* int -> None */
+    PyObject *poll_forks;               /* () -> None, refreshes living_forks() */
     PyObject *str_requires_grad;
     PyObject *str_is_neg;
     PyObject *str_is_conj;
@@ -102,6 +103,14 @@ mn_pending_reclaim(struct mn_state *st);
 
 int
 mn_pending_open(struct mn_state *st);
+
+/* fork_begins() -> count of this fork, 0 when nothing of any arena is out */
+PyObject *
+mn_py_fork_begins(PyObject *module, PyObject *ignored);
+
+/* living_forks([count, ...]): the forks whose children may still see what was out */
+PyObject *
+mn_py_living_forks(PyObject *module, PyObject *list);
 
 /* A bytes-like object over a hold, which it takes over. */
 PyObject *
