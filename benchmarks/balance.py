@@ -1,7 +1,7 @@
 """Epochs of samples that sleep, against the work bound: who waits for the slow ones?
 
     python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--json FILE] [--quick]
-        [--quiet-below LOAD]
+        [--quiet SHARE]
 
 A sample costs what a seeded generator fixed for its index; every loader gets the same
 costs in the same order. The bound of an epoch is (sum of costs) / workers, to which the
@@ -16,6 +16,7 @@ share in one step).
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import multiprocessing
 import sys
@@ -210,19 +211,19 @@ def overshoot() -> float:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
     waits: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
-    loads = []
+    quiet = common.Quiet(args.quiet, args.quiet_minutes)
     for repeat in range(args.repeats):
         for workload in args.only:
-            common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
-            loads.append(common.load_average())
             job = Job(workload, repeat, args.quick)
             for name, (cls, options, epochs) in LOADERS.items():
-                runs[workload][name].append(time_epochs(job, cls, options, epochs))
+                once = functools.partial(time_epochs, job, cls, options, epochs)
+                runs[workload][name].append(quiet.run(once))
             for name, (cls, options, _) in LOADERS.items() if args.waits else ():
-                waits[workload][name].append(time_waits(job, cls, options))
+                once = functools.partial(time_waits, job, cls, options)
+                waits[workload][name].append(quiet.run(once))
     return {
         "machine": common.machine(),
-        "loads": loads,
+        "quiet": quiet.report(),
         "overshoot": overshoot(),
         "epochs": runs,
         "waits": waits if args.waits else {},
@@ -270,7 +271,7 @@ def wait_rows(result: dict[str, Any]) -> list[list[str]]:
 def report(result: dict[str, Any]) -> None:
     print(f"# {common.describe(result['machine'])}")
     print(
-        f"# load before each job {min(result['loads']):.2f} to {max(result['loads']):.2f}; "
+        f"# {common.describe(result['quiet'])}; "
         f"sleep(5 ms) lasts {result['overshoot'] * 1e6:.0f} us too long"
     )
     names = list(LOADERS)
@@ -296,9 +297,7 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-waits", dest="waits", action="store_false")
-    parser.add_argument("--json", metavar="FILE", help="also write every number here")
-    parser.add_argument("--quick", action="store_true", help="seconds; no good numbers")
-    common.add_quiet(parser)
+    common.add_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.only = 1, args.only[:2]

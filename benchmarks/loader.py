@@ -1,10 +1,10 @@
 """Samples a second of loaders with two worker processes, side by side, and what they use.
 
     python benchmarks/loader.py [--cases tiny image volume turn] [--repeats 5]
-        [--peers] [--json FILE] [--quick] [--quiet-below LOAD]
+        [--peers] [--json FILE] [--quick] [--quiet SHARE]
 
-Each repeat is one fresh process in which the loaders take turns (the order rotates), so
-that what else the machine does hits them alike; ratios are to torch's of the same repeat.
+Each repeat of a case is one fresh process in which the loaders take turns (the order
+rotates), so that what else the machine does hits them alike; ratios are to torch's of the same repeat.
 Workers persist; the first epoch warms up. Timed is the way from the arrival of an epoch's
 first batch to its end, in whole epochs until enough time has passed. Then, outside of the
 timing: one pass compares checksums of every batch with those of torch, and one process a
@@ -301,19 +301,14 @@ def checksums(name: str, case: str, quick: bool, seed: int) -> list[int]:
 
 
 def child_time(request: dict[str, Any]) -> None:
-    names, quick, repeat = request["loaders"], request["quick"], request["repeat"]
-    result: dict[str, Any] = {"load": common.load_average(), "cases": {}}
-    for case in request["cases"]:
-        measure = time_turn if case == "turn" else time_rate
-        turn = repeat % len(names)
-        rows = {}
-        for name in names[turn:] + names[:turn]:
-            rows[name] = measure(name, case, quick, repeat)
-        bounds = {}
-        if case != "turn":
-            bounds = {"getitem": time_getitem(case, quick), "copy": time_copy(case, quick)}
-        result["cases"][case] = {"loaders": rows, **bounds}
-    common.answer(result)
+    case, quick, repeat = request["case"], request["quick"], request["repeat"]
+    names, rows, bounds = request["loaders"], {}, {}
+    turn = repeat % len(names)
+    for name in names[turn:] + names[:turn]:
+        rows[name] = (time_turn if case == "turn" else time_rate)(name, case, quick, repeat)
+    if case != "turn":
+        bounds = {"getitem": time_getitem(case, quick), "copy": time_copy(case, quick)}
+    common.answer({"loaders": rows, **bounds})
 
 
 def child_check(request: dict[str, Any]) -> None:
@@ -347,32 +342,39 @@ CHILDREN = {"time": child_time, "check": child_check, "memory": child_memory}
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     names = loaders_here(args.peers)
-    base = {"cases": args.cases, "loaders": names, "quick": args.quick}
     child = functools.partial(common.run_child, __file__)
-    repeats = []
+    quiet = common.Quiet(args.quiet, args.quiet_minutes)
+    base = {"loaders": names, "quick": args.quick}
+    runs: dict[str, list[Any]] = {case: [] for case in args.cases}
     for repeat in range(args.repeats):
-        common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
-        repeats.append(child({"do": "time", "repeat": repeat, **base}))
-    check = child({"do": "check", **base})
-    memory: dict[str, Any] = {}
-    if args.quick:
-        watched = [(args.cases[0], "torch"), (args.cases[0], "minato")]
-    else:
-        watched = [(case, name) for case in args.cases for name in names]
-    for case, name in watched if args.memory else ():
-        request = {"do": "memory", "case": case, "loader": name, "quick": args.quick}
-        memory.setdefault(case, {})[name] = common.run_watched(__file__, request)[1]
+        for case in args.cases:
+            request = {"do": "time", "case": case, "repeat": repeat, **base}
+            runs[case].append(quiet.run(functools.partial(child, request)))
+    check = child({"do": "check", "cases": args.cases, **base})
     return {
         "machine": common.machine(),
+        "quiet": quiet.report(),
         "workers": WORKERS,
-        "repeats": repeats,
+        "runs": runs,
         "check": check,
-        "memory": memory,
+        "memory": measure_memory(args, names) if args.memory else {},
     }
 
 
+def measure_memory(args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """By case and loader: the process alone, and the peak of its tree, in MiB."""
+    watched = [(case, name) for case in args.cases for name in names]
+    if args.quick:
+        watched = [(args.cases[0], "torch"), (args.cases[0], "minato")]
+    memory: dict[str, Any] = {}
+    for case, name in watched:
+        request = {"do": "memory", "case": case, "loader": name, "quick": args.quick}
+        memory.setdefault(case, {})[name] = common.run_watched(__file__, request)[1]
+    return memory
+
+
 def column(result: dict[str, Any], case: str, name: str, what: str) -> list[float]:
-    return [r["cases"][case]["loaders"][name][what] for r in result["repeats"]]
+    return [run["loaders"][name][what] for run in result["runs"][case]]
 
 
 def rate_row(result: dict[str, Any], case: str, name: str) -> list[str]:
@@ -420,14 +422,13 @@ TURN_HEAD = "turn_ms +- most_ms x_torch cpu_s /torch peak_MiB added".split()
 
 def report(result: dict[str, Any], cases: list[str]) -> None:
     print(f"# {common.describe(result['machine'])}")
-    loads = [r["load"] for r in result["repeats"]]
-    print(f"# {len(loads)} repeats, load {min(loads):.2f} to {max(loads):.2f}, {WORKERS} workers")
+    print(f"# {WORKERS} workers; {common.describe(result['quiet'])}")
     print(
         "# +-: half the range over repeats; x_torch: times faster; /torch: CPU against torch's;"
         "\n# peak: PSS of the process tree; added: of it, what the loader brought"
     )
     for case in cases:
-        rows = result["repeats"][0]["cases"][case]["loaders"]
+        rows = result["runs"][case][0]["loaders"]
         names = [n for n in LOADERS if n in rows]
         print()
         if case == "turn":
@@ -442,7 +443,7 @@ def report(result: dict[str, Any], cases: list[str]) -> None:
 
 def bound_line(result: dict[str, Any], case: str) -> str:
     item, copy = (
-        common.median([r["cases"][case][what] for r in result["repeats"]]) * 1e6
+        common.median([run[what] for run in result["runs"][case]]) * 1e6
         for what in ("getitem", "copy")
     )
     return (
@@ -457,9 +458,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", action="store_true", help="thread-based loaders as well")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
-    parser.add_argument("--json", metavar="FILE", help="also write every number here")
-    parser.add_argument("--quick", action="store_true", help="seconds; checks, no good numbers")
-    common.add_quiet(parser)
+    common.add_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.repeats = 1

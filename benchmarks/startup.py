@@ -1,7 +1,7 @@
 """Time to the first batch: a list of a million paths, eight workers, each start method.
 
     python benchmarks/startup.py [--paths 1000000] [--workers 8] [--repeats 3]
-        [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet-below LOAD]
+        [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet SHARE]
 
 Each measurement is a fresh process; torch and minato alternate. Timed is iter(loader) and
 one next(), with the dataset made before. CPU is that of the whole process tree up to that
@@ -12,7 +12,7 @@ from outside for its memory, and not timed.
 from __future__ import annotations
 
 import argparse
-import os
+import functools
 import sys
 import time
 import warnings
@@ -65,20 +65,20 @@ def child(request: dict[str, Any]) -> None:
             "first": first - begin,
             "cpu": cpu,
             "shutdown": end - begin_end,
-            "load": os.getloadavg()[0],
         }
     )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, Any] = {m: {n: [] for n in CLASSES} for m in args.methods}
+    quiet = common.Quiet(args.quiet, args.quiet_minutes)
     base = {"paths": args.paths, "workers": args.workers, "watched": False}
     for repeat in range(args.repeats):
         for method in args.methods:
-            common.wait_for_quiet(args.quiet_below, args.quiet_minutes)
             for name in list(CLASSES)[:: 1 if repeat % 2 else -1]:
                 request = {**base, "loader": name, "method": method}
-                cells[method][name].append(common.run_child(__file__, request))
+                run = functools.partial(common.run_child, __file__, request)
+                cells[method][name].append(quiet.run(run))
     memory: dict[str, Any] = {m: {} for m in args.methods}
     for method in args.methods if args.memory else ():
         for name in CLASSES:
@@ -86,6 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             memory[method][name] = common.run_watched(__file__, request)[1]
     return {
         "machine": common.machine(),
+        "quiet": quiet.report(),
         "paths": args.paths,
         "workers": args.workers,
         "runs": cells,
@@ -117,12 +118,10 @@ def row(result: dict[str, Any], method: str, name: str) -> list[str]:
 
 
 def report(result: dict[str, Any]) -> None:
-    runs = [run for cell in result["runs"].values() for rs in cell.values() for run in rs]
-    loads = [run["load"] for run in runs]
     print(f"# {common.describe(result['machine'])}")
     print(
         f"# first batch with a list of {result['paths']} paths, {result['workers']} workers; "
-        f"load {min(loads):.2f} to {max(loads):.2f}, what this makes itself included"
+        f"{common.describe(result['quiet'])}"
     )
     rows = [row(result, method, name) for method in result["runs"] for name in CLASSES]
     print(common.table(["method", *HEAD], rows))
@@ -135,9 +134,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--no-memory", dest="memory", action="store_false")
-    parser.add_argument("--json", metavar="FILE", help="also write every number here")
-    parser.add_argument("--quick", action="store_true", help="seconds; no good numbers")
-    common.add_quiet(parser)
+    common.add_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.paths, args.workers, args.repeats, args.memory = 1000, 1, 1, False

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +57,7 @@ def test_loader(tmp_path: Path) -> None:
     result, text = quick("loader.py", tmp_path)
     for case, found in result["check"].items():
         assert found["differ"] == [] and found["batches"] > 0, case
-        rows = result["repeats"][0]["cases"][case]["loaders"]
+        rows = result["runs"][case][0]["loaders"]
         assert set(rows) == {"torch", "minato", "minato, worker streams", "inline"}
         assert f"\n{case}" in text
     assert set(result["memory"]["tiny"]) == {"torch", "minato"}
@@ -149,10 +148,23 @@ def test_a_failing_child_is_an_error(benchmark: Any, tmp_path: Path) -> None:
         common.run_child(str(script), {})
 
 
-def test_waiting_for_a_quiet_machine_ends(benchmark: Any, capsys: Any) -> None:
+def test_disturbed_measurements_are_repeated(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = benchmark("common")
-    begin = time.monotonic()
-    common.wait_for_quiet(below=-1.0, minutes=0.0)
-    assert "not quiet" in capsys.readouterr().out
-    common.wait_for_quiet(below=1e9, minutes=60.0)
-    assert time.monotonic() - begin < 60
+    spent = iter([0.0, 1e6, 1e6, 1e6])  # the machine's seconds: a busy run, then a calm one
+    monkeypatch.setattr(common, "machine_seconds", lambda: next(spent))
+    monkeypatch.setattr(common.psutil, "cpu_percent", lambda interval: 0.0)
+    results = iter(["disturbed", "calm"])
+    quiet = common.Quiet(share=0.05, minutes=60.0)
+    assert quiet.run(lambda: next(results)) == "calm"
+    assert quiet.report() == {"others_median": 0.0, "others_most": 0.0, "repeated": 1}
+
+
+def test_waiting_for_quiet_ends(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = benchmark("common")
+    spent = iter(range(0, 10**9, 10**6))
+    monkeypatch.setattr(common, "machine_seconds", lambda: float(next(spent)))
+    quiet = common.Quiet(share=0.05, minutes=0.0)
+    assert quiet.run(lambda: "only") == "only"
+    assert quiet.report()["others_most"] > 0.05
