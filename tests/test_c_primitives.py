@@ -367,6 +367,7 @@ class Mutant(NamedTuple):
 
 
 BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
+LOAD = "csrc/load/"
 SPSC_H, EXTENT_C = "csrc/sync/mn_spsc.h", "csrc/sync/mn_extent.c"
 
 MUTANTS = {
@@ -442,6 +443,62 @@ MUTANTS = {
     "thread takes signals": Mutant(
         "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
         "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),
+    "board: claim without compare-and-swap": Mutant(
+        LOAD + "mn_board.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
+        "&word, mine)) { /* [T2] */",
+        "mn_a64_store_release(&mn_task_at(shm, (uint32_t)entry)->word, mine); if (1) {",
+        "mn_board", kinds=("thread",)),
+    "board: claim forgets the generation": Mutant(
+        LOAD + "mn_board.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
+        "mn_board", kinds=("plain",)),
+    "board: late hints stay late": Mutant(
+        LOAD + "mn_board.c", "        from = tail - l->mask - 1;",
+        "        hint = from = tail - l->mask - 1;", "mn_board", kinds=("plain",)),
+    "board: full is not noticed": Mutant(
+        LOAD + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
+    "engine: own lane too short": Mutant(
+        LOAD + "mn_engine.c", "LANE_OWN = 2 * NTASKS", "LANE_OWN = 1024", "mn_engine",
+        kinds=("plain",)),
+    "engine: close keeps the pages": Mutant(
+        LOAD + "mn_engine.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
+        "mn_engine", kinds=("plain",)),
+    "engine: the head waits for the limit": Mutant(
+        LOAD + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
+        "if (mn_extents_used", "mn_engine", kinds=("plain",)),
+    "engine: large batches are refused": Mutant(
+        LOAD + "mn_plan.c", "    most = most < MOST_TASKS ? most : MOST_TASKS;\n", "",
+        "mn_engine", kinds=("plain",)),
+    "engine: a kept range goes back with its block": Mutant(
+        LOAD + "mn_engine_blocks.c", "b->ranges[i].bytes = off - r.off;", "", "mn_engine"),
+    "engine: abandoned while somebody works": Mutant(
+        LOAD + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
+        "if (st == MN_TASK_QUEUED) {", "mn_engine"),
+    "engine: leases overlap": Mutant(
+        LOAD + "mn_engine_watch.c", "e->leases[oldest] = (struct mn_lease){off, len, off,",
+        "(void)mn_extents_free(e->arena, off, len); "
+        "e->leases[oldest] = (struct mn_lease){off, len, off,", "mn_engine", kinds=("thread",)),
+    "worker: done without order": Mutant(
+        LOAD + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
+        "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
+        ("thread",)),
+    "worker: the trainer is not told": Mutant(
+        LOAD + "mn_worker.c", "        mn_bell_ring(&c->trainer);\n", "", "mn_engine",
+        kinds=("thread",)),
+    "sweep: tasks stay with the dead": Mutant(
+        LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        "if (0) {", "mn_worker"),
+    "sweep: everybody's tasks": Mutant(
+        LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        "if (st == MN_TASK_RUNNING) {", "mn_worker"),
+    "sweep: envelopes are inherited": Mutant(
+        LOAD + "mn_engine_watch.c", "    t->flags = 0; /*", "    /*", "mn_worker"),
+    "sweep: the lease stays": Mutant(
+        LOAD + "mn_engine_watch.c", "    end_lease(e, w, l->used_end);\n", "", "mn_worker"),
+    "sweep: done envelopes go with the lease": Mutant(
+        LOAD + "mn_engine_watch.c", "            mn_lease_note(e, w, t);\n", "", "mn_worker"),
+    "sweep: a claimed bell stays silent": Mutant(
+        LOAD + "mn_engine_watch.c", "mn_bell_kick(&e->shm.ctl->trainer)",
+        "mn_bell_ring(&e->shm.ctl->trainer)", "mn_worker"),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
         kinds=("fork",)),

@@ -118,6 +118,11 @@ entries_of_the_past_claim_nothing(void)
         CHECK(!mn_board_cancel(&t.shm, 9)); /* it is running */
         mn_a64_store_relaxed(&t.b->tasks[9].word, 0);
     }
+    /* Queued again, but for another worker: the old entry on the shared lane is void. */
+    CHECK_EQ(publish(&t, MN_LANE_WORKER + 2, 9), MN_OK);
+    mn_a64_store_relaxed(&t.b->lanes[MN_LANE_NORMAL].hint, 0);
+    CHECK_EQ(mn_board_claim(&t.shm, 3, &task), MN_EMPTY);
+    CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_OK);
     drop_board(&t);
 }
 
