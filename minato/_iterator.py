@@ -54,6 +54,16 @@ _WHOLE = Shape()
 _WHOLE.whole = True
 
 
+def _last_drawn_late(loader: Any) -> int | None:
+    """Number of the batch that must not be drawn ahead, or None: a RandomSampler draws from
+    its generator once more when it ends, and torch's loader would not be there yet."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
+        return len(loader._index_sampler) - 1
+    return None
+
+
 def sampler_generator(loader: Any) -> torch.Generator | None:
     """The generator that the order of samples comes from; None: torch's default one."""
     batches = loader.batch_sampler
@@ -71,6 +81,10 @@ def _may_look_ahead(loader: Any) -> bool:
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     own = type(sampler) in _TORCH_SAMPLERS
+    if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
+        # It draws again in the middle of an epoch: an early break would leave the caller's
+        # generator elsewhere than torch does.
+        own = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return own and (batches is None or type(batches) is torch.utils.data.BatchSampler)
 
 
@@ -255,6 +269,7 @@ class BalancedIterator(_MinatoIterator):
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         self._far = _may_look_ahead(loader)
+        self._late = _last_drawn_late(loader) if self._far else None
         self._planned: dict[int, _Batch] = {}  # by sequence
         self._sequence = 0
         self._costs_known = False
@@ -341,6 +356,10 @@ class BalancedIterator(_MinatoIterator):
         if self._early is not None:
             most = self._early.left + window
         while len(self._planned) < most and not self._exhausted:
+            if self._late is not None and self._number >= self._late:
+                if len(self._planned) >= window:
+                    self._engine.plan_end()  # as good as all are known
+                    return
             if self._drawn is None:
                 try:
                     self._drawn = (self._next_index(),)
