@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
+from torch.utils.data import (
+    DataLoader, DistributedSampler, RandomSampler, get_worker_info,
+)
 
 from .datasets import Failing, Numbers, Sharded, Uneven, as_is
 from .support import Kind, all_gone, assert_same, drain, flat, worker_pids
@@ -148,12 +150,25 @@ def test_generator_gives_one_base_seed_for_all_epochs(loader: Kind) -> None:
     assert run(loader) == run(DataLoader)
 
 
-def test_shuffled_break_keeps_torchs_order(loader: Kind) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_broken_epochs_leave_the_generator_as_torch_does(
+    loader: Kind, persistent: bool, replacement: bool
+) -> None:
+    # How far a random sampler was read decides what its generator gives next: the
+    # order of the next epoch, and the base seed of the next iterator.
     def run(make: Any) -> list[Any]:
         generator = torch.Generator().manual_seed(2)
-        made = _made(make, Numbers(30), shuffle=True, generator=generator, batch_size=3)
-        first = next(iter(made)).tolist()
-        return [first, flat(made), flat(made)]
+        sampler = RandomSampler(Numbers(60), replacement, generator=generator)
+        made = make(Numbers(60), sampler=sampler, generator=generator, batch_size=3,
+                    num_workers=2, persistent_workers=persistent)
+        found: list[Any] = []
+        for taken in (2, 5, 0):
+            iterator = iter(made)
+            found.append([next(iterator).tolist() for _ in range(taken)])
+            found.append(iterator._base_seed)
+            del iterator
+        return [*found, flat(made), flat(made), generator.get_state().tolist()]
 
     assert run(loader) == run(DataLoader)
 
