@@ -268,6 +268,7 @@ class BalancedIterator(_MinatoIterator):
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
+        self._cost_hint = getattr(loader.dataset, "cost_hint", None)
         self._far = _may_look_ahead(loader)
         self._late = _last_drawn_late(loader) if self._far else None
         self._planned: dict[int, _Batch] = {}  # by sequence
@@ -385,7 +386,8 @@ class BalancedIterator(_MinatoIterator):
         """Whether anything is known of costs: before that nothing beyond the window is cut
         into tasks, because the cut follows costs."""
         if not self._costs_known:
-            self._costs_known = self._memo.costs.summary()["samples"] > 0
+            summary = self._memo.costs.summary()
+            self._costs_known = summary["samples"] > 0 or self._cost_hint is not None
         return self._costs_known
 
     def _set_form(self) -> None:
@@ -401,7 +403,15 @@ class BalancedIterator(_MinatoIterator):
                     self._posted[id(layout)] = self._engine.post(layout.pickled)
                 self._engine.set_form(kind, layout.core, self._posted[id(layout)])
 
+    def _hint(self, index: Any) -> None:
+        """The user's guess of what samples cost, until they were seen."""
+        for i in index if isinstance(index, (list, tuple)) else [index]:
+            if type(i) is int and 0 <= i < self._memo.size:
+                self._memo.costs.hint(i, max(0, int(self._cost_hint(i) * 1e9)))
+
     def _plan(self, index: Any) -> bool:
+        if self._cost_hint is not None and self._epoch == 0:
+            self._hint(index)
         whole = self._is_whole(index)
         pickled = _pickled(index)
         rows = len(index) if not whole else 1

@@ -48,7 +48,8 @@ class Memo:
             size = len(loader.dataset)
         except (TypeError, NotImplementedError):
             size = 0
-        self.costs = _core.CostModel(min(size, COSTS_MOST))
+        self.size = min(size, COSTS_MOST)
+        self.costs = _core.CostModel(self.size)
         self.iterator: Any = None  # weak reference to the latest iterator
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # state for the next iterator

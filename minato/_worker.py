@@ -47,6 +47,7 @@ class _Runner:
         self.job = job
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
+        self.mark: Any = None  # Worker.mark, once there is one
         self.init_failure: Failure | None = None
         self.exhausted = False
         try:
@@ -113,6 +114,7 @@ class _Runner:
         if not job.auto_collation:
             seed(base_seed, epoch, position, 0)
             data = job.dataset[index]
+            self.mark(0)
         elif getattr(job.dataset, "__getitems__", None):
             seed(base_seed, epoch, number, 1)
             data = job.dataset.__getitems__(index)
@@ -121,6 +123,7 @@ class _Runner:
             for k, i in enumerate(index):
                 seed(base_seed, epoch, position + k, 0)
                 data.append(job.dataset[i])
+                self.mark(k)
         seed(base_seed, epoch, number, 2)
         return job.collate_fn(data)
 
@@ -180,6 +183,7 @@ def main(job: Job, number: int) -> None:
         _load_index,
         getattr(job.dataset, "set_epoch", None),
     )
+    runner.mark = worker.mark
     worker.ready()
     while True:
         task = worker.next()

@@ -103,7 +103,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             default. Iterable datasets always keep torch's streams.
         seed_per_sample: ``None``: on when balanced, off when static. ``False`` leaves each
             worker its own stream, as torch does. A dataset may offer
-            ``seed_sample(seed: int)`` for generators that minato cannot find.
+            ``seed_sample(seed: int)`` for generators that minato cannot find (and
+            ``cost_hint(index) -> seconds``, a first guess of what a sample costs).
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
             are copied to ordinary memory. ``None``: half of what is available.

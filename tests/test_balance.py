@@ -231,3 +231,38 @@ class TestMoreWorkers:
         release.join()
         decisions = loader.stats()["scheduler"]["decisions"]
         assert any("standby worker is admitted" in d["why"] for d in decisions)
+
+
+class TestCosts:
+    def test_learned_from_rows_and_from_whole_batches(self):
+        for collate in (None, list):
+            loader = make(Costly(n=42), collate_fn=collate, num_workers=2)
+            list(loader)
+            cost = loader.stats()["cost"]
+            assert cost["known"] == 42 and cost["samples"] == 42
+            assert {i for i, _seconds in loader.stats()["slow"][:6]} == set(range(0, 42, 7))
+
+    def test_a_known_slow_sample_starts_early(self):
+        """The last sample in order is the slowest: from what is known, it starts first."""
+
+        class Last(torch.utils.data.Dataset):
+            def __init__(self):
+                self.started = torch.zeros(1, dtype=torch.int64).share_memory_()
+                self.at = torch.full((40,), -1, dtype=torch.int64).share_memory_()
+
+            def __len__(self):
+                return 40
+
+            def __getitem__(self, index):
+                self.at[index] = self.started[0]
+                self.started += 1
+                time.sleep(0.2 if index == 39 else 0.005)
+                return index
+
+            def cost_hint(self, index):
+                return 0.2 if index == 39 else 0.005
+
+        dataset = Last()
+        loader = minato.DataLoader(dataset, batch_size=1, num_workers=1)
+        assert [int(b) for b in loader] == list(range(40))
+        assert dataset.at[39] < 30  # in the sampler's order it would be the 40th

@@ -42,6 +42,7 @@ struct mn_worker_object {
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;
     uint64_t begin_ns, cpu_begin_ns;
+    uint64_t mark_ns;     /* end of the last row that mark() was told of */
 };
 
 static PyObject *
@@ -358,7 +359,7 @@ run_task(struct mn_state *st, struct mn_worker_object *o)
     struct mn_task *t = mn_task_at(&o->side.shm, o->task);
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     o->holding = true;
-    o->begin_ns = mn_now_ns();
+    o->begin_ns = o->mark_ns = mn_now_ns();
     mn_a64_store_relaxed(&o->side.me->since_ns, o->begin_ns); /* for people */
     mn_a64_store_relaxed(&o->side.me->row, t->row0);
     if (tell_epoch(o, b) < 0) {
@@ -539,6 +540,28 @@ worker_finish(PyObject *self, PyObject *args)
     return PyBool_FromLong(rc == 0);
 }
 
+PyDoc_STRVAR(mark_doc,
+"mark(row): this row of the batch in hand has just been fetched; teaches its cost.");
+
+static PyObject *
+worker_mark(PyObject *self, PyObject *arg)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    unsigned long row = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_task *t = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    if (t != NULL && row < t->nrows) {
+        uint64_t now = mn_now_ns();
+        mn_block_reports(mn_block_at(&o->side.shm, t->block_off))[row].wall_ns =
+            now - o->mark_ns;
+        mn_a64_store_relaxed(&o->side.me->row, row + 1); /* for people */
+        o->mark_ns = now;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
@@ -556,6 +579,7 @@ worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef worker_methods[] = {
     {"ready", worker_ready, METH_NOARGS, PyDoc_STR("ready(): the loop begins.")},
     {"next", worker_next, METH_NOARGS, next_doc},
+    {"mark", worker_mark, METH_O, mark_doc},
     {"finish", worker_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };
