@@ -104,6 +104,7 @@ class Engine:
         base_seed: int,
         lane: int,
         seeded: bool,
+        user_epoch: int = 0,
     ) -> int | None: ...
     def plan(
         self,
@@ -213,6 +214,7 @@ class Worker:
         open_layout: Callable[[bytes], Layout],
         load_index: Callable[[bytes], Any],
         set_epoch: Callable[[int], Any] | None = None,
+        user_epoch: int = 0,
     ) -> Worker: ...
     def ready(self) -> None: ...
     def next(

@@ -1,9 +1,8 @@
 """The iterators behind ``iter(loader)`` with workers.
 
 ``BalancedIterator`` gives samples to whichever worker is free and hands batches over in
-the sampler's order.  ``StaticIterator`` keeps torch's own dispatch (batch i on worker
-i mod n, torch's random streams): its decisions are torch's code, inherited; only the
-transport is ours.  Both are instances of torch's ``_MultiProcessingDataLoaderIter``,
+the sampler's order; ``_ready.py`` fills batches anew, ``_static.py`` keeps torch's own
+dispatch.  All are instances of torch's ``_MultiProcessingDataLoaderIter``,
 because libraries test for it, and run none of its constructor.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -28,59 +26,33 @@ from torch.utils.data.dataloader import (
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
 from ._layout import Layout, NoLayout, alike, is_default_collate
-from ._memo import Memo, Shape, memo_of
+from ._memo import Shape, memo_of
 from ._pool import Pool, start_method_context
-from ._resume import Progress, unpack_generator
-from ._worker import BATCH, ERROR, EXHAUSTED, FAILED, OBJECTS, RESUME, ROWS, SAMPLES
+from ._resume import Counted, Progress, TORCH_SAMPLERS
+from ._worker import BATCH, ERROR, FAILED, OBJECTS, ROWS, SAMPLES
 
-#: first lane of a worker's own, csrc/load/mn_message.h
-LANE_WORKER = 2
-ANY_BLOCK = 1
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. Half a thousand batches see far enough.
 LOOK_AHEAD_BATCHES = 512
-
-_TORCH_SAMPLERS = (
-    torch.utils.data.SequentialSampler,
-    torch.utils.data.RandomSampler,
-    torch.utils.data.SubsetRandomSampler,
-    torch.utils.data.WeightedRandomSampler,
-    torch.utils.data.DistributedSampler,
-)
-
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
 _WHOLE.whole = True
 
 
-def _last_drawn_late(loader: Any) -> int | None:
-    """Number of the batch that must not be drawn ahead, or None: a RandomSampler draws from
-    its generator once more when it ends, and torch's loader would not be there yet."""
+def _draws_at_its_end(loader: Any) -> bool:
+    """A RandomSampler draws from its generator once more when it ends, so its last batch
+    must not be drawn ahead: torch's loader would not be there yet."""
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
-        return len(loader._index_sampler) - 1
-    return None
-
-
-def sampler_generator(loader: Any) -> torch.Generator | None:
-    """The generator that the order of samples comes from; None: torch's default one."""
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    own = getattr(sampler, "generator", None)
-    return own if isinstance(own, torch.Generator) else loader.generator
-
-
-def sampler_state(generator: torch.Generator | None) -> torch.Tensor:
-    return torch.get_rng_state() if generator is None else generator.get_state()
+    return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None
 
 
 def _may_look_ahead(loader: Any) -> bool:
     """Whether drawing indices early changes nothing: torch's own samplers only."""
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    own = type(sampler) in _TORCH_SAMPLERS
+    own = type(sampler) in TORCH_SAMPLERS
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
         # It draws again in the middle of an epoch: an early break would leave the caller's
         # generator elsewhere than torch does.
@@ -95,7 +67,6 @@ class _EpochAhead:
     progress: Progress
     left: int  # batches of the present epoch not handed over yet
     first: int  # its first sequence
-    user_epoch: int
 
 
 @dataclass
@@ -107,14 +78,15 @@ class _Batch:
     whole: bool
 
 
-class _MinatoIterator(_MultiProcessingDataLoaderIter):
+class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     """What both iterators share: the pool, waiting, shutting down."""
 
     _pool: Pool | None = None
     _shutdown = False
 
     def __init__(self, loader: Any) -> None:
-        _BaseDataLoaderIter.__init__(self, loader)
+        with self._taking_up(loader, memo_of(loader)):
+            _BaseDataLoaderIter.__init__(self, loader)
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         if self._num_workers <= 0:
@@ -128,50 +100,8 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
         self._worker_init_fn = loader.worker_init_fn
         self._max_workers = max(loader.max_workers or 0, self._num_workers)
         self._slow_timeout = loader.slow_timeout
-        self._memo = memo_of(loader)
-        self._epoch = 0
-        self._take_up(loader, self._memo)
         self._start_pool(loader)
         self._reset(loader, first_iter=True)
-
-    # ---- epochs ----------------------------------------------------------------------
-
-    def _take_up(self, loader: Any, memo: Memo) -> None:
-        """Goes on from where load_state_dict says, or begins."""
-        self._resume_from, memo.resume = memo.resume, None
-        if self._resume_from is not None:
-            self._epoch = self._resume_from["epoch"]
-            if self._resume_from["base_seed"] is not None:
-                self._base_seed = self._resume_from["base_seed"]
-            elif self._persistent_workers and "last_base_seed" in self._resume_from:
-                self._base_seed = self._resume_from["last_base_seed"]
-        memo.iterator = weakref.ref(self)
-
-    def _begin_epoch(self, loader: Any) -> Any:
-        """Notes where the sampler's generator stands. Returns what _began must undo."""
-        generator = sampler_generator(loader)
-        self._loader_generator = generator
-        self._progress = Progress(self._epoch, self._base_seed)
-        state, undo = self._resume_from, None
-        self._resume_from = None
-        if state is not None:
-            if state["generator"] is not None:
-                if generator is None:
-                    undo = torch.get_rng_state()
-                    torch.set_rng_state(unpack_generator(state["generator"]))
-                else:
-                    generator.set_state(unpack_generator(state["generator"]))
-            self._progress.head = state["delivered"]
-            self._progress.beyond = set(state["delivered_beyond"])
-        self._progress.generator = sampler_state(generator)
-        self._memo.progress = self._progress
-        return undo
-
-    @staticmethod
-    def _began(undo: Any) -> None:
-        """The sampler has drawn: torch's default generator belongs to the caller again."""
-        if undo is not None:
-            torch.set_rng_state(undo)
 
     def _start_pool(self, loader: Any) -> None:
         balanced = self._balanced
@@ -189,6 +119,7 @@ class _MinatoIterator(_MultiProcessingDataLoaderIter):
                 auto_collation=self._auto_collation,
                 drop_last=self._drop_last,
                 seed_per_sample=self._seeds,
+                user_epoch=self._memo.user_epoch,
                 dataset=self._dataset,
                 collate_fn=self._collate_fn,
                 worker_init_fn=self._worker_init_fn,
@@ -270,7 +201,7 @@ class BalancedIterator(_MinatoIterator):
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         self._cost_hint = getattr(loader.dataset, "cost_hint", None)
         self._far = _may_look_ahead(loader)
-        self._late = _last_drawn_late(loader) if self._far else None
+        self._draws_late = self._far and _draws_at_its_end(loader)
         self._planned: dict[int, _Batch] = {}  # by sequence
         self._sequence = 0
         self._costs_known = False
@@ -300,7 +231,6 @@ class BalancedIterator(_MinatoIterator):
         begun = self._sampler_iter
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         if not first_iter:
-            self._epoch += self._early is None
             if self._early is not None and self._adopt_early(begun):
                 return
             self._kept_back.clear()
@@ -313,36 +243,38 @@ class BalancedIterator(_MinatoIterator):
         self._position = 0
         self._form: Any = None
         self._posted: dict[int, int] = getattr(self, "_posted", {})
-        undo = self._begin_epoch(loader)
-        try:
+        with self._epoch_begins(loader, first_iter):
             self._fill()
-        finally:
-            self._began(undo)
 
     # ---- the next epoch, begun early ---------------------------------------------------
 
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
-        state = sampler_state(self._loader_generator)
-        progress = Progress(self._epoch + 1, self._base_seed, state)
-        self._early = _EpochAhead(
-            progress, len(self._planned), self._sequence, self._memo.user_epoch
-        )
-        self._sampler_iter = iter(self._index_sampler)
         self._epoch += 1
+        progress = self._new_progress(None)
+        progress.generators = self._sources.capture()
+        self._early = _EpochAhead(progress, len(self._planned), self._sequence)
+        self._sampler_iter = iter(self._index_sampler)
         self._number = self._position = 0
         self._exhausted = False
 
     def _adopt_early(self, begun: Any) -> bool:
         """Makes the epoch that was begun early the present one; False when it is stale:
-        the last was left in the middle, or set_epoch was called since."""
+        the last was left in the middle, or set_epoch or load_state_dict was called since."""
         early, self._early = self._early, None
-        if early.left > 0 or early.user_epoch != self._memo.user_epoch:
+        told = early.progress.user_epoch != self._memo.user_epoch
+        if early.left > 0 or told or self._memo.resume is not None:
+            self._sources.set_own(early.progress.generators)  # as if it had never begun
             return False
         self._sampler_iter = begun
         self._progress = self._memo.progress = early.progress
         self._fill()
         return True
+
+    @property
+    def _planning(self) -> Progress:
+        """Of the epoch that batches are drawn for."""
+        return self._progress if self._early is None else self._early.progress
 
     # ---- sending ---------------------------------------------------------------------
 
@@ -357,22 +289,23 @@ class BalancedIterator(_MinatoIterator):
         if self._early is not None:
             most = self._early.left + window
         while len(self._planned) < most and not self._exhausted:
-            if self._late is not None and self._number >= self._late:
+            if self._draws_late and self._number >= self._how_many() - 1:
                 if len(self._planned) >= window:
-                    self._engine.plan_end()  # as good as all are known
+                    if not self._ahead or self._early is not None:
+                        self._engine.plan_end()  # as good as all are known
                     return
             if self._drawn is None:
                 try:
                     self._drawn = (self._next_index(),)
                 except StopIteration:
                     self._exhausted = True
+                    self._planning.check_end(self._number)
                     if not self._ahead or self._early is not None:
                         self._engine.plan_end()
                         return
                     self._begin_next()
                     continue
-            progress = self._progress if self._early is None else self._early.progress
-            if progress.has(self._number):
+            if self._planning.has(self._number):
                 self._pass_over(self._drawn[0])  # delivered before this process began
             elif not self._plan(self._drawn[0]):
                 return
@@ -381,6 +314,10 @@ class BalancedIterator(_MinatoIterator):
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""
         return self._prefetch_factor * self._num_workers
+
+    def _how_many(self) -> int:
+        """What the sampler gives in an epoch, in what is planned."""
+        return len(self._index_sampler)
 
     def _delivered_any(self) -> bool:
         """Whether anything is known of costs: before that nothing beyond the window is cut
@@ -426,7 +363,7 @@ class BalancedIterator(_MinatoIterator):
             rows,
             self._seeds,
             whole,
-            self._memo.user_epoch,
+            self._planning.user_epoch,
         )
         if taken:
             self._planned[self._sequence] = _Batch(self._number, index, whole)
@@ -450,14 +387,16 @@ class BalancedIterator(_MinatoIterator):
             self._fill()
         if self._at_end():
             self._progress.finished = True
+            if self._early is not None:
+                self._memo.progress = self._early.progress
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
         batch, data = self._receive()
-        self._progress.delivered(batch.number)
         if self._early is not None:
             self._early.left -= 1
         self._fill()
+        self._progress.delivered(batch.number)
         if isinstance(data, Failure):
             data.reraise()
         return self._pinned(data)
@@ -592,149 +531,6 @@ class BalancedIterator(_MinatoIterator):
         )
 
 
-class StaticIterator(_MinatoIterator):
-    """torch's dispatch: batch i on worker i mod n, torch's random streams.
-
-    Used for ``scheduling="static"`` and for iterable datasets.
-    """
-
-    _balanced = False
-
-    def __init__(self, loader: Any) -> None:
-        self._blocks: dict[int, _Sent] = {}  # by number of the batch
-        super().__init__(loader)
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        _BaseDataLoaderIter._reset(self, loader, first_iter)
-        self._index_queues = [_Lane(self, w) for w in range(self._num_workers)]
-        self._send_idx = 0
-        self._rcvd_idx = 0
-        self._task_info: dict[int, tuple] = {}
-        self._tasks_outstanding = 0
-        self._workers_status = [True] * self._num_workers
-        self._workers_num_tasks = [0] * self._num_workers
-        self._worker_queue_idx_cycle = _cycle(self._num_workers)
-        if not first_iter:
-            self._resume()
-        undo = self._begin_epoch(loader)
-        self._again, self._progress.head = self._progress.count, 0
-        self._progress.beyond.clear()
-        try:
-            for _ in range(self._prefetch_factor * self._num_workers):
-                self._try_put_index()
-        finally:
-            self._began(undo)
-
-    def _next_data(self) -> Any:
-        """torch's, after the batches that an earlier process delivered were made again:
-        the random streams and places of these workers come no other way."""
-        while self._again > 0:
-            self._again -= 1
-            self._once()
-        return self._once()
-
-    def _once(self) -> Any:
-        try:
-            data = super()._next_data()
-        except StopIteration:
-            self._progress.finished = True
-            raise
-        finally:
-            if not self._progress.finished:
-                self._progress.delivered(self._progress.head)
-        return data
-
-    def _resume(self) -> None:
-        """Lets workers finish what the last epoch left (their random streams go on from
-        there), throws it away, and makes new fetchers: torch's resume marker."""
-        self._epoch += 1
-        markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
-        poll = self._engine.poll
-        for block in [*(sent.block for sent in self._blocks.values()), *markers]:
-            self._await(block, lambda block=block: poll(block))
-            self._engine.retire(block)
-        self._blocks.clear()
-
-    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int | None:
-        return self._engine.submit(
-            index,
-            _pickled(index),
-            kind,
-            number,
-            self._epoch,
-            self._base_seed & (2**64 - 1),
-            LANE_WORKER + worker,
-            False,
-        )
-
-    def _send(self, worker: int, number: int, index: Any) -> None:
-        block = self._submit(worker, number, index, BATCH)
-        if block is None:
-            raise RuntimeError(
-                "more batches are in flight than minato has room for; lower prefetch_factor"
-            )
-        self._blocks[number] = _Sent(block, worker, index)
-
-    def _get_data(self) -> tuple[int, Any]:
-        """The batch that finished first, as torch's result queue would give it."""
-        engine, sent = self._engine, self._blocks
-
-        def done() -> list[int]:
-            return [n for n, batch in sent.items() if engine.poll(batch.block)]
-
-        numbers = done()
-        if not numbers:
-            self._await(ANY_BLOCK, lambda: bool(done()))
-            numbers = done()
-        number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
-        batch = sent[number]
-        if engine.poll(batch.block) == 2:
-            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
-            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
-        del sent[number]
-        try:
-            status, data = self._whole(batch.block)
-        finally:
-            engine.retire(batch.block)
-        if status == EXHAUSTED:
-            return number, _utils.worker._IterableDatasetStopIteration(batch.worker)
-        if status == FAILED and self._dataset_kind == _DatasetKind.Map:
-            data.note = f"minato: batch {number}, sample indices {_short(batch.index)}"
-        return number, data
-
-    def _process_data(self, data: Any, worker_idx: int) -> Any:
-        self._workers_num_tasks[worker_idx] -= 1
-        self._try_put_index()
-        if isinstance(data, Failure):
-            data.reraise()
-        return self._pinned(data)
-
-    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
-        self._workers_status[worker_id] = False
-
-
-@dataclass
-class _Sent:
-    """A batch on its way through a worker's own lane."""
-
-    block: int
-    worker: int
-    index: Any
-
-
-class _Lane:
-    """What torch's dispatch calls a worker's index queue."""
-
-    def __init__(self, iterator: StaticIterator, worker: int) -> None:
-        self._iterator = weakref.ref(iterator)
-        self._worker = worker
-
-    def put(self, item: Any) -> None:
-        iterator = self._iterator()
-        if iterator is not None and item is not None:
-            iterator._send(self._worker, *item)
-
-
 class _Lost(Failure):
     """A lost worker, raised as it is."""
 
@@ -744,11 +540,6 @@ class _Lost(Failure):
 
     def reraise(self) -> Any:
         raise self.error
-
-
-def _cycle(n: int):
-    while True:
-        yield from range(n)
 
 
 def _pickled(index: Any) -> bytes | None:
@@ -784,6 +575,8 @@ def make_iterator(loader: Any) -> _MinatoIterator:
     """The iterator for a loader with workers."""
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if iterable or loader.scheduling == "static":
+        from ._static import StaticIterator
+
         return StaticIterator(loader)
     if loader.batching == "ready":
         from ._ready import ReadyIterator

@@ -72,6 +72,7 @@ class Job:
     auto_collation: bool
     drop_last: bool
     seed_per_sample: bool
+    user_epoch: int  # 1 + what the dataset was told before it was sent; 0: nothing
     dataset: Any = None
     collate_fn: Callable | None = None
     worker_init_fn: Callable | None = None

@@ -21,7 +21,9 @@ MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
 #: rest only enters the mean
 COSTS_MOST = 1 << 22
 
-_memos: weakref.WeakKeyDictionary[Any, Memo] = weakref.WeakKeyDictionary()
+#: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
+#: no hash, and still be two.
+_memos: dict[int, tuple[weakref.ref, Memo]] = {}
 
 
 class Shape:
@@ -52,17 +54,22 @@ class Memo:
         self.costs = _core.CostModel(self.size)
         self.iterator: Any = None  # weak reference to the latest iterator
         self.progress: Progress | None = None  # its
-        self.resume: dict | None = None  # state for the next iterator
+        self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.last_verdict = "Nothing was loaded yet."
 
+    def take(self) -> dict | None:
+        """The state to go on from, once."""
+        state, self.resume = self.resume, None
+        return state
+
 
 def memo_of(loader: Any) -> Memo:
-    """The loader's memo, or a new one where a loader cannot be remembered."""
-    try:
-        memo = _memos.get(loader)
-        if memo is None:
-            memo = _memos[loader] = Memo(loader)
-    except TypeError:  # a subclass without weak references or hash
-        memo = Memo(loader)
+    """The loader's memo; it lives as long as the loader."""
+    key = id(loader)
+    found = _memos.get(key)
+    if found is not None and found[0]() is loader:
+        return found[1]
+    memo = Memo(loader)
+    _memos[key] = (weakref.ref(loader, lambda _: _memos.pop(key, None)), memo)
     return memo

@@ -37,6 +37,8 @@ class _Done:
 class ReadyIterator(BalancedIterator):
     """Ready-first batches of a map-style dataset."""
 
+    _unit = "sample"
+
     def __init__(self, loader: Any) -> None:
         batches = loader.batch_sampler
         self._size, self._drop_tail = batches.batch_size, batches.drop_last
@@ -61,11 +63,15 @@ class ReadyIterator(BalancedIterator):
     # ---- sending: samples instead of batches -------------------------------------------
 
     def _single_indices(self) -> Iterator[list]:
-        most = len(self._sampler) // self._size * self._size if self._drop_tail else None
+        most = self._how_many() if self._drop_tail else None
         for n, index in enumerate(self._sampler):
             if n == most:
                 return
             yield [index]
+
+    def _how_many(self) -> int:
+        count = len(self._sampler)
+        return count // self._size * self._size if self._drop_tail else count
 
     def _next_index(self) -> list:
         return next(self._singles)
@@ -99,8 +105,11 @@ class ReadyIterator(BalancedIterator):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        data = self._batch_of([self._done.pop(p) for p in places])
+        samples = [self._done.pop(p) for p in places]
+        data = self._batch_of(samples)
         self._fill()
+        for done in samples:
+            self._progress.delivered(done.number)
         if isinstance(data, Failure):
             data.reraise()
         return self._pinned(data)
@@ -143,8 +152,6 @@ class ReadyIterator(BalancedIterator):
 
     def _batch_of(self, samples: list[_Done]) -> Any:
         """The batch, or a Failure; the samples' blocks are free again."""
-        for done in samples:
-            self._progress.delivered(done.number)
         try:
             failed = next((d.failure for d in samples if d.failure is not None), None)
             if failed is not None:

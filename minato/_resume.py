@@ -1,23 +1,55 @@
 """Position of a loader as plain data: ``state_dict`` and ``load_state_dict``.
 
-What is kept: how many batches the caller was handed, the base seed, the epoch, the state
-of the generator that the sampler drew from when the epoch began, and what samples have
-cost.  The sampler is run again and what was delivered is left out, so nothing depends on
-workers; under balanced scheduling the seeds of the rest depend on its place in the
-sampler's order only.  ``scheduling="static"`` and iterable datasets keep their randomness
-and place in the workers, so there delivered batches are made again and thrown away.
+What is kept: what the caller was handed, the base seed, the epoch, the states of the
+generators that the sampler drew from when the epoch began, and what samples have cost.
+The sampler is run again and what was delivered is left out, so nothing depends on workers;
+under balanced scheduling the seeds of the rest depend on its place in the sampler's order
+only.  ``scheduling="static"``, iterable datasets and loaders without workers keep their
+randomness and place elsewhere, so there delivered batches may be made again and thrown
+away.
+
+Fields of a state:
+
+version, epoch          of the format; of the seeds (persistent workers count epochs on)
+base_seed               of the epoch; None: the next epoch draws one as it begins
+generators              states by role: ``sampler`` and ``loader`` (generators of their own),
+                        ``torch``, ``python``, ``numpy`` (the global ones, as the epoch found
+                        them, where the order may come from them)
+delivered               batches before this number were handed over,
+delivered_beyond        and these after it
+unit                    or samples, for ``batching="ready"``
+delivered_by_worker     iterable datasets: batches of each worker instead; else None
+user_epoch              what ``set_epoch`` was told before the epoch began, or None
+dataset_length, batch_size  to recognise another loader
+costs                   what samples have cost, by index
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
+import contextlib
+import json
+import random
+import weakref
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data.dataloader import _DatasetKind
 
 VERSION = 1
+
+TORCH_SAMPLERS = (
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+    torch.utils.data.DistributedSampler,
+)
 
 
 def pack(data: bytes) -> str:
@@ -26,30 +58,134 @@ def pack(data: bytes) -> str:
 
 
 def unpack(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
+    """What pack() was given; ValueError for anything else."""
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (TypeError, ValueError, binascii.Error, zlib.error) as error:
+        raise ValueError(f"the state is damaged: {error}") from None
 
 
-def pack_state(state: torch.Tensor) -> str:
-    """A generator's state (uint8) as text."""
-    return pack(state.numpy().tobytes())
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def unpack_generator(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(unpack(text)), dtype=torch.uint8)
+# ---- where an order comes from ---------------------------------------------------------
+
+
+def _get_python() -> bytes:
+    return json.dumps(random.getstate()).encode()
+
+
+def _set_python(data: bytes) -> None:
+    version, words, gauss = json.loads(data)
+    random.setstate((version, tuple(words), gauss))
+
+
+def _get_numpy() -> bytes | None:
+    name, words, *rest = np.random.get_state(legacy=True)  # type: ignore[misc]
+    if name != "MT19937":
+        return None  # exchanged by the program: its own business
+    return json.dumps([words.tolist(), *rest]).encode()
+
+
+def _set_numpy(data: bytes) -> None:
+    words, *rest = json.loads(data)
+    np.random.set_state(("MT19937", np.array(words, np.uint32), *rest))
+
+
+#: role -> (get, set) of the global generators
+_GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] = {
+    "torch": (
+        lambda: torch.get_rng_state().numpy().tobytes(),
+        lambda data: torch.set_rng_state(_tensor(data)),
+    ),
+    "python": (_get_python, _set_python),
+    "numpy": (_get_numpy, _set_numpy),
+}
+
+
+def _sampler_of_torch(loader: Any) -> bool:
+    """Whether torch's own classes make the order: they draw from torch's generators only."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    plain = batches is None or type(batches) is torch.utils.data.BatchSampler
+    return plain and type(sampler) in TORCH_SAMPLERS
+
+
+class Sources:
+    """The generators that a loader's order and base seeds come from."""
+
+    def __init__(self, loader: Any) -> None:
+        batches = loader.batch_sampler
+        sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+        found = (getattr(part, "generator", None) for part in (batches, sampler))
+        own = next((g for g in found if isinstance(g, torch.Generator)), None)
+        self.own: dict[str, torch.Generator] = {}
+        if own is not None:
+            self.own["sampler"] = own
+        if loader.generator is not None and loader.generator is not own:
+            self.own["loader"] = loader.generator
+        #: global generators that the sampler may draw from
+        self.globals: tuple[str, ...] = ("torch", "python", "numpy")
+        if _sampler_of_torch(loader):
+            self.globals = ("torch",) if own is None else ()
+        elif loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers > 0:
+            self.globals = ()
+
+    def capture(self, everything: bool = True) -> dict[str, bytes]:
+        """States now, by role; the global ones only where the order may come from them."""
+        states = {role: g.get_state().numpy().tobytes() for role, g in self.own.items()}
+        for role in self.globals if everything else ():
+            data = _GLOBALS[role][0]()
+            if data is not None:
+                states[role] = data
+        return states
+
+    def set_own(self, states: dict[str, bytes]) -> None:
+        for role, generator in self.own.items():
+            if role in states:
+                generator.set_state(_tensor(states[role]))
+
+
+@contextlib.contextmanager
+def global_generators(states: dict[str, bytes]) -> Iterator[None]:
+    """The global generators in these states; the program finds its own again after."""
+    before = {}
+    for role, (get, set_) in _GLOBALS.items():
+        if role in states:
+            now = get()
+            if now is not None:
+                before[role] = now
+                set_(states[role])
+    try:
+        yield
+    finally:
+        for role, data in before.items():
+            _GLOBALS[role][1](data)
+
+
+# ---- what one epoch has delivered ------------------------------------------------------
 
 
 @dataclass
 class Progress:
-    """What one epoch has handed to the caller so far."""
+    """What one epoch has handed to the caller so far, and how it began."""
 
     epoch: int = 0
     base_seed: int | None = None
-    generator: torch.Tensor | None = None  # its state as the epoch found it
+    persistent: bool = False
+    user_epoch: int = 0  # 1 + what set_epoch was told; 0: nothing
+    generators: dict[str, bytes] | None = None  # as the epoch found them; None: not begun
     head: int = 0  # all batches before this number were delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
+    by_worker: list[int] | None = None  # iterable datasets: batches of each worker
     finished: bool = False
+    unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
 
-    def delivered(self, number: int) -> None:
+    def delivered(self, number: int, worker: int = 0) -> None:
+        if self.by_worker is not None:
+            self.by_worker[worker] += 1
+            return
         self.beyond.add(number)
         while self.head in self.beyond:
             self.beyond.remove(self.head)
@@ -58,39 +194,170 @@ class Progress:
     def has(self, number: int) -> bool:
         return number < self.head or number in self.beyond
 
+    def takes(self, number: int, worker: int) -> bool:
+        """Whether a batch was delivered; of an iterable dataset, that one is counted off."""
+        if self.by_worker is None:
+            return self.has(number)
+        if self.by_worker[worker] == 0:
+            return False
+        self.by_worker[worker] -= 1
+        return True
+
+    def copy(self) -> Progress:
+        by_worker = None if self.by_worker is None else list(self.by_worker)
+        return replace(self, beyond=set(self.beyond), by_worker=by_worker)
+
+    def check_end(self, number: int) -> None:
+        """The sampler gave `number` of them; ValueError when fewer than were delivered."""
+        most = max([self.head - 1, *self.beyond])
+        if number <= most:
+            raise ValueError(
+                f"the state says that {self.unit} {most} was delivered, but the sampler gave "
+                f"only {number}: it is not the sampler that the state was taken with"
+            )
+
     @property
     def count(self) -> int:
+        if self.by_worker is not None:
+            return sum(self.by_worker)
         return self.head + len(self.beyond)
 
 
-def state_of(progress: Progress, costs: Any, generator: torch.Generator | None) -> dict:
+class Counted:
+    """What every iterator of minato's does about its position. A mixin.
+
+    ``_taking_up`` goes around torch's constructor, ``_epoch_begins`` around the first
+    look at the sampler in each epoch.
+    """
+
+    _epoch = 0
+    _start: dict | None = None
+    _base_seed: int
+    _progress: Progress
+    _unit = "batch"
+
+    @contextlib.contextmanager
+    def _taking_up(self, loader: Any, memo: Any) -> Iterator[None]:
+        """Goes on from where load_state_dict says, or begins."""
+        self._memo = memo
+        self._sources = Sources(loader)
+        self._start = start = memo.take()
+        before = torch.get_rng_state()
+        if start is not None and start["base_seed"] is None:
+            self._sources.set_own(start["generators"])
+        yield
+        if start is not None and start["base_seed"] is not None:
+            self._base_seed = start["base_seed"]
+            torch.set_rng_state(before)  # the program that goes on drew none here
+        memo.iterator = weakref.ref(self)
+
+    @contextlib.contextmanager
+    def _epoch_begins(self, loader: Any, first: bool) -> Iterator[None]:
+        """Notes where the epoch's order comes from; what was delivered is left out."""
+        if not first:
+            self._start = self._memo.take()
+            self._epoch = self._progress.epoch + 1
+            if self._start is not None and self._start["base_seed"] is None:
+                self._sources.set_own(self._start["generators"])
+                self._base_seed = int(
+                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                )
+        start, self._start = self._start, None
+        states: dict[str, bytes] = {}
+        if start is not None:
+            states = start["generators"]
+            self._epoch = start["epoch"]
+            if start["base_seed"] is not None:
+                self._base_seed = start["base_seed"]
+                self._sources.set_own(states)
+        self._progress = self._new_progress(start)
+        with global_generators(states):
+            self._progress.generators = self._sources.capture()
+            self._memo.progress = self._progress
+            yield
+
+    def _new_progress(self, start: dict | None) -> Progress:
+        it: Any = self
+        progress = Progress(
+            self._epoch, self._base_seed, it._persistent_workers, self._memo.user_epoch
+        )
+        progress.unit = self._unit
+        if it._dataset_kind == _DatasetKind.Iterable:
+            progress.by_worker = [0] * max(1, it._num_workers)
+        if start is not None:
+            progress.head = start["delivered"]
+            progress.beyond = set(start["delivered_beyond"])
+            if progress.by_worker is not None and start["delivered_by_worker"] is not None:
+                progress.by_worker = list(start["delivered_by_worker"])
+        return progress
+
+
+# ---- states ----------------------------------------------------------------------------
+
+
+def _length(loader: Any) -> int | None:
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return None  # asking may cost, and the answer may be a guess
+    try:
+        return len(loader.dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def state_of(loader: Any, memo: Any) -> dict:
     """The state as plain data that survives torch.save and JSON."""
-    state: dict[str, Any] = {"version": VERSION, "epoch": progress.epoch}
-    if progress.finished or progress.base_seed is None:
-        # Between epochs: the next one begins with the generator as it is now.
-        state.update(
-            epoch=progress.epoch + bool(progress.finished),
-            base_seed=None,
-            generator=None if generator is None else pack_state(generator.get_state()),
-            delivered=0,
-            delivered_beyond=[],
-        )
-        if progress.base_seed is not None:
-            state["last_base_seed"] = progress.base_seed
-    else:
-        state.update(
-            base_seed=progress.base_seed,
-            generator=pack_state(progress.generator),
-            delivered=progress.head,
-            delivered_beyond=sorted(progress.beyond),
-        )
-    if costs is not None:
-        state["costs"] = [pack(part) for part in costs.save()]
+    progress = memo.progress or Progress(user_epoch=memo.user_epoch)
+    sources = Sources(loader)
+    now = sources.capture(everything=False)
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "epoch": progress.epoch,
+        "base_seed": progress.base_seed,
+        "delivered": progress.head,
+        "delivered_beyond": sorted(progress.beyond),
+        "unit": progress.unit,
+        "delivered_by_worker": progress.by_worker and list(progress.by_worker),
+        "user_epoch": progress.user_epoch - 1 if progress.user_epoch else None,
+        "dataset_length": _length(loader),
+        "batch_size": loader.batch_size,
+    }
+    generators = now
+    if progress.finished:
+        # Between epochs: the next one begins with the generators as they are now.
+        state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None)
+        state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
+        if not progress.persistent:
+            state["base_seed"] = None
+        state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
+    elif progress.generators is not None:
+        generators = {**now, **progress.generators}
+        if "loader" in now:
+            generators["loader"] = now["loader"]  # base seeds alone come from it
+    state["generators"] = {role: pack(data) for role, data in generators.items()}
+    state["costs"] = [pack(part) for part in memo.costs.save()]
     return state
 
 
-def check_state(state: Any) -> dict:
-    """The state, or ValueError that says what is wrong with it."""
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "epoch": (int,),
+    "base_seed": (int, type(None)),
+    "generators": (dict,),
+    "delivered": (int,),
+    "delivered_beyond": (list,),
+    "delivered_by_worker": (list, type(None)),
+    "unit": (str,),
+    "user_epoch": (int, type(None)),
+    "dataset_length": (int, type(None)),
+    "batch_size": (int, type(None)),
+    "costs": (list,),
+}
+
+
+def _whole_numbers(values: list) -> bool:
+    return all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_form(state: Any) -> None:
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(
             "this is not a state of minato.DataLoader (no 'version'); pass what "
@@ -101,7 +368,56 @@ def check_state(state: Any) -> dict:
             f"the state was written by another version of minato (format {state['version']}, "
             f"this one reads {VERSION})"
         )
-    missing = {"epoch", "base_seed", "generator", "delivered", "delivered_beyond"} - set(state)
+    missing = sorted(set(_FIELDS) - set(state))
     if missing:
-        raise ValueError(f"the state is incomplete: {', '.join(sorted(missing))} missing")
-    return state
+        raise ValueError(f"the state is incomplete: {', '.join(missing)} missing")
+    for name, types in _FIELDS.items():
+        if not isinstance(state[name], types) or isinstance(state[name], bool):
+            raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
+    lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
+    numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
+    if not all(_whole_numbers(v) for v in (*lists, numbers)):
+        raise ValueError("the state is damaged: a count is no whole number")
+    if len(state["costs"]) != 3:
+        raise ValueError("the state is damaged: costs are three lists")
+
+
+def _check_fit(state: dict, loader: Any) -> None:
+    """Only in mid-epoch: a new epoch may begin with whatever there is."""
+    by_worker = state["delivered_by_worker"]
+    if not (state["delivered"] or state["delivered_beyond"] or any(by_worker or [])):
+        return
+    unit = "sample" if loader.batching == "ready" and loader.num_workers > 0 else "batch"
+    if state["unit"] != unit:
+        raise ValueError(
+            f"the state counts by {state['unit']}, this loader by {unit}: in mid-epoch "
+            "batching must be what it was"
+        )
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    if iterable != (by_worker is not None):
+        kinds = ("a map-style", "an iterable")
+        raise ValueError(
+            f"the state is of {kinds[not iterable]} dataset, this loader has "
+            f"{kinds[iterable]} one"
+        )
+    for name, mine in (("dataset_length", _length(loader)), ("batch_size", loader.batch_size)):
+        if None not in (mine, state[name]) and mine != state[name]:
+            raise ValueError(
+                f"the state was taken in mid-epoch with {name}={state[name]}, this loader "
+                f"has {mine}: its place means nothing here"
+            )
+    if by_worker is not None and len(by_worker) != max(1, loader.num_workers):
+        raise ValueError(
+            f"the state was taken with {len(by_worker)} workers, this loader has "
+            f"{loader.num_workers}: each worker goes through an iterable dataset by itself, "
+            "so the number must be the same to go on in mid-epoch"
+        )
+
+
+def opened(state: Any, loader: Any) -> dict:
+    """The state as iterators use it; ValueError says what is wrong with it."""
+    _check_form(state)
+    _check_fit(state, loader)
+    generators = {role: unpack(text) for role, text in state["generators"].items()}
+    costs = [unpack(c) for c in state["costs"]]
+    return {**state, "generators": generators, "costs": costs, "as_given": dict(state)}

@@ -182,6 +182,7 @@ def main(job: Job, number: int) -> None:
         open_layout,
         _load_index,
         getattr(job.dataset, "set_epoch", None),
+        job.user_epoch,
     )
     runner.mark = worker.mark
     worker.ready()

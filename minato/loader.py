@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
 
-from ._iterator import make_iterator, sampler_generator
+from ._inline import InlineIterator
+from ._iterator import make_iterator
 from ._memo import memo_of
-from ._resume import Progress, check_state, state_of, unpack
+from ._resume import opened, state_of
 from ._stats import collect
 
 log = logging.getLogger("minato")
@@ -235,52 +236,69 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def state_dict(self) -> dict:
         """Where the latest iterator stands, counted by what was handed to the caller.
 
-        Plain data that survives ``torch.save`` and JSON; starts no worker. Holds the epoch,
-        the base seed, the position, the state of the sampler's generator and learned costs.
+        Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
+        Holds the epoch, the base seed, the position, the states of the generators that the
+        order comes from, and learned costs; see ``minato._resume`` for the fields.
+
+        Raises:
+            RuntimeError: where torch's own workers serve the loader (DataPipes, custom
+                multiprocessing contexts), which count nothing.
         """
+        self._check_counted()
         memo = memo_of(self)
-        progress = memo.progress or Progress()
-        if memo.resume is not None:
-            return memo.resume
-        return state_of(progress, memo.costs, sampler_generator(self))
+        return state_of(self, memo) if memo.resume is None else memo.resume["as_given"]
 
     def load_state_dict(self, state: dict) -> None:
-        """The next iterator goes on where ``state`` was taken.
+        """The next iterator goes on where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers;
-        out of order, exactly the samples not delivered yet come. Raises ValueError for what
-        is no state of this class. An empty dict begins anew, as torchdata has it.
+        out of order, exactly the samples not delivered yet come. ``scheduling="static"`` and
+        iterable datasets make what was delivered again and throw it away: they need the same
+        number of workers, and random streams of persistent workers only come back in their
+        first epoch. Without workers a sample's randomness is the program's own to restore.
+        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew.
+
+        Raises:
+            ValueError: for what is no state of this class, or of another loader.
+            RuntimeError: as ``state_dict``.
         """
+        self._check_counted()
         memo = memo_of(self)
         if state == {}:
             memo.resume, memo.progress = None, None
             return
-        memo.resume = check_state(state)
-        if "costs" in state:
-            memo.costs.load(*(unpack(part) for part in state["costs"]))
-        if self._iterator is not None:
-            self._iterator._take_up(self, memo)
+        resume = opened(state, self)
+        memo.costs.load(*resume["costs"])
+        if resume["user_epoch"] is not None:
+            self.set_epoch(resume["user_epoch"])
+        memo.resume = resume
+
+    def _check_counted(self) -> None:
+        reason = self._why_torch()
+        if reason is not None:
+            raise RuntimeError(f"this loader has no state: {reason}, and those count nothing")
 
     def stats(self) -> dict:
         """What the loader has done and waits for; see ``minato._stats`` for the fields."""
         return collect(self)
 
     def _get_iterator(self):
+        if self.num_workers == 0:
+            return InlineIterator(self)
         reason = self._why_torch()
         if reason is not None:
-            if self.num_workers > 0:
-                log.info("minato.DataLoader uses torch's own workers: %s", reason)
+            log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return super()._get_iterator()
         self.check_worker_number_rationality()
         return make_iterator(self)
 
     def _why_torch(self) -> str | None:
-        """Why torch's own iterator serves this loader, or None."""
+        """Why torch's own workers serve this loader, or None."""
         if self.num_workers == 0:
-            return "no workers"
+            return None
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return "DataPipes shard and shuffle through torch's workers"
         context = self.multiprocessing_context
         if context is not None and type(context) not in _STANDARD_CONTEXTS:
-            return f"{type(context).__name__} is not a standard multiprocessing context"
+            return f"{type(context).__name__} needs torch's workers (no standard context)"
         return None

@@ -212,7 +212,8 @@ no_room(struct mn_engine *e)
 }
 
 PyDoc_STRVAR(submit_doc,
-"submit(indices, pickled, kind, number, epoch, base_seed, lane, seeded) -> int | None\n\n"
+"submit(indices, pickled, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
+"-> int | None\n\n"
 "Static scheduling: publishes one batch to a worker's lane and returns its block; None when\n"
 "there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
 "placed.");
@@ -221,15 +222,16 @@ static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "pickled", "kind", "number", "epoch", "base_seed",
-                            "lane", "seeded", NULL};
+                            "lane", "seeded", "user_epoch", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *pickled;
     unsigned long long number, epoch, seed;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp", names, &indices, &pickled,
-                                        &s.kind, &number, &epoch, &seed, &s.lane, &seeded)) {
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|I", names, &indices, &pickled,
+                                        &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
+                                        &s.user_epoch)) {
         return NULL;
     }
     if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes

@@ -49,14 +49,14 @@ static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
-                            "load_index", "set_epoch", NULL};
+                            "load_index", "set_epoch", "user_epoch", NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
-    unsigned int number;
+    unsigned int number, user_epoch = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|O", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OI", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
-                                        &load_index, &set_epoch)) {
+                                        &load_index, &set_epoch, &user_epoch)) {
         return NULL;
     }
     struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
@@ -69,6 +69,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->open_layout = Py_NewRef(open_layout);
     o->load_index = Py_NewRef(load_index);
     o->set_epoch = Py_NewRef(set_epoch);
+    o->user_epoch = user_epoch;
     o->layouts = PyDict_New();
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
     if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
@@ -591,7 +592,7 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, worker_methods},
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
-                          "load_index): the worker's side of the loader's mapping.")},
+                          "load_index, set_epoch=None, user_epoch=0): the worker's side of the loader's mapping.")},
     {0, NULL},
 };
 

@@ -1,0 +1,74 @@
+"""The iterator of a loader without workers: torch's, which counts and can go on."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from ._memo import memo_of
+from ._resume import Counted, global_generators
+
+
+class InlineIterator(Counted, _SingleProcessDataLoaderIter):
+    """torch's iterator for ``num_workers=0``; samples draw from the program's generators.
+
+    The sampler begins at the first ``next()``, as torch's does. An iterable dataset may
+    draw its order from the program's generators, so it is read up to where it stood with
+    these as it found them.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        with self._taking_up(loader, memo_of(loader)):
+            start = self._start or {}
+            found = self._sources.capture()
+            again = sum(start.get("delivered_by_worker") or [])
+            with global_generators(start["generators"] if again else {}):
+                super().__init__(loader)
+                for _ in range(again):
+                    self._dataset_fetcher.fetch(super()._next_index())
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._number = 0
+        self._begun = False
+        self._progress = self._new_progress(self._start)
+        if start and start["base_seed"] is not None:
+            self._progress.epoch = start["epoch"]
+            self._progress.generators = start["generators"]
+        elif self._dataset_kind == _DatasetKind.Iterable:
+            self._progress.generators = found
+        self._found = self._progress.generators
+        self._memo.progress = self._progress
+
+    def _begin(self) -> contextlib.AbstractContextManager[None]:
+        if self._begun:
+            return contextlib.nullcontext()
+        self._begun = True
+        return self._epoch_begins(None, True)
+
+    def _next_index(self) -> Any:
+        first = not self._begun
+        with self._begin():
+            if first and self._dataset_kind == _DatasetKind.Iterable:
+                self._progress.generators = self._found
+            try:
+                index = super()._next_index()
+                while self._progress.has(self._number):
+                    self._number += 1
+                    index = super()._next_index()
+            except StopIteration:
+                self._progress.check_end(self._number)
+                raise
+        self._number += 1
+        return index
+
+    def _next_data(self) -> Any:
+        drawn = self._number
+        try:
+            return super()._next_data()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+        finally:
+            if self._number > drawn and not self._progress.finished:
+                self._progress.delivered(self._number - 1)

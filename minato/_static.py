@@ -1,0 +1,181 @@
+"""torch's own dispatch: batch i on worker i mod n, torch's random streams."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ._errors import Failure, WorkerLost, describe_death
+from ._iterator import _MinatoIterator, _pickled, _short
+from ._worker import BATCH, EXHAUSTED, FAILED, RESUME
+
+#: first lane of a worker's own, csrc/load/mn_message.h
+LANE_WORKER = 2
+ANY_BLOCK = 1
+
+#: in place of a batch that an earlier process has delivered
+_PASSED = object()
+
+
+class StaticIterator(_MinatoIterator):
+    """torch's dispatch: batch i on worker i mod n, torch's random streams.
+
+    Used for ``scheduling="static"`` and for iterable datasets.
+    """
+
+    _balanced = False
+
+    def __init__(self, loader: Any) -> None:
+        self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        super().__init__(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._index_queues = [_Lane(self, w) for w in range(self._num_workers)]
+        self._send_idx = 0
+        self._rcvd_idx = 0
+        self._task_info: dict[int, tuple] = {}
+        self._tasks_outstanding = 0
+        self._workers_status = [True] * self._num_workers
+        self._workers_num_tasks = [0] * self._num_workers
+        self._worker_queue_idx_cycle = _cycle(self._num_workers)
+        resumed = self._memo.resume is not None
+        with self._epoch_begins(loader, first_iter):
+            self._earlier = self._progress.copy()
+            if not first_iter:
+                self._restart(loader) if resumed else self._resume()
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
+
+    def _restart(self, loader: Any) -> None:
+        """Other random streams are wanted: new workers."""
+        self._shutdown_workers()
+        self._shutdown = False
+        self._blocks.clear()
+        self._start_pool(loader)
+
+    def _next_data(self) -> Any:
+        """torch's. Batches that an earlier process delivered are made again and thrown away:
+        the random streams and places of these workers come no other way."""
+        while True:
+            try:
+                data = super()._next_data()
+            except StopIteration:
+                self._progress.finished = True
+                if self._dataset_kind == _DatasetKind.Map:
+                    self._progress.check_end(self._send_idx)
+                raise
+            if data is not _PASSED:
+                return data
+
+    def _resume(self) -> None:
+        """Lets workers finish what the last epoch left (their random streams go on from
+        there), throws it away, and makes new fetchers: torch's resume marker."""
+        markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
+        poll = self._engine.poll
+        for block in [*(sent.block for sent in self._blocks.values()), *markers]:
+            self._await(block, lambda block=block: poll(block))
+            self._engine.retire(block)
+        self._blocks.clear()
+
+    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int | None:
+        return self._engine.submit(
+            index,
+            _pickled(index),
+            kind,
+            number,
+            self._epoch,
+            self._base_seed & (2**64 - 1),
+            LANE_WORKER + worker,
+            False,
+            self._progress.user_epoch,
+        )
+
+    def _send(self, worker: int, number: int, index: Any) -> None:
+        block = self._submit(worker, number, index, BATCH)
+        if block is None:
+            raise RuntimeError(
+                "more batches are in flight than minato has room for; lower prefetch_factor"
+            )
+        self._blocks[number] = _Sent(block, worker, index)
+
+    def _get_data(self) -> tuple[int, Any]:
+        """The batch that finished first, as torch's result queue would give it."""
+        while True:
+            number, sent = self._first_done()
+            try:
+                status, data = self._whole(sent.block)
+            finally:
+                self._engine.retire(sent.block)
+            if status != EXHAUSTED:
+                break
+            # torch's workers say once that they are at their end
+            if self._workers_status[sent.worker]:
+                return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
+        if status == FAILED and self._dataset_kind == _DatasetKind.Map:
+            data.note = f"minato: batch {number}, sample indices {_short(sent.index)}"
+        self._got = number
+        return number, data
+
+    def _first_done(self) -> tuple[int, _Sent]:
+        engine, sent = self._engine, self._blocks
+
+        def done() -> list[int]:
+            return [n for n, batch in sent.items() if engine.poll(batch.block)]
+
+        numbers = done()
+        if not numbers:
+            self._await(ANY_BLOCK, lambda: bool(done()))
+            numbers = done()
+        number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
+        batch = sent[number]
+        if engine.poll(batch.block) == 2:
+            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
+            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+        return number, sent.pop(number)
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._workers_num_tasks[worker_idx] -= 1
+        self._try_put_index()
+        number = self._rcvd_idx - 1 if self._in_order else self._got
+        if self._earlier.takes(number, worker_idx):
+            return _PASSED
+        self._progress.delivered(number, worker_idx)
+        if isinstance(data, Failure):
+            data.reraise()
+        return self._pinned(data)
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        self._workers_status[worker_id] = False
+
+
+@dataclass
+class _Sent:
+    """A batch on its way through a worker's own lane."""
+
+    block: int
+    worker: int
+    index: Any
+
+
+class _Lane:
+    """What torch's dispatch calls a worker's index queue."""
+
+    def __init__(self, iterator: StaticIterator, worker: int) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._worker = worker
+
+    def put(self, item: Any) -> None:
+        iterator = self._iterator()
+        if iterator is not None and item is not None:
+            iterator._send(self._worker, *item)
+
+
+def _cycle(n: int) -> Iterator[int]:
+    while True:
+        yield from range(n)

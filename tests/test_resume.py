@@ -1,0 +1,812 @@
+"""state_dict, load_state_dict and set_epoch: the rest of an epoch, anywhere."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
+
+import minato
+from minato._resume import pack
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N, SIZE = 40, 4
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Its index, draws from every global generator and from one of its own, its epoch."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+        self.epoch = -1
+        self.rng = np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        draws = [random.random(), np.random.rand(), float(torch.rand(())), self.rng.random()]
+        return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Stream(IterableDataset):
+    """Numbers of this worker's share, with a draw, and the epoch it was told."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for i in range(first, self.n, step):
+            yield torch.tensor([i, self.epoch, float(torch.rand(()))], dtype=torch.float64)
+
+
+class Buckets(Sampler):
+    """A batch sampler of one's own: shuffles with a global generator, as many do."""
+
+    def __init__(self, with_numpy: bool) -> None:
+        self.with_numpy = with_numpy
+
+    def __len__(self) -> int:
+        return N // SIZE
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [list(range(i, i + SIZE)) for i in range(0, N, SIZE)]
+        (np.random if self.with_numpy else random).shuffle(batches)
+        yield from batches
+
+
+def make(kind: str, **kw: Any) -> minato.DataLoader:
+    """The loader of a name; generators are made anew, so that a state must bring theirs."""
+    kw = {"batch_size": SIZE, "num_workers": 2, **kw}
+    if kind == "stream":
+        return minato.DataLoader(Stream(), **kw)
+    data = Noisy()
+    if kind == "shuffle":
+        return minato.DataLoader(data, shuffle=True, **kw)
+    if kind == "generator":
+        g = torch.Generator()
+        return minato.DataLoader(data, shuffle=True, generator=g, **kw)
+    if kind == "two generators":
+        g, own = torch.Generator(), torch.Generator()
+        sampler = torch.utils.data.RandomSampler(data, replacement=True, generator=own)
+        return minato.DataLoader(data, sampler=sampler, generator=g, **kw)
+    if kind == "distributed":
+        return minato.DataLoader(data, sampler=DistributedSampler(data, 2, 1, seed=3), **kw)
+    if kind in ("buckets", "numpy buckets"):
+        del kw["batch_size"]
+        sampler = Buckets(kind == "numpy buckets")
+        return minato.DataLoader(data, batch_sampler=sampler, **kw)
+    if kind == "plain batches":
+        del kw["batch_size"]
+        batches = BatchSampler(torch.utils.data.RandomSampler(data), SIZE, True)
+        return minato.DataLoader(data, batch_sampler=batches, **kw)
+    assert kind == "sequential"
+    return minato.DataLoader(data, **kw)
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+def rows(batches: Any) -> list[list[list[float]]]:
+    return [b.tolist() for b in batches]
+
+
+def take(it: Any, count: int) -> list[list[list[float]]]:
+    return [next(it).tolist() for _ in range(count)]
+
+
+ROOT = Path(__file__).resolve().parents[1]
+REST = """
+import json, sys, test_resume as t
+t.seed(987654)  # another process knows nothing of the first one's generators
+kind, kw, state, epochs = json.load(sys.stdin)
+loader = t.make(kind, **kw)
+loader.load_state_dict(state)
+print(json.dumps([t.rows(loader) for _ in range(epochs)]))
+"""
+
+
+def rest(kind: str, kw: dict, state: dict, epochs: int = 1) -> list[list]:
+    """The epochs that a new process makes of a state."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REST],
+        input=json.dumps([kind, kw, state, epochs]),
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def saved(state: dict, tmp_path: Path) -> dict:
+    """Through JSON and torch.save, both of which must keep it as it is."""
+    assert json.loads(json.dumps(state)) == state
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+    return state
+
+
+# ---- in order: bit for bit -------------------------------------------------------------
+
+KINDS = [
+    "sequential", "shuffle", "generator", "two generators", "distributed", "buckets",
+    "numpy buckets", "plain batches",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rest_of_an_epoch_in_a_new_process(kind: str, tmp_path: Path) -> None:
+    seed(5)
+    loader = make(kind)
+    it = iter(loader)
+    take(it, 2)
+    state = saved(loader.state_dict(), tmp_path)
+    expected = rows(it)
+    assert len(expected) >= 3 and rest(kind, {"num_workers": 3}, state) == [expected]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rest_of_an_epoch_with_any_number_of_workers(kind: str, workers: int) -> None:
+    seed(5)
+    loader = make(kind)
+    it = iter(loader)
+    take(it, 3)
+    state = loader.state_dict()
+    expected = rows(it)
+    seed(99)
+    other = make(kind, num_workers=workers)
+    other.load_state_dict(state)
+    assert rows(other) == expected
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "two generators"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("done", [0, 4, 10])
+def test_any_place_of_a_later_epoch(kind: str, persistent: bool, done: int) -> None:
+    seed(6)
+    loader = make(kind, persistent_workers=persistent)
+    rows(loader)
+    it = iter(loader)
+    take(it, done)
+    state = loader.state_dict()
+    expected = rows(it)
+    assert len(expected) == N // SIZE - done
+    seed(11)
+    other = make(kind, persistent_workers=persistent, num_workers=1)
+    other.load_state_dict(state)
+    assert rows(other) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_following_epochs_with_own_generators(persistent: bool) -> None:
+    kw = {"persistent_workers": persistent}
+    seed(6)
+    loader = make("two generators", **kw)
+    it = iter(loader)
+    take(it, 3)
+    state = loader.state_dict()
+    expected = [rows(it), rows(loader), rows(loader)]
+    assert rest("two generators", kw, state, 3) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("when", ["before iter", "after iter", "after the end"])
+def test_between_batches_and_epochs(persistent: bool, when: str) -> None:
+    seed(6)
+    loader = make("generator", persistent_workers=persistent)
+    if when == "before iter":
+        state = loader.state_dict()
+        expected = rows(loader)
+    elif when == "after iter":
+        it = iter(loader)
+        state = loader.state_dict()
+        expected = rows(it)
+    else:
+        rows(loader)
+        state = loader.state_dict()
+        expected = rows(loader)
+    seed(12)
+    other = make("generator", persistent_workers=persistent, num_workers=1)
+    other.generator.manual_seed(1234)
+    other.load_state_dict(state)
+    assert rows(other) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_new_epoch_with_the_programs_generator_restored(persistent: bool) -> None:
+    seed(6)
+    loader = make("shuffle", persistent_workers=persistent)
+    rows(loader)
+    state, rng = loader.state_dict(), torch.get_rng_state()
+    expected = rows(loader)
+    seed(13)
+    other = make("shuffle", persistent_workers=persistent)
+    other.load_state_dict(state)
+    torch.set_rng_state(rng)
+    assert rows(other) == expected
+
+
+def test_going_on_draws_nothing_from_the_program() -> None:
+    """What a model draws after it is what it would have drawn without the interruption."""
+    seed(6)
+    loader = make("shuffle")
+    it = iter(loader)
+    take(it, 3)
+    state, rng = loader.state_dict(), torch.get_rng_state()
+    expected = torch.rand(3)
+    rows(it)
+    other = make("shuffle")
+    other.load_state_dict(state)
+    torch.set_rng_state(rng)
+    random.seed(1)
+    np.random.seed(1)
+    before = (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"])
+    next(iter(other))
+    assert torch.equal(torch.rand(3), expected)
+    assert before == (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"])
+
+
+def test_a_state_of_a_state() -> None:
+    seed(6)
+    loader = make("generator")
+    it = iter(loader)
+    take(it, 2)
+    first = loader.state_dict()
+    take(it, 2)
+    expected = rows(it)
+    second = make("generator")
+    second.load_state_dict(first)
+    assert second.state_dict() == first
+    it = iter(second)
+    again = second.state_dict()
+    assert {**again, "costs": 0} == {**first, "costs": 0}
+    take(it, 2)
+    third = make("generator", num_workers=1)
+    third.load_state_dict(second.state_dict())
+    assert rows(third) == expected
+
+
+def test_into_a_living_persistent_loader() -> None:
+    seed(6)
+    loader = make("generator", persistent_workers=True)
+    it = iter(loader)
+    take(it, 3)
+    state = loader.state_dict()
+    expected = [rows(it), rows(loader)]
+    pids = {w.pid for w in loader._iterator._workers}
+    loader.load_state_dict(state)
+    assert [rows(loader), rows(loader)] == expected
+    assert {w.pid for w in loader._iterator._workers} == pids
+
+
+def test_an_empty_state_begins_anew() -> None:
+    loader = make("sequential")
+    take(iter(loader), 3)
+    loader.load_state_dict({})
+    assert len(rows(loader)) == N // SIZE
+
+
+def test_equal_loaders_are_two() -> None:
+    class Alike(minato.DataLoader):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Alike)
+
+    one, two = (Alike(Noisy(), SIZE, num_workers=1) for _ in range(2))
+    it = iter(one)
+    take(it, 3)
+    two.load_state_dict(one.state_dict())
+    assert len(rows(it)) == len(rows(two)) == N // SIZE - 3
+
+
+# ---- out of order: what was not delivered ----------------------------------------------
+
+
+def indices(batches: list) -> list[int]:
+    return [int(row[0]) for batch in batches for row in batch]
+
+
+@pytest.mark.parametrize("batching", ["sampler", "ready"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_out_of_order_the_rest_comes_once(batching: str, drop_last: bool) -> None:
+    kw = dict(in_order=False, batching=batching, drop_last=drop_last, batch_size=3)
+    seed(6)
+    loader = make("generator", **kw)
+    it = iter(loader)
+    first = take(it, 5)
+    state = loader.state_dict()
+    everything = indices(first) + indices(rows(it))
+    seed(8)
+    other = make("generator", num_workers=1, **kw)
+    other.load_state_dict(state)
+    second = rows(other)
+    assert sorted(indices(first) + indices(second)) == sorted(everything)
+    assert len(everything) == (N // 3 * 3 if drop_last else N)
+
+
+class Gated(torch.utils.data.Dataset):
+    """Sample 0 waits for the event."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            assert self.gate.wait(60)
+        return index
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_gaps_are_remembered(scheduling: str) -> None:
+    gate = torch.multiprocessing.get_context("fork").Event()
+    kw = dict(batch_size=2, num_workers=2, in_order=False, scheduling=scheduling)
+    loader = minato.DataLoader(Gated(gate), **kw)
+    it = iter(loader)
+    first = [next(it).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    gate.set()
+    assert [0, 1] not in first and state["delivered"] == 0
+    assert state["delivered_beyond"] == sorted(b[0] // 2 for b in first)
+    other = minato.DataLoader(Gated(gate), **kw)
+    other.load_state_dict(state)
+    second = [b.tolist() for b in other]
+    assert sorted(sum(first + second, [])) == list(range(12))
+    del it
+
+
+def test_gaps_in_order_again() -> None:
+    gate = torch.multiprocessing.get_context("fork").Event()
+    gate.set()
+    state = {**minato.DataLoader(Gated(gate), 2).state_dict(), "base_seed": 1}
+    state.update(delivered=1, delivered_beyond=[2, 4])
+    for workers in (0, 2):
+        for scheduling in ("balanced", "static"):
+            loader = minato.DataLoader(
+                Gated(gate), 2, num_workers=workers, scheduling=scheduling
+            )
+            loader.load_state_dict(state)
+            assert [b.tolist() for b in loader] == [[2, 3], [6, 7], [10, 11]]
+
+
+# ---- static and iterable: fast forward -------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [0, 1, 5, 10])
+@pytest.mark.parametrize("kind", ["shuffle", "generator"])
+def test_static_makes_it_again(kind: str, done: int) -> None:
+    kw = {"scheduling": "static"}
+    seed(6)
+    loader = make(kind, **kw)
+    it = iter(loader)
+    take(it, done)
+    state = loader.state_dict()
+    expected = rows(it)
+    seed(9)
+    other = make(kind, **kw)
+    other.load_state_dict(state)
+    assert rows(other) == expected
+
+
+def test_static_in_a_living_persistent_loader() -> None:
+    seed(6)
+    loader = make("generator", scheduling="static", persistent_workers=True)
+    it = iter(loader)
+    take(it, 3)
+    state = loader.state_dict()
+    expected = rows(it)
+    rows(loader)
+    loader.load_state_dict(state)
+    assert rows(loader) == expected
+
+
+def _part(batches: list) -> list[tuple]:
+    return sorted(tuple(row) for batch in batches for row in batch)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_iterable_in_a_new_process(in_order: bool, workers: int, tmp_path: Path) -> None:
+    kw = {"num_workers": workers, "in_order": in_order}
+    seed(6)
+    loader = make("stream", **kw)
+    it = iter(loader)
+    take(it, 4)
+    state = saved(loader.state_dict(), tmp_path)
+    expected = rows(it)
+    again = rest("stream", kw, state)[0]
+    assert (again == expected) if in_order else (_part(again) == _part(expected))
+
+
+def test_iterable_whose_workers_end_one_after_another() -> None:
+    class Uneven(Stream):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            info = torch.utils.data.get_worker_info()
+            for i in range(3 + 8 * info.id):
+                yield torch.tensor([info.id, i], dtype=torch.float64)
+
+    for done in range(0, 9, 2):
+        loader = minato.DataLoader(Uneven(), 2, num_workers=3)
+        it = iter(loader)
+        first = take(it, done)
+        other = minato.DataLoader(Uneven(), 2, num_workers=3)
+        other.load_state_dict(loader.state_dict())
+        second = rows(other)
+        assert Counter(_part(first + second)) == Counter(_part(first + rows(it)))
+
+
+# ---- without workers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sequential", "shuffle", "generator", "buckets", "stream"])
+@pytest.mark.parametrize("done", [0, 3, 9])
+def test_without_workers(kind: str, done: int) -> None:
+    seed(6)
+    loader = make(kind, num_workers=0)
+    it = iter(loader)
+    take(it, done)
+    state = loader.state_dict()
+    mine = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    expected = rows(it)
+    seed(9)
+    other = make(kind, num_workers=0)
+    if kind != "stream":
+        other.dataset.rng = np.random.default_rng(7)
+        for _ in range(done * SIZE):
+            other.dataset.rng.random()
+    other.load_state_dict(state)
+    torch.set_rng_state(mine[0])
+    random.setstate(mine[1])
+    np.random.set_state(mine[2])
+    assert rows(other) == expected
+
+
+def test_without_workers_and_into_them() -> None:
+    seed(6)
+    loader = make("generator", num_workers=0)
+    it = iter(loader)
+    first = take(it, 3)
+    other = make("generator")
+    other.load_state_dict(loader.state_dict())
+    assert sorted(indices(first) + indices(rows(other))) == list(range(N))
+    again = iter(other)
+    second = take(again, 4)
+    last = make("generator", num_workers=0)
+    last.load_state_dict(other.state_dict())
+    assert sorted(indices(second) + indices(rows(last))) == list(range(N))
+
+
+def test_without_workers_it_is_torchs_iterator() -> None:
+    it = iter(make("sequential", num_workers=0))
+    assert isinstance(it, torch.utils.data.dataloader._SingleProcessDataLoaderIter)
+
+
+def test_without_workers_the_order_is_torchs() -> None:
+    for kind in ("shuffle", "buckets"):
+        seed(6)
+        mine = make(kind, num_workers=0)
+        found = [rows(mine), rows(mine)]
+        seed(6)
+        data = Noisy()
+        kw: dict = {"batch_sampler": Buckets(False)}
+        if kind == "shuffle":
+            kw = {"batch_size": SIZE, "shuffle": True}
+        torchs = torch.utils.data.DataLoader(data, **kw)
+        assert found == [rows(torchs), rows(torchs)]
+
+
+def test_an_error_counts_as_handed_over() -> None:
+    class Failing(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5:
+                raise LookupError("bad sample")
+            return index
+
+    for workers in (0, 2):
+        for scheduling in ("balanced", "static"):
+            kw = dict(batch_size=SIZE, num_workers=workers, scheduling=scheduling)
+            loader = minato.DataLoader(Failing(), **kw)
+            it = iter(loader)
+            next(it)
+            with pytest.raises(LookupError):
+                next(it)
+            other = minato.DataLoader(Failing(), **kw)
+            other.load_state_dict(loader.state_dict())
+            assert next(iter(other)).tolist() == [8, 9, 10, 11]
+
+
+# ---- taking it is cheap ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "buckets", "stream"])
+def test_taking_it_starts_nothing_and_draws_nothing(kind: str) -> None:
+    seed(6)
+    loader = make(kind)
+    generator = loader.generator
+
+    def drawn() -> list:
+        own = generator.get_state().tolist() if generator is not None else None
+        numpys = np.random.get_state(legacy=False)["state"]
+        return [torch.get_rng_state().tolist(), random.getstate(), numpys["pos"], own]
+
+    gc.collect()
+    before = drawn(), len(psutil.Process().children()), threading.active_count()
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    after = drawn(), len(psutil.Process().children()), threading.active_count()
+    assert before == after
+    it = iter(loader)
+    next(it)
+    now = drawn()
+    assert loader.state_dict()["base_seed"] is not None and drawn() == now
+    del it
+
+
+def test_a_state_is_a_copy() -> None:
+    loader = make("sequential", in_order=False)
+    it = iter(loader)
+    next(it)
+    state = loader.state_dict()
+    before = json.dumps(state)
+    take(it, 3)
+    assert json.dumps(state) == before
+    del it
+
+
+def test_learned_costs_travel() -> None:
+    loader = make("sequential")
+    rows(loader)
+    known = loader.stats()["cost"]
+    assert known["known"] == N
+    other = make("sequential")
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    cost = other.stats()["cost"]
+    assert cost["known"] == N and cost["mean"] == pytest.approx(known["mean"], rel=0.2)
+    assert {i for i, _ in other.stats()["slow"]} == {i for i, _ in loader.stats()["slow"]}
+
+
+# ---- what is wrong with a state --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good() -> dict:
+    loader = make("generator")
+    it = iter(loader)
+    take(it, 2)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (None, "not a state"), ([], "not a state"), ({"a": 1}, "not a state"),
+        ({"version": 99}, "another version"), ({"epoch": "1"}, "epoch"),
+        ({"epoch": -1}, "whole number"), ({"epoch": True}, "epoch"),
+        ({"delivered": -2}, "whole number"), ({"delivered": 1.5}, "delivered"),
+        ({"delivered_beyond": ["a"]}, "whole number"), ({"delivered_beyond": 3}, "beyond"),
+        ({"base_seed": "x"}, "base_seed"), ({"generators": []}, "generators"),
+        ({"generators": {"sampler": "%%%"}}, "damaged"), ({"generators": {"sampler": 3}}, "damaged"),
+        ({"generators": {"sampler": "AAAA"}}, "damaged"), ({"costs": []}, "three"),
+        ({"costs": ["x", "y", "z"]}, "damaged"), ({"costs": None}, "costs"),
+        ({"dataset_length": 7}, "dataset_length=7"), ({"batch_size": 3}, "batch_size=3"),
+        ({"delivered_by_worker": [1, 1]}, "iterable"), ({"unit": "sample"}, "counts by"),
+    ],
+)  # fmt: skip
+def test_bad_states(good: dict, change: Any, words: str) -> None:
+    state = {**good, **change} if isinstance(change, dict) and "a" not in change else change
+    loader = make("generator")
+    with pytest.raises(ValueError, match=words):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["delivered"] == 0
+
+
+def test_costs_of_different_lengths(good: dict) -> None:
+    costs = [good["costs"][0], pack(b"12345678"), good["costs"][2]]
+    with pytest.raises(ValueError, match="lengths differ"):
+        make("generator").load_state_dict({**good, "costs": costs})
+
+
+@pytest.mark.parametrize("field", ["epoch", "base_seed", "generators", "delivered", "costs"])
+def test_incomplete_states(good: dict, field: str) -> None:
+    state = {k: v for k, v in good.items() if k != field}
+    with pytest.raises(ValueError, match=f"{field} missing"):
+        make("generator").load_state_dict(state)
+
+
+def test_a_new_epoch_may_begin_with_other_data() -> None:
+    loader = make("sequential")
+    rows(loader)
+    other = minato.DataLoader(Noisy(7), batch_size=3, num_workers=1)
+    other.load_state_dict(loader.state_dict())
+    assert len(rows(other)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_a_sampler_that_ends_too_early(workers: int, scheduling: str) -> None:
+    loader = make("sequential")
+    it = iter(loader)
+    take(it, 8)
+    state = loader.state_dict()
+    fewer = DistributedSampler(Noisy(), 2, 0)
+    other = minato.DataLoader(
+        Noisy(), SIZE, sampler=fewer, num_workers=workers, scheduling=scheduling
+    )
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="sampler gave only 5"):
+        list(other)
+
+
+def test_iterable_with_another_number_of_workers() -> None:
+    loader = make("stream")
+    it = iter(loader)
+    take(it, 3)
+    with pytest.raises(ValueError, match="number must be the same"):
+        make("stream", num_workers=3).load_state_dict(loader.state_dict())
+
+
+def test_where_nothing_is_counted() -> None:
+    class Pipe(torch.utils.data.IterDataPipe):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+    loader = minato.DataLoader(Pipe(), num_workers=1)
+    for ask in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="DataPipes"):
+            ask()
+
+
+# ---- set_epoch -------------------------------------------------------------------------
+
+
+def told(batches: list) -> set[int]:
+    return {int(row[1]) for batch in batches for row in batch}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["sequential", "stream"])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_every_sample_knows_the_epoch(kind: str, persistent: bool, scheduling: str) -> None:
+    loader = make(kind, persistent_workers=persistent, scheduling=scheduling)
+    assert told(rows(loader)) == {-1}
+    for epoch in (0, 3, 4, 2):
+        loader.set_epoch(epoch)
+        assert loader.dataset.epoch == epoch
+        assert told(rows(loader)) == {epoch}
+
+
+def test_samplers_hear_of_the_epoch() -> None:
+    loader = make("distributed", persistent_workers=True)
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        assert loader.sampler.epoch == epoch
+        orders.append(indices(rows(loader)))
+    assert orders[0] == orders[2] != orders[1]
+
+    class Batches(Buckets):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    own = minato.DataLoader(Noisy(), batch_sampler=Batches(False), num_workers=1)
+    own.set_epoch(5)
+    assert own.batch_sampler.epoch == 5
+
+
+def test_in_mid_epoch_it_waits_for_the_next() -> None:
+    loader = make("sequential", persistent_workers=True, prefetch_factor=2)
+    loader.set_epoch(1)
+    it = iter(loader)
+    first = take(it, 1)
+    loader.set_epoch(2)
+    assert told(first + rows(it)) == {1}
+    assert told(rows(loader)) == {2}
+
+
+class Dies(Noisy):
+    """The worker that loads sample 9 first dies."""
+
+    def __init__(self, once: Any) -> None:
+        super().__init__()
+        self.once = once
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9 and self.epoch == 3:
+            with self.once.get_lock():
+                self.once.value += 1
+                die = self.once.value == 1
+            if die:
+                os.kill(os.getpid(), 9)
+        return super().__getitem__(index)
+
+
+def test_replaced_workers_hear_of_the_epoch() -> None:
+    once = torch.multiprocessing.get_context("fork").Value("i", 0)
+    loader = minato.DataLoader(Dies(once), SIZE, num_workers=1, persistent_workers=True)
+    rows(loader)
+    loader.set_epoch(3)
+    assert told(rows(loader)) == {3}
+    assert once.value == 2 and loader.stats()["deaths"] == 1
+
+
+def test_the_epoch_travels() -> None:
+    loader = make("distributed")
+    loader.set_epoch(4)
+    it = iter(loader)
+    take(it, 2)
+    state = loader.state_dict()
+    expected = rows(it)
+    other = make("distributed")
+    other.load_state_dict(state)
+    assert other.sampler.epoch == 4 and other.dataset.epoch == 4
+    assert rows(other) == expected and told(expected) == {4}
+
+
+# ---- the next epoch, begun early -------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [2, 9, 10, None])
+def test_with_an_epoch_begun_early(done: int | None) -> None:
+    """The state does not tell of it, wherever it is taken."""
+    kw = {"persistent_workers": True, "prefetch_next_epoch": True}
+    seed(6)
+    loader = make("generator", **kw)
+    rows(loader)
+    it = iter(loader)
+    expected = []
+    if done is None:
+        rows(it)
+        state = loader.state_dict()
+    else:
+        take(it, done)
+        state = loader.state_dict()
+        expected = [rows(it)]
+    expected += [rows(loader), rows(loader)]
+    seed(7)
+    other = make("generator", num_workers=1, **kw)
+    other.load_state_dict(state)
+    assert [rows(other) for _ in expected] == expected
+
+
+def test_an_early_epoch_thrown_away_leaves_no_trace() -> None:
+    def run(early: bool) -> list:
+        seed(6)
+        loader = make("generator", persistent_workers=True, prefetch_next_epoch=early)
+        found = [rows(loader)]
+        loader.set_epoch(1)
+        return [*found, rows(loader)]
+
+    assert run(True) == run(False)
