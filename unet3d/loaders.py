@@ -31,13 +31,15 @@ class Options:
     pin_memory: bool = False
     generator: torch.Generator | None = None
     device: torch.device = torch.device("cpu")
+    timeout_s: float = 0.0  # the longest wait for a batch; 0 waits for ever
 
     def torch_arguments(self) -> dict[str, Any]:
         """The same, as arguments of torch.utils.data.DataLoader."""
         return {"batch_size": self.batch_size, "sampler": self.sampler,
                 "num_workers": self.workers, "drop_last": self.drop_last,
                 "pin_memory": self.pin_memory, "generator": self.generator,
-                "persistent_workers": self.workers > 0}
+                "persistent_workers": self.workers > 0,
+                "timeout": self.timeout_s if self.workers else 0.0}
 
 
 def _pytorch(dataset: Dataset, options: Options) -> Iterable[Batch]:

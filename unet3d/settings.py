@@ -60,6 +60,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                        help="do not measure the bounds before the first epoch")
     watch.add_argument("--hash-content", action="store_true",
                        help="hash the bytes of all samples too")
+    watch.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+                       help="longest wait for a batch from workers before the run fails "
+                       "(default 600; 0 waits for ever)")
     watch.add_argument("--cache", choices=["warm", "cold"], default="warm",
                        help="cold: drop the data from the page cache before each epoch")
     return parser
@@ -100,6 +103,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--workers, --checkpoint-every and --eval-every cannot be negative")
     if args.stop_after is not None and args.stop_after < 1:
         parser.error("--stop-after must be at least 1")
+    if args.timeout < 0:
+        parser.error("--timeout cannot be negative")
     if args.threads is not None and args.threads < 1:
         parser.error("--threads must be at least 1")
     divisor = 2 ** len(preset.filters)

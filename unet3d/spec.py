@@ -64,7 +64,7 @@ PRESETS = {
     # cases would be an epoch of five steps, all start-up: hence the repeats.
     "quick": Preset(
         patch=(32, 32, 32), filters=(8, 16, 32), batch_size=2,
-        epochs=8, repeat=8, learning_rate=0.1, initial_rate=1e-3,
+        epochs=8, repeat=8, learning_rate=0.05, initial_rate=1e-3,
         warmup_epochs=0, accumulate=1, workers=2, eval_every=0, eval_start=1,
         overlap=0.25, target_dice=1.01, drop_last=False,
     ),

@@ -128,6 +128,7 @@ class Trainer:
         return build(self.args.loader, self.dataset, batch_size=self.preset.batch_size,
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
+                     timeout_s=self.args.timeout,
                      pin_memory=self.device.type == "cuda", device=self.device)
 
     def _plan(self, epoch: int) -> tuple[Iterable, list[int]]:

@@ -173,6 +173,14 @@ def test_loaders_deliver_the_epoch(data_folder, name, workers):
                 np.testing.assert_array_equal(label[0], expected[1])
 
 
+def test_the_timeout_reaches_the_workers_loader(data_folder):
+    dataset = dataset_of(data_folder)
+    for workers, expected in ((0, 0.0), (1, 30.0)):
+        loader = loaders.build("pytorch", dataset, batch_size=1, workers=workers,
+                               sampler=sampling.epoch_sampler(dataset, 0), timeout_s=30.0)
+        assert loader.timeout == expected
+
+
 def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch):
     dataset = dataset_of(data_folder)
     monkeypatch.setitem(sys.modules, "minato", None)
