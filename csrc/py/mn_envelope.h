@@ -10,9 +10,13 @@
 #ifndef MN_ENVELOPE_H
 #define MN_ENVELOPE_H
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
 #include <stdint.h>
 
 #include "base/mn_attr.h"
+#include "load/mn_worker.h"
 
 struct mn_envelope {
     uint64_t nparts;
@@ -26,5 +30,12 @@ struct mn_envelope_part {
     uint64_t bytes;
 };
 MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "layout shared between processes");
+
+/* Writes pickle and buffers (C-contiguous) for the task in hand into the worker's outbox; the
+ * GIL is released meanwhile. 0 (also where the memory limit leaves no room: the task then says
+ * so), 1 when the loader stopped, -1 with an exception. */
+int
+mn_envelope_write(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+                  Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n);
 
 #endif
