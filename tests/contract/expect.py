@@ -30,6 +30,9 @@ TABLE: dict[str, tuple[Any, Any, Any]] = {
     # How often a sample that kills its worker is executed (max_retries=1 by default).
     "executions_of_deadly_sample": (1, 1, 2),
     "death_error": ("RuntimeError", "RuntimeError", "WorkerLost"),
+    # torch's workers look for their parent every 5 s between samples, and now and then
+    # one stays for good.
+    "workers_end_with_a_killed_parent": (False, True, True),
     # torch joins each stuck worker for 5 s before it is terminated.
     "stuck_workers_shutdown_bound_s": (None, 4.0, 4.0),
     # A worker of torch moves a tensor into shared memory in place when it sends it, so

@@ -114,6 +114,28 @@ def test_epochs_of_persistent_workers_stay_flat(loader: Kind) -> None:
     assert wait_for(lambda: not grown(), 10.0), grown()
 
 
+def _resident() -> int:
+    """Bytes of memory, shared and private, that this process has touched."""
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return 1024 * sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_memory_of_dropped_batches_is_used_again(loader: Kind, persistent) -> None:
+    # An epoch is 12 MB; without reuse twenty of them would be 240 MB.
+    made = loader(Images(16, 256), batch_size=2, num_workers=2,
+                  persistent_workers=persistent)
+    for _ in range(3):
+        list(made)
+    before = _resident()
+    for _ in range(20):
+        for batch in made:
+            assert batch["image"].shape == (2, 3, 256, 256)
+        del batch
+    assert _resident() - before < 80 << 20
+
+
 def test_kept_batches_need_no_descriptors(own: Kind) -> None:
     made = own(Images(120), batch_size=2, num_workers=2, persistent_workers=True)
     kept = list(made)[:2]

@@ -130,6 +130,21 @@ def test_share_memory(loader: Kind) -> None:
         assert _values(image) == _want(number)
 
 
+def test_share_memory_of_what_an_array_still_sees(loader: Kind) -> None:
+    # share_memory_() may move a tensor; a NumPy view taken before stays where it was.
+    made = loader(Images(12), batch_size=2, num_workers=2)
+    views = []
+    for batch in made:
+        view = batch["image"].numpy()
+        batch["image"].share_memory_()
+        views.append(view)
+        del batch
+    _churn(loader)
+    for number, view in enumerate(views):
+        want = np.array(_want(number), dtype=np.float32).reshape(2, 1, 1, 1)
+        assert (view == want).all()
+
+
 def _sums(queue: Any, answers: Any, count: int) -> None:
     for _ in range(count):
         batch = queue.get()

@@ -120,12 +120,32 @@ def test_draws_repeat_with_the_seed(loader: Kind, kwargs) -> None:
     assert _by_index(other[0]) != _by_index(first[0])
 
 
+def _stack(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples)
+
+
+WAYS = [{"batch_size": 3}, {"batch_size": 3, "collate_fn": _stack}, {"batch_size": None}]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
-def test_draws_differ_between_samples_and_epochs(loader: Kind, persistent) -> None:
-    epochs = _epochs(loader, 3, num_workers=2, persistent_workers=persistent)
-    values = torch.cat([torch.cat(epoch)[:, 1:] for epoch in epochs])
-    for column in range(values.shape[1]):
-        assert values[:, column].unique().numel() == 3 * 14
+@pytest.mark.parametrize("way", WAYS, ids=["rows", "collate_fn", "unbatched"])
+def test_draws_differ_between_samples_and_epochs(loader: Kind, persistent, way) -> None:
+    made = loader(Draws(14), num_workers=2, persistent_workers=persistent,
+                  generator=_generator(), **way)
+    rows = torch.cat([batch.reshape(-1, 5) for _ in range(3) for batch in made])
+    for column in range(1, rows.shape[1]):
+        assert rows[:, column].unique().numel() == 3 * 14
+
+
+def test_draws_do_not_depend_on_batching(own: Kind) -> None:
+    if own.expects("draws_depend_on_num_workers"):
+        pytest.skip("workers are seeded")
+    runs = []
+    for way in (*WAYS, {"batch_size": 5}, {"batch_size": 1, "prefetch_factor": 7}):
+        made = own(Draws(14), num_workers=2, generator=_generator(), **way)
+        epoch = [batch.reshape(-1, 5) for batch in made]
+        runs.append(_by_index(epoch))
+    assert all(run == runs[0] for run in runs)
 
 
 def test_persistent_draws_do_not_depend_on_workers(own: Kind) -> None:
