@@ -347,7 +347,7 @@ trouble(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     bool bad = e->zygote_lost || (e->plan == NULL && e->ndeaths != 0)
-               || mn_engine_live(e) == 0;
+               || mn_engine_live(e) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
     mn_mutex_unlock(&e->mutex);
     return bad;
 }

@@ -14,11 +14,17 @@ struct mn_engine_object {
     PyObject *costs;          /* CostModel or None: outlives the engine */
     PyObject *layout;         /* the form's, alive as long as it is set */
     pid_t pid;                /* process it belongs to; in a forked child it is inert */
+    unsigned int inside;      /* calls that may have released the GIL; close() waits for them */
 };
 
 /* The engine, or NULL with an exception when it is closed or another process's. */
 struct mn_engine *
 mn_engine_get(PyObject *self);
+
+/* Whether to go on waiting: -1 with an exception when another thread has begun to close the
+ * engine meanwhile. With the GIL. */
+int
+mn_engine_goes_on(PyObject *self);
 
 /* Indices as the core takes them: a list of exact ints, or bytes of pickle. *owned is to be
  * freed with PyMem_Free after use. 0 or -1. */

@@ -119,8 +119,8 @@ const char mn_engine_next_doc[] =
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
     "None: the time is over. False: look at health(). Handles signals.";
 
-PyObject *
-mn_engine_py_next(PyObject *self, PyObject *args)
+static PyObject *
+next_inside(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = planner(self);
     double timeout;
@@ -140,7 +140,7 @@ mn_engine_py_next(PyObject *self, PyObject *args)
             return Py_BuildValue("(KK)", (unsigned long long)sequence,
                                  (unsigned long long)block);
         }
-        if (PyErr_CheckSignals() < 0) {
+        if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;
         }
         if (rc == MN_CLOSED) {
@@ -153,6 +153,16 @@ mn_engine_py_next(PyObject *self, PyObject *args)
             }
         }
     }
+}
+
+PyObject *
+mn_engine_py_next(PyObject *self, PyObject *args)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    o->inside++;
+    PyObject *r = next_inside(self, args);
+    o->inside--;
+    return r;
 }
 
 PyObject *
@@ -247,8 +257,8 @@ const char mn_engine_gather_doc[] =
     "A new block with the single rows of the given done blocks, in this order; to be decoded\n"
     "and retired.";
 
-PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *args)
+static PyObject *
+gather_inside(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = planner(self);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
@@ -285,6 +295,16 @@ mn_engine_py_gather(PyObject *self, PyObject *args)
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(to);
+}
+
+PyObject *
+mn_engine_py_gather(PyObject *self, PyObject *args)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    o->inside++;
+    PyObject *r = gather_inside(self, args);
+    o->inside--;
+    return r;
 }
 
 const char mn_engine_scheduler_doc[] =

@@ -4,6 +4,7 @@
  * One Engine belongs to one iterator and to the process that made it.  Its methods are
  * called by the thread that iterates; wait() and close() release the GIL.
  */
+#define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +28,17 @@ mn_engine_get(PyObject *self)
         return NULL;
     }
     return o->engine;
+}
+
+int
+mn_engine_goes_on(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it waited");
+        return -1;
+    }
+    return e != NULL ? 0 : -1;
 }
 
 static PyObject *
@@ -133,6 +145,13 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     o->engine = NULL;
+    mn_engine_stop(e);
+    while (o->inside != 0) { /* another thread waits in here: it sees the stop and leaves */
+        Py_BEGIN_ALLOW_THREADS
+        mn_bell_kick(&e->shm.ctl->trainer);
+        usleep(1000);
+        Py_END_ALLOW_THREADS
+    }
     Py_BEGIN_ALLOW_THREADS
     mn_engine_close(e);
     Py_END_ALLOW_THREADS
@@ -297,7 +316,7 @@ PyDoc_STRVAR(wait_doc,
 "seconds (negative: without end). False when the time is over. Handles signals.");
 
 static PyObject *
-engine_wait(PyObject *self, PyObject *args)
+wait_inside(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = mn_engine_get(self);
     unsigned long long block;
@@ -317,7 +336,7 @@ engine_wait(PyObject *self, PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         rc = mn_engine_wait(e, block, left);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals() < 0) {
+        if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;
         }
         if (rc == 0) {
@@ -327,6 +346,16 @@ engine_wait(PyObject *self, PyObject *args)
             Py_RETURN_FALSE;
         }
     }
+}
+
+static PyObject *
+engine_wait(PyObject *self, PyObject *args)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    o->inside++;
+    PyObject *r = wait_inside(self, args);
+    o->inside--;
+    return r;
 }
 
 static PyObject *
