@@ -14,7 +14,7 @@ struct mn_engine_object {
     PyObject *costs;          /* CostModel or None: outlives the engine */
     PyObject *layout;         /* the form's, alive as long as it is set */
     pid_t pid;                /* process it belongs to; in a forked child it is inert */
-    unsigned int inside;      /* calls that may have released the GIL; close() waits for them */
+    unsigned int inside;      /* threads in here without the GIL; close() waits for them */
 };
 
 /* The engine, or NULL with an exception when it is closed or another process's. */
@@ -22,7 +22,7 @@ struct mn_engine *
 mn_engine_get(PyObject *self);
 
 /* Whether to go on waiting: -1 with an exception when another thread has begun to close the
- * engine meanwhile. With the GIL. */
+ * engine, or a signal's handler has closed it: then it may be gone. With the GIL. */
 int
 mn_engine_goes_on(PyObject *self);
 

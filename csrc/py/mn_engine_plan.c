@@ -119,23 +119,26 @@ const char mn_engine_next_doc[] =
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
     "None: the time is over. False: look at health(). Handles signals.";
 
-static PyObject *
-next_inside(PyObject *self, PyObject *args)
+PyObject *
+mn_engine_py_next(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = planner(self);
     double timeout;
     if (e == NULL || !PyArg_ParseTuple(args, "d", &timeout)) {
         return NULL;
     }
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
     bool endless = timeout < 0 || timeout > 1e9;
     int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
     for (;;) {
         int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
         uint64_t sequence = 0, block = 0;
         int rc;
+        o->inside++;
         Py_BEGIN_ALLOW_THREADS
         rc = mn_engine_next(e, slice, &sequence, &block);
         Py_END_ALLOW_THREADS
+        o->inside--;
         if (rc == MN_OK) {
             return Py_BuildValue("(KK)", (unsigned long long)sequence,
                                  (unsigned long long)block);
@@ -153,16 +156,6 @@ next_inside(PyObject *self, PyObject *args)
             }
         }
     }
-}
-
-PyObject *
-mn_engine_py_next(PyObject *self, PyObject *args)
-{
-    struct mn_engine_object *o = (struct mn_engine_object *)self;
-    o->inside++;
-    PyObject *r = next_inside(self, args);
-    o->inside--;
-    return r;
 }
 
 PyObject *
@@ -257,8 +250,8 @@ const char mn_engine_gather_doc[] =
     "A new block with the single rows of the given done blocks, in this order; to be decoded\n"
     "and retired.";
 
-static PyObject *
-gather_inside(PyObject *self, PyObject *args)
+PyObject *
+mn_engine_py_gather(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = planner(self);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
@@ -283,28 +276,21 @@ gather_inside(PyObject *self, PyObject *args)
     uint64_t to = 0;
     int rc = PyErr_Occurred() ? -EINVAL : 0;
     if (rc == 0) {
+        struct mn_engine_object *o = (struct mn_engine_object *)self;
+        o->inside++;
         Py_BEGIN_ALLOW_THREADS
         rc = mn_engine_gather_block(e, &s, &to);
         if (rc == 0) {
             copy_rows(e, l, to, from, (uint32_t)n);
         }
         Py_END_ALLOW_THREADS
+        o->inside--;
     }
     PyMem_Free(from);
     if (PyErr_Occurred() || mn_raise_errno(rc, "no room to gather a batch") < 0) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(to);
-}
-
-PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *args)
-{
-    struct mn_engine_object *o = (struct mn_engine_object *)self;
-    o->inside++;
-    PyObject *r = gather_inside(self, args);
-    o->inside--;
-    return r;
 }
 
 const char mn_engine_scheduler_doc[] =

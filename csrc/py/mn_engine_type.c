@@ -316,7 +316,7 @@ PyDoc_STRVAR(wait_doc,
 "seconds (negative: without end). False when the time is over. Handles signals.");
 
 static PyObject *
-wait_inside(PyObject *self, PyObject *args)
+engine_wait(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = mn_engine_get(self);
     unsigned long long block;
@@ -324,6 +324,7 @@ wait_inside(PyObject *self, PyObject *args)
     if (e == NULL || !PyArg_ParseTuple(args, "Kd", &block, &timeout)) {
         return NULL;
     }
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
     bool endless = timeout < 0 || timeout > 1e9;
     uint64_t until = endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(timeout * 1e9);
     for (;;) {
@@ -333,9 +334,11 @@ wait_inside(PyObject *self, PyObject *args)
             left = now >= until ? 0 : (int64_t)(until - now);
         }
         int rc;
+        o->inside++;
         Py_BEGIN_ALLOW_THREADS
         rc = mn_engine_wait(e, block, left);
         Py_END_ALLOW_THREADS
+        o->inside--;
         if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;
         }
@@ -346,16 +349,6 @@ wait_inside(PyObject *self, PyObject *args)
             Py_RETURN_FALSE;
         }
     }
-}
-
-static PyObject *
-engine_wait(PyObject *self, PyObject *args)
-{
-    struct mn_engine_object *o = (struct mn_engine_object *)self;
-    o->inside++;
-    PyObject *r = wait_inside(self, args);
-    o->inside--;
-    return r;
 }
 
 static PyObject *
