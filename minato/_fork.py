@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+from multiprocessing import process
 
 from . import _core
 
@@ -51,6 +52,10 @@ def _in_child() -> None:
     _pending.clear()
     _living.clear()
     _core.living_forks([])
+    # At its exit multiprocessing would end "its" daemons, which are the parent's.
+    for child in list(process._children):
+        if child.name == "minato-zygote":
+            process._children.discard(child)
 
 
 def poll() -> None:
