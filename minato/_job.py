@@ -49,11 +49,14 @@ class Memory:
         return DupFd(self._fd)
 
     def __setstate__(self, dup: Any) -> None:
-        fd = dup.detach()
-        try:
-            self.segment = _core.Segment(fd)
-        finally:
-            os.close(fd)
+        self._fd = dup.detach()
+        self.segment = _core.Segment(self._fd)
+
+    def settle(self) -> None:
+        """In zygote and workers: the mapping will not be sent on, its descriptor can go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @dataclass

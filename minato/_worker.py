@@ -142,6 +142,9 @@ class _IndexError:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
+    def __iter__(self):
+        raise self.error  # where the core looks for the index of one sample
+
 
 def _load_index(data: bytes) -> Any:
     try:
@@ -171,6 +174,7 @@ def main(job: Job, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
     parent = os.getppid()
     segment = job.memory.segment
+    job.memory.settle()
     segment.dontfork()
     prepare(job, number)
     runner = _Runner(job, number)

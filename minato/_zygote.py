@@ -62,6 +62,8 @@ class Zygote:
         self.method = method
         self.children: dict[int, _Child] = {}
         self.direct = self._must_start_directly()
+        if not self.direct:
+            job.memory.settle()
 
     def _must_start_directly(self) -> bool:
         """Loading the dataset left something behind that does not survive a fork."""
@@ -115,7 +117,8 @@ class Zygote:
         os.close(self.trainer)
 
     def _start(self, number: int) -> _Child:
-        process = self._process(number, multiprocessing.get_context(self.method))
+        # spawn for forkserver, too: the zygote can only reap children of its own
+        process = self._process(number, multiprocessing.get_context("spawn"))
         me = multiprocessing.current_process()
         daemon, me._config["daemon"] = me._config.get("daemon"), False
         try:
