@@ -13,12 +13,13 @@ help:
 	@echo "make stress    long stress, kill and fuzz runs;  make sanitize: ASan, UBSan, TSan"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
 
-$(BIN)/python:
+$(VENV)/.ready:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "setuptools>=68" wheel "numpy>=2.0"
 	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
+	touch $@
 
-setup: $(BIN)/python
+setup: $(VENV)/.ready
 	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm" \
 	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
 	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm
@@ -28,6 +29,13 @@ build: setup
 
 test: build
 	$(BIN)/pytest -q tests
+
+QUICK := --preset quick --data data/quick
+train: build
+	$(BIN)/python -m unet3d.phantom --out data/phantom --cases 12 --scale 0.4
+	$(BIN)/python -m unet3d.preprocess --source data/phantom --out data/quick --min-shape 32 32 32
+	$(BIN)/python -m unet3d.train --loader minato $(QUICK) --out runs/quick
+	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/compare --epochs 2
 
 lint: build
 	$(BIN)/pytest -q tests/test_lint.py

@@ -189,7 +189,9 @@ int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     struct mn_plan *p = e->plan;
-    mn_assert(b->sequence == p->next);
+    if (b->sequence != p->next) {
+        return -EINVAL;
+    }
     uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
     most = most < MOST_TASKS ? most : MOST_TASKS;
     if (*place_of(p, b->sequence) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {

@@ -59,8 +59,10 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     int rc = mn_board_claim(&w->shm, w->number, task);
     if (rc == MN_OK) {
         mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
-        low_water(w);
     }
+    /* Also when there was nothing: two workers that claim at once may leave the hint behind,
+     * and then neither saw the board run low. */
+    low_water(w);
     return rc;
 }
 

@@ -60,10 +60,11 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     int rc = mn_engine_plan(e, &b);
     PyMem_Free(owned);
-    if (rc < 0) {
-        return PyErr_NoMemory();
+    if (rc == -EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "batches must be planned in sequence");
+        return NULL;
     }
-    return PyBool_FromLong(rc == MN_OK);
+    return rc < 0 ? PyErr_NoMemory() : PyBool_FromLong(rc == MN_OK);
 }
 
 PyObject *
