@@ -1,0 +1,1 @@
+"""Attacks on the loader: killed processes, signals, forks, memory that is held on to."""

@@ -1,0 +1,184 @@
+"""Datasets of the attacks; at module level, so that spawned processes find them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+
+class Noisy(Dataset):
+    """Samples that draw from all three global generators; about a millisecond each."""
+
+    def __init__(self, length: int = 120, floats: int = 300, delay: float = 0.001) -> None:
+        self.length, self.floats, self.delay = length, floats, delay
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.rand(self.floats)
+        time.sleep(self.delay * random.random())
+        return {
+            "x": noise + index,
+            "y": np.random.rand(7),
+            "z": random.random(),
+            "index": index,
+        }
+
+
+class Wordy(Noisy):
+    """The same with text, which travels in envelopes."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "text": f"{index}-{random.random()}"}
+
+
+class Ragged(Noisy):
+    """Samples of many shapes, for a collate function of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        sample["x"] = torch.rand(1 + random.randrange(self.floats))
+        return sample
+
+
+def keep_list(samples: list) -> list:
+    return samples
+
+
+class Images(Dataset):
+    """Large samples whose every element tells the index."""
+
+    def __init__(self, length: int = 40, shape: tuple[int, ...] = (64, 1024), delay=0.0):
+        self.length, self.shape, self.delay = length, shape, delay
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self.delay)
+        return torch.full(self.shape, float(index)), index
+
+
+class Slow(Dataset):
+    """Samples that take a while."""
+
+    def __init__(self, length: int = 64, seconds: float = 0.3) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+class Does(Dataset):
+    """Integers; one index does something else first."""
+
+    def __init__(self, what: str, at: int = 5, length: int = 24, flag: Any = None) -> None:
+        self.what, self.at, self.length, self.flag = what, at, length, flag
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at:
+            getattr(self, self.what)()
+        return index
+
+    def _first_time(self) -> bool:
+        if self.flag is None:
+            return True
+        with self.flag.get_lock():
+            self.flag.value += 1
+            return self.flag.value == 1
+
+    def leave(self) -> None:
+        if self._first_time():
+            os._exit(7)
+
+    def end_by_signal(self) -> None:
+        if self._first_time():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+
+    def take_all_memory(self) -> None:
+        import resource
+
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
+        try:
+            self.hoard = [bytearray(16 << 20) for _ in range(64)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    def fork_children(self) -> None:
+        for code in (0, 3):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+        pid = os.fork()
+        if pid == 0:
+            raise SystemExit(4)  # unwinds through the loader's own frames
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+
+    def start_threads(self) -> None:
+        threads = [threading.Thread(target=time.sleep, args=(0.01,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+class StartsThread(Noisy):
+    """Leaves a thread behind wherever it is unpickled."""
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class WithTools(Noisy):
+    """Holds a queue, a lock and a value of a multiprocessing context."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(48)
+        self.queue, self.lock = context.Queue(), context.Lock()
+        self.value = context.Value("i", 0)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.lock, self.value.get_lock():
+            self.value.value += 1
+        self.queue.put(index)
+        return super().__getitem__(index)
+
+
+class Unpicklable(Noisy):
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.function = lambda: None
+
+
+class Counting(IterableDataset):
+    """Each worker counts its own part."""
+
+    def __init__(self, length: int = 60, delay: float = 0.0) -> None:
+        self.length, self.delay = length, delay
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for i in range(first, self.length, step):
+            time.sleep(self.delay)
+            yield i

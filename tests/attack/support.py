@@ -1,0 +1,193 @@
+"""What the attacks share: deadlines, comparison, processes, scripts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import numpy as np
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+#: how long stress bodies run; the default keeps the folder under three minutes
+SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 2)
+SEED = int(os.environ.get("MINATO_TEST_SEED") or time.time_ns() % 10**9)
+#: where a wait that should end at once is given up
+PATIENCE = 30.0
+
+
+def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> Any:
+    """Waits for a condition; fails after a generous deadline."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"waited {seconds} s for {what or condition}"
+        time.sleep(0.005)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two batches are equal bit for bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def copied(batch: Any) -> Any:
+    """A copy that shares nothing with the loader."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, dict):
+        return {k: copied(v) for k, v in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(copied, batch))
+    return batch
+
+
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Living children and their children, zombies not counted."""
+    try:
+        found = psutil.Process(pid or os.getpid()).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [p for p in found if alive(p.pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(pid: int | None, number: int = signal.SIGKILL) -> None:
+    if pid:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def workers_of(iterator: Any) -> list[int]:
+    """Process ids of an iterator's workers."""
+    return [worker.pid for worker in iterator._workers]
+
+
+def worker_entries(iterator: Any) -> list[dict]:
+    return iterator._engine.workers()
+
+
+class Killer(threading.Thread):
+    """Kills workers of an iterator at random instants, never one that is barren.
+
+    A worker that died several times without finishing anything is not replaced; so only
+    workers that have finished something are killed.
+    """
+
+    def __init__(self, iterator: Any, rng: Any, pause: float = 0.02) -> None:
+        super().__init__(daemon=True)
+        self.iterator, self.rng, self.pause = iterator, rng, pause
+        self.kills = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(self.rng.random() * 2 * self.pause):
+            ready = [w for w in worker_entries(self.iterator) if w["state"] == 3 and w["tasks"]]
+            if ready:
+                kill(self.rng.choice(ready)["pid"])
+                self.kills += 1
+
+    def __enter__(self) -> Killer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop.set()
+        self.join()
+
+
+class Stopper(threading.Thread):
+    """Stops random workers for moments."""
+
+    def __init__(self, iterator: Any, rng: Any) -> None:
+        super().__init__(daemon=True)
+        self.iterator, self.rng = iterator, rng
+        self.stops = 0
+        self.end = threading.Event()
+
+    def run(self) -> None:
+        pids = workers_of(self.iterator)
+        while not self.end.is_set():
+            chosen = self.rng.sample(pids, self.rng.randrange(len(pids) + 1))
+            for pid in chosen:
+                kill(pid, signal.SIGSTOP)
+            self.end.wait(self.rng.random() * 0.03)
+            for pid in chosen:
+                kill(pid, signal.SIGCONT)
+            self.stops += len(chosen)
+            self.end.wait(self.rng.random() * 0.03)
+
+    def __enter__(self) -> Stopper:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end.set()
+        self.join()
+
+
+def resources() -> dict[str, int]:
+    """What this process holds now."""
+    gc.collect()
+    me = psutil.Process()
+    return {
+        "fds": me.num_fds(),
+        "threads": me.num_threads(),
+        "processes": len(descendants()),
+        "shm": sum(n.startswith(f"torch_{me.pid}_") for n in os.listdir("/dev/shm")),
+    }
+
+
+def run_script(text: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess:
+    """Runs a script with this folder's package importable."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text, *arguments],
+        capture_output=True, text=True, check=False, timeout=90, env=environment(), **options,
+    )  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def start_script(text: str, *arguments: str, **options: Any) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", text, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), **options,
+    )  # fmt: skip
+
+
+def epochs(seconds: float) -> Iterator[int]:
+    """Numbers until time is up; at least two."""
+    end, n = time.monotonic() + seconds, 0
+    while n < 2 or time.monotonic() < end:
+        yield n
+        n += 1

@@ -1,0 +1,208 @@
+"""Workers, zygote and trainer killed at random instants; nothing is lost or changed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import minato
+
+from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
+from .support import (
+    SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, same, start_script, wait_for,
+    worker_entries, workers_of,
+)  # fmt: skip
+
+
+def make(dataset, **options):
+    torch.manual_seed(1234)
+    options = {"batch_size": 8, "num_workers": 3, "shuffle": True, "max_retries": 100, **options}
+    return minato.DataLoader(dataset, **options)
+
+
+KINDS = {
+    "rows": (Noisy, {}),
+    "rows and envelopes": (Wordy, {}),
+    "batches": (Ragged, {"collate_fn": keep_list}),
+    "large": (lambda: Noisy(60, 30000), {}),
+    "small memory": (lambda: Wordy(80, 30000), {"memory_limit": "3MiB"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_kills_change_nothing(kind, seed):
+    """kill -9 of random workers; every batch as in an undisturbed run, bit for bit."""
+    dataset, options = KINDS[kind]
+    rng = random.Random(f"{seed}/{kind}")
+    calm = make(dataset(), persistent_workers=True, **options)
+    hunted = make(dataset(), persistent_workers=True, **options)
+    kills = 0
+    for epoch in epochs(SECONDS):
+        torch.manual_seed(epoch)
+        expected = [copied(batch) for batch in calm]
+        torch.manual_seed(epoch)
+        iterator = iter(hunted)
+        with Killer(iterator, rng) as killer:
+            got = [batch for batch in iterator]
+        kills += killer.kills
+        assert len(got) == len(expected)
+        assert all(map(same, got, expected)), f"epoch {epoch}, {killer.kills} kills"
+    assert kills > 3
+
+
+def test_kills_in_the_first_instants(seed):
+    """Workers die while they start, before anything is known about them."""
+    rng = random.Random(seed)
+    expected = [copied(batch) for batch in make(Noisy(40))]
+    for _ in epochs(SECONDS):
+        iterator = iter(make(Noisy(40)))
+        for worker in rng.sample(range(3), 2):
+            time.sleep(rng.random() * 0.02)
+            kill(worker_entries(iterator)[worker]["pid"])
+        assert same(list(iterator), expected)
+
+
+def test_every_worker_at_once(seed):
+    loader = make(Noisy(200), persistent_workers=True)
+    expected = [copied(batch) for batch in make(Noisy(200))]
+    torch.manual_seed(1234)
+    iterator = iter(loader)
+    got = []
+    for number, batch in enumerate(iterator):
+        got.append(batch)
+        if number in (3, 11):
+            for pid in workers_of(iterator):
+                kill(pid)
+    assert same(got, expected)
+    assert iterator._engine.health()["deaths"] >= 4
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_killed_zygote_is_an_error(scheduling):
+    iterator = iter(make(Slow(64, 0.02), batch_size=2, scheduling=scheduling))
+    next(iterator)
+    kill(iterator._pool.zygote.pid)
+    with pytest.raises(RuntimeError, match="died unexpectedly"):
+        for _ in range(64):
+            next(iterator)
+    pids = workers_of(iterator)
+    del iterator
+    wait_for(lambda: not any(map(alive, pids)), "workers to end")
+
+
+@pytest.mark.parametrize(
+    "dataset, method",
+    [
+        ("Slow(64, 0.05)", "fork"),
+        ("Slow(64, 30.0)", "fork"),
+        ("Noisy(10000)", "fork"),
+        ("Slow(64, 30.0)", "spawn"),
+        ("StartsThread(64)", "spawn"),
+    ],
+)
+def test_killed_trainer_takes_all_with_it(dataset, method):
+    script = (
+        "import sys, minato\nfrom attack.datasets import *\n"
+        "if __name__ == '__main__':\n"
+        f"    it = iter(minato.DataLoader({dataset}, batch_size=4, num_workers=2,\n"
+        f"        multiprocessing_context={method!r}))\n"
+        "    pids = [w.pid for w in it._workers]\n"
+        "    print('ready', flush=True)\n"
+        "    for batch in it: pass\n"
+    )
+    process = start_script(script)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        family = [p.pid for p in descendants(process.pid)]
+        assert len(family) >= 3
+        kill(process.pid)
+        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end", 10)
+    finally:
+        kill(process.pid)
+        process.communicate()
+
+
+def test_stopped_workers_go_on(seed):
+    """SIGSTOP and SIGCONT at random: a stopped worker's task waits for it."""
+    rng = random.Random(seed)
+    expected = [copied(batch) for batch in make(Noisy())]
+    stops = 0
+    for _ in epochs(SECONDS):
+        iterator = iter(make(Noisy()))
+        with Stopper(iterator, rng) as stopper:
+            got = list(iterator)
+        assert same(got, expected)
+        stops += stopper.stops
+    assert stops > 0
+
+
+def test_stopped_workers_do_not_stop_the_end():
+    iterator = iter(make(Slow(64, 0.02)))
+    next(iterator)
+    pids = workers_of(iterator)
+    for pid in pids:
+        kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    del iterator
+    assert time.monotonic() - begin < 20
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_signals_to_a_worker(number):
+    loader = make(Noisy(), shuffle=False)
+    expected = [copied(batch) for batch in make(Noisy(), shuffle=False)]
+    torch.manual_seed(1234)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    kill(workers_of(iterator)[1], number)
+    got += list(iterator)
+    assert same(got, expected)
+
+
+def test_without_retries_only_the_batch_is_lost():
+    """max_retries=0: the sample's batch is an error, others arrive; nobody spins."""
+    iterator = iter(make(Slow(24, 0.2), batch_size=1, shuffle=False, max_retries=0))
+    got, lost = [int(next(iterator))], []
+    wait_for(lambda: worker_entries(iterator)[2]["running"], "work")
+    kill(workers_of(iterator)[2])
+    begin = time.process_time()
+    while True:
+        try:
+            got.append(int(next(iterator)))
+        except minato.WorkerLost as error:
+            lost.append(error.index)
+        except StopIteration:
+            break
+    assert len(lost) <= 1
+    assert sorted(got + lost) == list(range(24))
+    assert time.process_time() - begin < 0.6
+
+
+@pytest.mark.parametrize("scheduling", ["static", "iterable"])
+def test_static_workers_are_missed_at_once(scheduling):
+    dataset = Counting(1000, 0.01) if scheduling == "iterable" else Slow(200, 0.02)
+    options = {} if scheduling == "iterable" else {"scheduling": "static"}
+    iterator = iter(make(dataset, shuffle=False, batch_size=2, **options))
+    next(iterator)
+    kill(workers_of(iterator)[0])
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        for _ in range(1000):
+            next(iterator)
+
+
+def test_large_batches_survive_their_workers(seed):
+    rng = random.Random(seed)
+    loader = make(Images(48), batch_size=4, shuffle=False)
+    iterator = iter(loader)
+    kept = []
+    with Killer(iterator, rng, 0.05):
+        for images, index in iterator:
+            kept.append((images, index))
+    for number, (images, index) in enumerate(kept):
+        assert index.tolist() == list(range(4 * number, 4 * number + 4))
+        assert torch.equal(images, index[:, None, None].float().expand_as(images))

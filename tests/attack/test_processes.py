@@ -1,0 +1,512 @@
+"""Forks, threads, signals and exits around a loader, in its process and in its workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.utils.data
+
+import minato
+
+from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
+from .support import (
+    SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
+    start_script, wait_for, workers_of,
+)  # fmt: skip
+
+
+def make(dataset, **options):
+    return minato.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
+
+
+def in_child(function) -> int:
+    """Runs a function in a forked child; its exit code."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            signal.alarm(0)
+            code = function() or 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# ---- what datasets do -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["leave", "end_by_signal"])
+def test_a_worker_that_ends_once_is_replaced(what):
+    loader = make(Does(what, flag=multiprocessing.Value("i", 0)), batch_size=1)
+    assert [int(b) for b in loader] == list(range(24))
+
+
+@pytest.mark.parametrize("what", ["leave", "end_by_signal"])
+def test_a_worker_that_always_ends_is_named(what):
+    got, iterator = [], iter(make(Does(what), batch_size=1))
+    with pytest.raises(minato.WorkerLost) as caught:
+        for batch in iterator:
+            got.append(int(batch))
+    assert got == list(range(5))
+    assert caught.value.index == 5
+    assert caught.value.exit_status == (7 if what == "leave" else -signal.SIGTERM)
+    assert [int(b) for b in iterator] == list(range(6, 24))
+
+
+def test_out_of_memory_in_a_worker_is_its_samples_error():
+    got, iterator = [], iter(make(Does("take_all_memory"), batch_size=1, persistent_workers=True))
+    with pytest.raises(MemoryError):
+        for batch in iterator:
+            got.append(int(batch))
+    assert got == list(range(5))
+    assert [int(b) for b in iterator] == list(range(6, 24))
+    assert iterator._engine.health()["deaths"] == 0
+
+
+@pytest.mark.parametrize("what", ["fork_children", "start_threads"])
+def test_workers_may_fork_and_start_threads(what):
+    iterator = iter(make(Does(what), persistent_workers=True))
+    assert torch.cat(list(iterator)).tolist() == list(range(24))
+    assert iterator._engine.health()["deaths"] == 0
+
+
+# ---- forks of the trainer -----------------------------------------------------------------
+
+
+def test_a_forked_child_frees_and_locks_nothing():
+    """It drops batches, iterator and loader, and the parent goes on undisturbed."""
+    loader = make(Images(40, (256, 256)))
+    iterator = iter(loader)
+    held = [next(iterator), next(iterator)]
+    before = iterator._engine.memory()["kept"]
+
+    def child() -> None:
+        nonlocal held, iterator, loader
+        assert held[0][0][2, 0, 0] == 2
+        held = iterator = loader = None
+
+    assert in_child(child) == 0
+    assert iterator._engine.memory()["kept"] == before
+    rest = list(iterator)
+    assert torch.cat([b[1] for b in held + rest]).tolist() == list(range(40))
+    for images, index in held + rest:
+        assert torch.equal(images, index[:, None, None].float().expand_as(images))
+
+
+EXITING_CHILD = """
+import os, sys, torch, {module} as m
+from attack.datasets import Images
+it = iter(m.DataLoader(Images(40, (256, 256)), batch_size=4, num_workers=2))
+held = [next(it), next(it)]
+pid = os.fork()
+if pid == 0:
+    if {forget}:
+        import multiprocessing.process as p; p._children.clear()
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+held += list(it)
+assert torch.cat([b[1] for b in held]).tolist() == list(range(40))
+for images, index in held:
+    assert torch.equal(images, index[:, None, None].float().expand_as(images))
+"""
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_a_forked_child_that_exits_python_leaves_the_loader_alone(forget):
+    """Without forget, multiprocessing in the child ends "its" daemons: the parent's."""
+    done = run_script(EXITING_CHILD.format(module="minato", forget=forget))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+
+
+def test_a_multiprocessing_child_leaves_the_workers_alone():
+    iterator = iter(make(Images(40, (256, 256)), num_workers=2))
+    held = [next(iterator)]
+    process = multiprocessing.Process(target=len, args=(held,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert torch.cat([b[1] for b in held + list(iterator)]).tolist() == list(range(40))
+
+
+def test_a_child_reads_on_what_the_parent_has_dropped():
+    """ARCHITECTURE section 3: forked copies count among those that can see an extent."""
+    iterator = iter(make(Images(120, (256, 256)), num_workers=2))
+    held = next(iterator)
+    ask, go = multiprocessing.Pipe()
+
+    def child() -> int:
+        go.recv()
+        images = held[0].numpy()  # torch's thread pool did not survive the fork
+        return int(any((images[i] != i).any() for i in range(4)))
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(child())
+    del held
+    for _ in iterator:
+        pass
+    ask.send(None)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, "the child's batch was overwritten"
+
+
+def test_a_child_may_use_a_loader_of_its_own():
+    loader = make(Wordy(40))
+    next(iter(loader))
+    torch.manual_seed(5)
+    expected = [copied(b) for b in loader]
+
+    def child() -> None:
+        torch.manual_seed(5)
+        assert same([copied(b) for b in loader], expected)
+
+    assert in_child(child) == 0
+
+
+def test_a_child_cannot_use_the_parents_iterator():
+    iterator = iter(make(Wordy(40)))
+    next(iterator)
+
+    def child() -> None:
+        with pytest.raises(RuntimeError, match="another process"):
+            next(iterator)
+
+    assert in_child(child) == 0
+    assert len(list(iterator)) == 9
+
+
+# ---- threads ------------------------------------------------------------------------------
+
+
+def in_threads(*functions):
+    results: queue.Queue = queue.Queue()
+
+    def run(number, function):
+        try:
+            results.put((number, function()))
+        except BaseException as error:
+            results.put((number, error))
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = dict(results.get() for _ in functions)
+    return [found[n] for n in range(len(functions))]
+
+
+def test_loaders_in_threads():
+    loaders = [make(Images(40, (64, 300)), persistent_workers=n % 2 == 0) for n in range(3)]
+
+    def consume(loader):
+        return [torch.cat([b[1] for b in loader]).tolist() for _ in range(3)]
+
+    for result in in_threads(*[lambda loader=loader: consume(loader) for loader in loaders]):
+        assert result == [list(range(40))] * 3
+
+
+def test_batches_may_be_dropped_in_another_thread():
+    given: queue.Queue = queue.Queue(3)
+    iterator = iter(make(Images(200, (64, 300))))
+
+    def drop():
+        n = 0
+        while (batch := given.get()) is not None:
+            images, index = batch
+            assert torch.equal(images[:, 5, 5], index.float())
+            n += 1
+            del batch, images, index
+        return n
+
+    def feed():
+        for batch in iterator:
+            given.put(batch)
+        given.put(None)
+
+    assert in_threads(feed, drop)[1] == 50
+    wait_for(lambda: iterator._shutdown or iterator._engine.memory()["kept"] == 0)
+
+
+def test_shutdown_while_another_thread_waits():
+    """Some trainers end the workers from another thread: an error there, never a crash."""
+    script = (
+        "import threading, time, minato\nfrom attack.datasets import Slow\n"
+        "for turn in range(3):\n"
+        "    it = iter(minato.DataLoader(Slow(64, 30.0), num_workers=2))\n"
+        "    def wait():\n"
+        "        try: next(it)\n"
+        "        except BaseException as error: print(type(error).__name__)\n"
+        "        else: print('nothing')\n"
+        "    t = threading.Thread(target=wait); t.start(); time.sleep(0.3)\n"
+        "    it._shutdown_workers(); t.join(20); assert not t.is_alive()\n"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["RuntimeError"] * 3
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_shutdown_by_a_signal_handler_during_next(scheduling):
+    """The handler runs inside next(), in the same thread."""
+    script = (
+        "import signal, minato\nfrom attack.datasets import Slow\n"
+        f"it = iter(minato.DataLoader(Slow(64, 30.0), num_workers=2, scheduling={scheduling!r}))\n"
+        "signal.signal(signal.SIGALRM, lambda *_: it._shutdown_workers())\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
+        "try: next(it)\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "closed" in done.stdout or "shut down" in done.stdout
+
+
+# ---- exits --------------------------------------------------------------------------------
+
+ENDS = {
+    "balanced": "iter(minato.DataLoader(Slow(99, 0.05), num_workers=2))",
+    "static": "iter(minato.DataLoader(Slow(99, 0.05), num_workers=2, scheduling='static'))",
+    "iterable": "iter(minato.DataLoader(Counting(999, 0.05), num_workers=2))",
+    "persistent": "iter(minato.DataLoader(Noisy(99), num_workers=2, persistent_workers=True))",
+    "long samples": "iter(minato.DataLoader(Slow(99, 50.0), num_workers=2))",
+    "large": "iter(minato.DataLoader(Images(), num_workers=2))",
+    "spawn": "iter(minato.DataLoader(Noisy(99), num_workers=2, multiprocessing_context='spawn'))",
+}
+WAYS = {
+    "end": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "exception": ("raise KeyError('of the script')", 1),
+    "in a function": ("def f():\n        x = it\n        sys.exit(4)\n    f()", 4),
+    "cycle": ("it.me = it; del it", 0),
+    "os._exit": ("os._exit(5)", 5),
+    "thread waits": (
+        "import threading; threading.Thread(target=list, args=(it,), daemon=True).start();"
+        " time.sleep(0.2)", 0),
+}  # fmt: skip
+SCRIPT = (
+    "import os, sys, time, minato\nfrom attack.datasets import *\n"
+    "if __name__ == '__main__':\n"
+    "    it = {make}\n"
+    "    kept = next(it) if {take} else None\n"
+    "    from attack.support import descendants\n"
+    "    print(*[p.pid for p in descendants()], flush=True)\n"
+    "    {way}\n"
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ENDS)
+def test_exit_with_a_live_iterator(kind, way):
+    few = kind == "balanced" or way == "end" or (kind, way) == ("static", "exception")
+    if SECONDS < 30 and not few:
+        pytest.skip("one of many alike: set MINATO_STRESS_SECONDS")
+    code, status = WAYS[way]
+    begin = time.monotonic()
+    done = run_script(SCRIPT.format(make=ENDS[kind], way=code, take=kind != "long samples"))
+    assert done.returncode == status, done.stderr
+    if way == "exception":
+        assert done.stderr.splitlines()[-1] == "KeyError: 'of the script'"
+        assert done.stderr.count("Traceback") == 1
+    else:
+        assert done.stderr == ""
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) >= 3
+    wait_for(lambda: not any(map(alive, pids)), "workers to end", 10)
+    assert time.monotonic() - begin < 60
+
+
+# ---- errors while an iterator is made -------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_unpicklable_under_spawn(method):
+    make(Noisy(8), multiprocessing_context=method).__iter__()._shutdown_workers()
+    before = resources()
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="pickle error"), pytest.raises(
+            (AttributeError, TypeError)
+        ):
+            iter(make(Unpicklable(), multiprocessing_context=method))
+    assert resources() == before
+
+
+class Breaking(torch.utils.data.Sampler):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self):
+        for i in range(60):
+            if i == self.at:
+                raise KeyError(f"sampler at {i}")
+            yield i
+
+
+def outcomes(loader) -> list:
+    """Batches and exceptions in order, until the end or the fifth exception."""
+    out: list = []
+    try:
+        iterator = iter(loader)
+    except KeyError as error:
+        return [str(error)]
+    while sum(isinstance(o, str) for o in out) < 5:
+        try:
+            out.append(next(iterator).tolist())
+        except StopIteration:
+            break
+        except KeyError as error:
+            out.append(str(error))
+    return out
+
+
+@pytest.mark.parametrize("at", [0, 5, 16, 18, 40, 59])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_a_sampler_that_raises(scheduling, at):
+    options = dict(sampler=Breaking(at), batch_size=4, num_workers=2)
+    torchs = outcomes(torch.utils.data.DataLoader(Slow(60, 0.0), **options))
+    own = outcomes(minato.DataLoader(Slow(60, 0.0), scheduling=scheduling, **options))
+    assert own == torchs
+
+
+FEW_DESCRIPTORS = """
+import gc, os, resource, traceback, minato
+from attack.datasets import Noisy
+from attack.support import descendants, wait_for
+loader = minato.DataLoader(Noisy(8), num_workers=2)
+list(loader)
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+bad = good = 0
+for spare in range(16):
+    base = len(os.listdir("/proc/self/fd")) - 1
+    where = ""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (base + spare, hard))
+    try:
+        list(loader)
+        good += 1
+    except (OSError, RuntimeError, MemoryError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1].name
+        bad += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    gc.collect()
+    wait_for(lambda: not descendants(), f"processes with {spare} spare", 5)
+    left = len(os.listdir("/proc/self/fd")) - 1 - base
+    # multiprocessing itself forgets its first pipe when there is no room for the second
+    assert left == 0 or (left == 2 and where == "_launch"), (spare, left, where)
+print(bad, good)
+"""
+
+
+def test_few_descriptors_leave_nothing_behind():
+    """iter() fails wherever descriptors run out, without leaving a process or descriptor."""
+    done = run_script(FEW_DESCRIPTORS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    bad, good = map(int, done.stdout.split())
+    assert bad >= 2 and good >= 2
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import os, random, signal, sys, threading, time, torch, minato
+from attack.datasets import *
+from attack.support import copied, same
+
+def main():
+    scheduling, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    rng = random.Random(seed)
+    dataset = Slow(60, 0.004)
+    loader = minato.DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True,
+                               scheduling=scheduling)
+    interrupts, stop = 0, time.monotonic() + seconds
+    timer = None
+    while time.monotonic() < stop or interrupts < 3:
+        timer = threading.Timer(rng.random() * 0.15, os.killpg, (0, signal.SIGINT))
+        try:
+            iterator = iter(loader)
+            timer.start()
+            for batch in iterator:
+                pass
+            timer.join()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            interrupts += 1
+        timer.join()
+        got = torch.cat(list(loader)).tolist()
+        assert got == list(range(60)), got
+    print("interrupts", interrupts)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_interrupt_and_go_on(scheduling, seed):
+    """SIGINT to the whole group at random; the same persistent loader then goes on."""
+    process = start_script(INTERRUPTED, scheduling, str(seed), str(SECONDS), process_group=0)
+    try:
+        out, err = process.communicate(timeout=60 + 4 * SECONDS)
+    finally:
+        kill(process.pid)
+    assert process.returncode == 0, err[-4000:]
+    assert err == "" and int(out.split()[1]) >= 3
+
+
+def test_interrupt_ends_a_wait_at_once():
+    script = (
+        "import minato, time\nfrom attack.datasets import Slow\n"
+        "it = iter(minato.DataLoader(Slow(9, 60.0), num_workers=2))\n"
+        "print('ready', flush=True)\n"
+        "try: next(it)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    process = start_script(script, process_group=0)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        family = descendants(process.pid)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        kill(process.pid)
+    assert (process.returncode, out, err) == (0, "interrupted\n", "")
+    wait_for(lambda: not any(alive(p.pid) for p in family), "workers to end", 10)
+
+
+def test_many_short_epochs(seed):
+    """Iterators dropped at random instants, kept apart from each other's batches."""
+    rng = random.Random(seed)
+    for _ in epochs(SECONDS):
+        persistent = rng.random() < 0.5
+        loader = make(Noisy(40), persistent_workers=persistent)
+        for _ in range(3):
+            torch.manual_seed(9)
+            iterator = iter(loader)
+            got = [copied(next(iterator)) for _ in range(rng.randrange(5))]
+            torch.manual_seed(9)
+            again = [copied(batch) for _, batch in zip(got, loader)]
+            assert persistent or same(again, got)
+            assert same([b["index"] for b in again], [b["index"] for b in got])
+
+
+def test_workers_are_seen_by_their_handles():
+    iterator = iter(make(Counting(100)))
+    pids = workers_of(iterator)
+    assert len(set(pids)) == 2 and all(map(alive, pids))
+    del iterator
+    assert not any(map(alive, pids))
