@@ -17,6 +17,41 @@ def fork_begins() -> int: ...
 def living_forks(counts: list[int], /) -> None: ...
 def watch_forks(poll: Callable[[], None], /) -> None: ...
 def machine() -> _Machine: ...
+
+class _Seen(TypedDict):
+    state: int
+    pid: int
+    starts: int
+    running: tuple[int, int, int, int, int | None] | None
+    since_ns: int
+    tasks: int
+    rows: int
+    busy_ns: int
+    cpu_ns: int
+
+class _Queue(TypedDict):
+    queued: int
+    running: int
+    done: int
+    waiting: int
+    batches: int
+    ready: int
+
+class _Peek(TypedDict):
+    trainer_pid: int
+    trainer_start: int
+    stopped: bool
+    now_ns: int
+    opened_ns: int
+    waiting_since_ns: int
+    wait_ns: int
+    given: int
+    used_bytes: int
+    limit_bytes: int
+    queue: _Queue
+    workers: list[_Seen]
+
+def peek(read: Callable[[int, int], bytes], /) -> _Peek: ...
 def bind_torch(
     tensor_type: type[torch.Tensor],
     exchange_api: object | None,
@@ -61,6 +96,14 @@ class _Scheduler(TypedDict):
     max: int
     slow: int
     decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
+
+class _Waits(TypedDict):
+    waits: int
+    wait_ns: int
+    wait_max_ns: int
+    used_ns: int
+    asked_ns: int
+    given_ns: int
 
 class _Timing(TypedDict):
     delivered: int
@@ -152,6 +195,12 @@ class Engine:
     def retire_worker(self, number: int, /) -> None: ...
     def health(self) -> _Health: ...
     def memory(self) -> _Memory: ...
+    def waits(self) -> _Waits: ...
+    def asked(self) -> None: ...
+    def given(self, got: bool, /) -> None: ...
+    def spans(
+        self, block: int, /
+    ) -> tuple[int, int, list[tuple[int, int, int, int, int, int, int, int, int, list[int]]]]: ...
 
 class _Costs(TypedDict):
     samples: int

@@ -69,6 +69,9 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
         except StopIteration:
             self._progress.finished = True
             raise
+        except Exception:
+            self._errors += 1
+            raise
         finally:
             if self._number > drawn and not self._progress.finished:
                 self._progress.delivered(self._number - 1)

@@ -29,6 +29,8 @@ from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
 from ._pool import Pool, start_method_context
 from ._resume import Counted, Progress, TORCH_SAMPLERS
+from ._stats import engine_stats
+from ._trace import Trace, tracer
 from ._worker import BATCH, ERROR, FAILED, OBJECTS, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
@@ -83,6 +85,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     _pool: Pool | None = None
     _shutdown = False
+    _trace: Trace | None = None
 
     def __init__(self, loader: Any) -> None:
         with self._taking_up(loader, memo_of(loader)):
@@ -126,6 +129,10 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             ),
         )
         self._engine = self._pool.engine
+        self._trace = tracer(self, self._memo)
+
+    def _living(self) -> bool:
+        return self._pool is not None and not self._pool.stopped
 
     _balanced = True
     _seeds = False
@@ -190,6 +197,10 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         pool = self._pool
         if pool is not None and not self._shutdown:
             self._shutdown = True
+            if pool.mine():
+                self._memo.last_stats = engine_stats(self)
+                if self._trace is not None:
+                    self._trace.ended()
             pool.stop()
 
 
@@ -398,6 +409,7 @@ class BalancedIterator(_MinatoIterator):
         self._fill()
         self._progress.delivered(batch.number)
         if isinstance(data, Failure):
+            self._errors += 1
             data.reraise()
         return self._pinned(data)
 
@@ -414,6 +426,8 @@ class BalancedIterator(_MinatoIterator):
         while True:
             sequence, block = self._await_next()
             batch = self._planned.pop(sequence)
+            if self._trace is not None:
+                self._trace.block(batch.indices, block)
             try:
                 data = self._take(batch, block)
             finally:

@@ -56,7 +56,8 @@ class Memo:
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
-        self.last_verdict = "Nothing was loaded yet."
+        self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def take(self) -> dict | None:
         """The state to go on from, once."""

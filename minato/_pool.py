@@ -145,6 +145,10 @@ class Pool:
             )
             raise
 
+    def mine(self) -> bool:
+        """Whether this process made it, and not one of which that is a parent."""
+        return not self.stopped and self._owner == os.getpid()
+
     def worker_entry(self, number: int) -> dict[str, Any] | None:
         if self._owner != os.getpid():
             return None

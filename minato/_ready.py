@@ -110,13 +110,18 @@ class ReadyIterator(BalancedIterator):
         self._fill()
         for done in samples:
             self._progress.delivered(done.number)
+        if self._trace is not None:
+            self._trace.formed(self._epoch, [d.index for d in samples])
         if isinstance(data, Failure):
+            self._errors += 1
             data.reraise()
         return self._pinned(data)
 
     def _mark(self, sequence: int, block: int) -> None:
         """Reads what came of one sample and tells the policy."""
         batch = self._planned.pop(sequence)
+        if self._trace is not None:
+            self._trace.block(batch.indices, block)
         done = _Done(batch.number, batch.indices[0], block)
         wall_ns = self._engine.reports(block)[0][1]
         self._read(batch, block, done)
@@ -179,6 +184,14 @@ class ReadyIterator(BalancedIterator):
         if done.block is None:
             return done.sample
         return self._engine.row(done.block, self._shape.layout.core, 0, done.objects)
+
+    def displacement(self) -> dict[str, float]:
+        """How far samples moved from where the sampler had them, in samples."""
+        policy = self._policy
+        return {
+            "max": policy.displaced_max,
+            "mean": policy.displaced_sum / max(1, self._progress.count),
+        }
 
     def _free(self, done: _Done) -> None:
         if done.block is not None:

@@ -232,6 +232,7 @@ class Counted:
 
     _epoch = 0
     _start: dict | None = None
+    _errors = 0  # batches that raised
     _base_seed: int
     _progress: Progress
     _unit = "batch"

@@ -62,16 +62,21 @@ class StaticIterator(_MinatoIterator):
     def _next_data(self) -> Any:
         """torch's. Batches that an earlier process delivered are made again and thrown away:
         the random streams and places of these workers come no other way."""
-        while True:
-            try:
-                data = super()._next_data()
-            except StopIteration:
-                self._progress.finished = True
-                if self._dataset_kind == _DatasetKind.Map:
-                    self._progress.check_end(self._send_idx)
-                raise
-            if data is not _PASSED:
-                return data
+        self._engine.asked()
+        try:
+            while (data := super()._next_data()) is _PASSED:
+                pass
+        except StopIteration:
+            self._progress.finished = True
+            if self._dataset_kind == _DatasetKind.Map:
+                self._progress.check_end(self._send_idx)
+            raise
+        finally:
+            if self._living():
+                self._engine.given(not self._progress.finished)
+                if self._trace is not None:
+                    self._trace.news()
+        return data
 
     def _resume(self) -> None:
         """Lets workers finish what the last epoch left (their random streams go on from
@@ -137,6 +142,8 @@ class StaticIterator(_MinatoIterator):
         if engine.poll(batch.block) == 2:
             _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
             raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+        if self._trace is not None:
+            self._trace.block(batch.index, batch.block)
         return number, sent.pop(number)
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
@@ -147,6 +154,7 @@ class StaticIterator(_MinatoIterator):
             return _PASSED
         self._progress.delivered(number, worker_idx)
         if isinstance(data, Failure):
+            self._errors += 1
             data.reraise()
         return self._pinned(data)
 

@@ -1,20 +1,27 @@
 """``DataLoader.stats()``: what the latest iterator has done and what it waits for.
 
-Fields (times in seconds, sizes in bytes):
+Every field is always there; None (or an empty list) where it does not apply or nothing is
+known yet. After an iterator has ended, what it told last stays. Times in seconds, sizes in
+bytes:
 
-epoch, delivered            epoch of the iterator, batches handed over in it so far
-wait                        of the caller in ``next()``: total, mean, max, share of its time
+epoch, delivered            epoch of the seeds, batches handed over in it so far (samples
+                            with ``batching="ready"``)
+errors                      batches that raised
+wait                        of the caller in ``next()``: total, mean, max, its time between
+                            calls, share of waiting in both
 batch_queue                 window (batches), ready (complete), planned (not started)
 started                     tasks by reason: window (steady), early (known to be slow), ahead
                             (workers would have idled), finale (costliest first), order
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
                             samples seen, indices known
 slow                        the costliest known indices: [(index, seconds)]
+displacement                with ``batching="ready"``: max, mean distance of a sample from its
+                            place in the sampler's order, in samples
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
 scheduler                   with max_workers: active, max, slow (samples flagged so far),
-                            decisions [{at, from, to, why, occupancy, cpu, wait, rate}]; None
+                            decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
 verdict                     one sentence: is the caller waiting, for what, what would help
 """
@@ -31,29 +38,58 @@ _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
 
+#: batches before anything is said about waiting: the first ones are always waited for
+FEW = 3
+#: share of its time that a worker works from which on it counts as busy; the rest is start,
+#: the end of epochs, and what a shared machine takes
+BUSY = 0.6
+NOTHING = "Nothing was loaded yet."
+#: what an iterator with workers adds
+_NONE: dict[str, Any] = {
+    "errors": 0,
+    "wait": None,
+    "batch_queue": None,
+    "started": None,
+    "displacement": None,
+    "workers": [],
+    "retries": 0,
+    "deaths": 0,
+    "scheduler": None,
+    "memory": None,
+    "verdict": NOTHING,
+}
+
 
 def collect(loader: Any) -> dict[str, Any]:
-    """The statistics of a loader; only ``epoch`` and ``verdict`` before its first use."""
+    """The statistics of a loader."""
     memo = memo_of(loader)
+    progress = memo.progress
     iterator = memo.iterator() if memo.iterator is not None else None
-    stats: dict[str, Any] = {"epoch": memo.progress.epoch if memo.progress else 0}
-    if memo.progress is not None:
-        stats["delivered"] = memo.progress.count
-    stats["cost"] = _costs(memo.costs.summary())
-    stats["slow"] = _slowest(memo.costs)
-    if iterator is None or iterator._pool is None or iterator._pool.stopped:
-        stats["verdict"] = memo.last_verdict
-        return stats
-    stats.update(engine_stats(iterator))
-    memo.last_verdict = stats["verdict"]
+    stats = {
+        "epoch": progress.epoch if progress is not None else 0,
+        "delivered": progress.count if progress is not None else 0,
+        **_NONE,
+        "cost": _costs(memo.costs.summary()),
+        "slow": _slowest(memo.costs),
+    }
+    if loader.num_workers == 0:
+        stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
+        stats["errors"] = iterator._errors if iterator is not None else 0
+    elif iterator is not None and iterator._living():
+        stats.update(engine_stats(iterator))
+    else:
+        stats.update(memo.last_stats)
     return stats
 
 
 def engine_stats(iterator: Any) -> dict[str, Any]:
     """The part that needs a living iterator."""
     engine = iterator._engine
-    health, memory = engine.health(), engine.memory()
+    health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
+        **_NONE,
+        "errors": iterator._errors,
+        "wait": _waits(waits),
         "workers": [_worker(w) for w in engine.workers()],
         "retries": health["retries"],
         "deaths": health["deaths"],
@@ -61,14 +97,6 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
     }
     if iterator._balanced:
         t = engine.timing()
-        waits = max(1, t["waits"])
-        busy = t["consumer_ns"] * t["waits"]
-        out["wait"] = {
-            "total": t["wait_ns"] * _NS,
-            "mean": t["wait_ns"] / waits * _NS,
-            "max": t["wait_max_ns"] * _NS,
-            "share": t["wait_ns"] / max(1, t["wait_ns"] + busy),
-        }
         out["batch_queue"] = {
             "window": iterator._prefetch_factor * iterator._num_workers,
             "ready": t["ready"],
@@ -76,8 +104,20 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
         }
         out["scheduler"] = _scheduler(engine.scheduler())
         out["started"] = dict(zip(_REASONS, t["starts"]))
-    out["verdict"] = verdict(out)
+        if iterator._unit == "sample":
+            out["displacement"] = iterator.displacement()
+    out["verdict"] = verdict(out, waits["waits"])
     return out
+
+
+def _waits(w: dict[str, Any]) -> dict[str, float]:
+    return {
+        "total": w["wait_ns"] * _NS,
+        "mean": w["wait_ns"] / max(1, w["waits"]) * _NS,
+        "max": w["wait_max_ns"] * _NS,
+        "between": w["used_ns"] * _NS,
+        "share": w["wait_ns"] / max(1, w["wait_ns"] + w["used_ns"]),
+    }
 
 
 def _costs(s: dict[str, Any]) -> dict[str, Any]:
@@ -127,32 +167,45 @@ def _worker(w: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def verdict(stats: dict[str, Any]) -> str:
+def verdict(stats: dict[str, Any], batches: int) -> str:
     """One sentence for people, from the other fields."""
     if stats["deaths"]:
-        return f"{stats['deaths']} worker(s) died; their samples were tried again."
-    wait = stats.get("wait")
-    if wait is None:
-        return "Static scheduling: the trainer's waiting is not measured."
-    share = wait["share"]
+        again = "their samples were tried again" if stats["retries"] else "none was retried"
+        return (
+            f"{stats['deaths']} worker(s) died; {again}. Memory (is there an out-of-memory "
+            "killer in the system's log?) and native code in the dataset are the usual causes."
+        )
+    if batches < FEW:
+        return f"Too early to say: {batches} batch(es) were asked for."
+    share = stats["wait"]["share"]
     if share < 0.02:
         return f"The trainer hardly waits for data ({share:.0%} of its time)."
-    busy = [w for w in stats["workers"] if w["state"] == "ready" and w["running"]]
-    computing = sum(w["cpu"] for w in stats["workers"]) > 0.7 * sum(
-        w["busy"] for w in stats["workers"]
-    )
-    ready = [w for w in stats["workers"] if w["state"] == "ready"]
-    if len(busy) < len(ready):
-        held = stats["memory"]["used"] > 0.9 * stats["memory"]["limit"]
-        cause = "memory_limit holds them back" if held else "too little is asked of them ahead"
-        help_ = "raise memory_limit" if held else "raise prefetch_factor"
-        return f"The trainer waits {share:.0%} of its time while workers idle: {cause}; {help_}."
-    if computing:
+    return f"The trainer waits {share:.0%} of its time" + _cause(stats)
+
+
+def _cause(stats: dict[str, Any]) -> str:
+    """What it waits for and what would help."""
+    wait, memory = stats["wait"], stats["memory"]
+    if wait["max"] > 0.5 * wait["total"]:
         return (
-            f"The trainer waits {share:.0%} of its time; all workers compute. Cheaper "
-            "transforms or more cores would help, more workers only with idle cores."
+            f", most of it once ({wait['max']:.2f} s): workers that start, or one slow sample. "
+            "persistent_workers=True keeps workers; costs of samples are learned by the way."
+        )
+    ready = [w for w in stats["workers"] if w["state"] == "ready"]
+    busy = sum(w["busy"] for w in ready)
+    if busy < BUSY * len(ready) * (wait["total"] + wait["between"]):
+        if memory["used"] > 0.9 * memory["limit"]:
+            return " while workers idle: memory_limit holds them back; raise it."
+        return (
+            " while workers idle: too little is asked of them ahead. Raise prefetch_factor; "
+            "samples known to be slow begin earlier from the second epoch on."
+        )
+    if sum(w["cpu"] for w in ready) > 0.5 * busy:
+        return (
+            "; all workers compute. Cheaper transforms or more cores would help, more workers "
+            "only with idle cores."
         )
     return (
-        f"The trainer waits {share:.0%} of its time; all workers wait themselves (storage, "
-        "network). More workers would help."
+        "; all workers wait themselves (storage, network, locks). More workers would help: "
+        "raise num_workers, or set max_workers."
     )

@@ -414,6 +414,7 @@ look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
         const struct mn_plan *p = e->plan;
         mn_scheduler_saw(e, mn_plan_ready(e), p->dispatch.rates.window);
     }
+    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_extents_used(e->arena)); /* for people */
     bool got = pick(e, sequence, block_off);
     uint32_t n = got ? 0 : mn_plan_pump(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
@@ -429,49 +430,64 @@ look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
  * between the look and the sleep. */
 #define CHANGE_NS (INT64_C(5) * 1000 * 1000)
 
-/* How long the consumer needed since its last batch, and when it asked. */
-static uint64_t
-asked(struct mn_engine *e)
+/* How long the consumer needed since its last batch, and when it asked. The counters in the
+ * control page are relaxed: people look at them. */
+void
+mn_engine_asked(struct mn_engine *e)
 {
-    struct mn_plan *p = e->plan;
     uint64_t now = mn_now_ns();
-    if (p->last_given_ns != 0) {
-        int64_t took = (int64_t)(now - p->last_given_ns);
-        p->consumer_ns = p->consumer_ns == 0 ? took : (3 * p->consumer_ns + took) / 4;
-        p->last_given_ns = 0; /* asked again after a timeout: counted once */
+    if (!e->asking) { /* else the last call was a part of this wait and gave nothing */
+        e->asking = true;
+        e->asked_ns = now;
     }
-    return now;
+    e->counted_ns = now;
+    mn_a64_store_relaxed(&e->shm.ctl->waiting_since_ns, now);
+    if (e->given_ns != 0) {
+        int64_t took = (int64_t)(now - e->given_ns);
+        e->used_ns += (uint64_t)took;
+        e->given_ns = 0;
+        if (e->plan != NULL) {
+            struct mn_plan *p = e->plan;
+            p->consumer_ns = p->consumer_ns == 0 ? took : (3 * p->consumer_ns + took) / 4;
+        }
+    }
 }
 
-static void
-given(struct mn_engine *e, uint64_t since)
+void
+mn_engine_given(struct mn_engine *e, bool got)
 {
-    uint64_t now = mn_now_ns();
-    uint64_t waited = now - since;
-    e->plan->last_given_ns = now;
-    e->wait_ns += waited;
-    e->waits++;
+    struct mn_ctl *c = e->shm.ctl;
+    uint64_t now = mn_now_ns(), waited = now - e->asked_ns;
+    e->given_ns = got ? now : 0;
+    e->asking = !got;
+    e->wait_ns += now - e->counted_ns;
+    e->waits += got;
     e->wait_max_ns = waited > e->wait_max_ns ? waited : e->wait_max_ns;
+    mn_a64_store_relaxed(&c->wait_ns, e->wait_ns);
+    mn_a64_store_relaxed(&c->waiting_since_ns, 0);
+    mn_a64_store_relaxed(&c->given, e->waits);
 }
 
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off)
 {
-    uint64_t since = asked(e), want;
+    mn_engine_asked(e);
+    uint64_t since = e->counted_ns, want;
     int64_t left = timeout_ns;
     for (bool first = true;; first = false) {
         if (look(e, first, sequence, block_off, &want)) {
-            given(e, since);
+            mn_engine_given(e, true);
             return MN_OK;
         }
         if (trouble(e)) {
+            mn_engine_given(e, false);
             return MN_CLOSED;
         }
         bool brief = want == MN_WANT_CHANGE && (left < 0 || left > CHANGE_NS);
         int rc = mn_engine_wait(e, want, brief ? CHANGE_NS : left);
         if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
-            e->wait_ns += mn_now_ns() - since;
+            mn_engine_given(e, false);
             return rc;
         }
         if (timeout_ns >= 0) {

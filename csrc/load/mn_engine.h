@@ -97,6 +97,11 @@ struct mn_engine {
     struct mn_plan *plan;   /* balanced scheduling; NULL: static */
     uint64_t mean_envelope_bytes;
     uint64_t wait_ns, waits, wait_max_ns; /* the caller in next() */
+    uint64_t used_ns;       /* the caller between two calls of next() */
+    uint64_t asked_ns;      /* begin of the last wait, */
+    uint64_t counted_ns;    /* of its last part, */
+    uint64_t given_ns;      /* and its end; 0: it gave nothing, or the epoch is over */
+    bool asking;            /* the last call gave nothing: its wait may go on */
     uint64_t delivered;
     uint64_t retries;
     uint32_t ndeaths;       /* unexpected ones */
@@ -177,6 +182,14 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 /* The batch is read but its block stays out until it is retired: the next becomes the head. */
 void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence);
+
+/* The caller begins to wait for a batch, and ends: with one or without. For static
+ * scheduling; mn_engine_next does it by itself. */
+void
+mn_engine_asked(struct mn_engine *e);
+
+void
+mn_engine_given(struct mn_engine *e, bool got);
 
 /* No batch from this sequence on may start yet (UINT64_MAX >> 1: no limit). */
 void

@@ -254,7 +254,7 @@ fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint
     t->row0 = row0;
     t->nrows = nrows;
     t->kind = s->kind;
-    t->flags = 0;
+    t->flags = t->why = 0;
     t->env_off = t->env_len = t->env_end = 0;
 }
 
@@ -526,6 +526,7 @@ mn_engine_plan_clear(struct mn_engine *e)
         }
     }
     mn_plan_clear(e->plan);
+    e->given_ns = 0; /* what the caller does between epochs is no time for a batch */
     mn_mutex_unlock(&e->mutex);
 }
 

@@ -125,7 +125,7 @@ struct mn_task {
     uint64_t env_len;
     uint64_t env_end;  /* end of the lease's used part after this task */
     uint32_t flags;
-    uint32_t pad0;
+    uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
     uint64_t cpu_ns;
     uint64_t done_ns;  /* monotonic clock at DONE */
@@ -269,6 +269,13 @@ struct mn_ctl {
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
     MN_ALIGNED(MN_CACHELINE) struct mn_bell engine;   /* the engine thread */
     uint32_t pad1;
+    /* line: the trainer in next(), for people who look from outside; it alone writes, relaxed */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
+    mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
+    mn_a64 wait_ns;          /* in next() before that */
+    mn_a64 given;            /* batches handed over (batching by readiness: samples) */
+    mn_a64 used_bytes;       /* of the arena, when it last got one */
+    mn_a64 limit_bytes;
 };
 
 #define MN_WANT_NONE UINT64_C(0)

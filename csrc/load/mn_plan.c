@@ -93,7 +93,6 @@ mn_plan_clear(struct mn_plan *p)
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
     p->head = p->next;
-    p->last_given_ns = 0;
 }
 
 /* ---- planning ---------------------------------------------------------------------- */
@@ -317,6 +316,7 @@ start(struct mn_engine *e, const struct mn_dispatch_choice *c)
     }
     struct mn_block *block = mn_block_at(&e->shm, q->block_off);
     uint32_t task = mn_block_tasks(block)[c->task.tag & 0xffffff];
+    mn_task_at(&e->shm, task)->why = (uint32_t)c->why;
     int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_NORMAL], MN_LANE_NORMAL, task,
                               ++e->gens[task], 0);
     mn_assert(rc == MN_OK);

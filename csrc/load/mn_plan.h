@@ -55,8 +55,6 @@ struct mn_plan {
     uint64_t next;               /* sequence of the next batch to plan */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t horizon;            /* no batch from this sequence on may start */
-    uint64_t last_wanted_ns;     /* the consumer asked for a batch */
-    uint64_t last_given_ns;      /* and got one */
     int64_t consumer_ns;         /* what it takes for one, running mean */
     uint64_t batch_bytes;        /* of the largest batch so far */
     uint32_t window;             /* batches: torch's prefetch window */

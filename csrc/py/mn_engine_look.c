@@ -266,3 +266,106 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
                          (unsigned long long)kept, "limit", (unsigned long long)limit,
                          "in_flight", inflight, "envelope_bytes", (unsigned long long)mean);
 }
+
+const char mn_engine_waits_doc[] =
+    "waits() -> {waits, wait_ns, wait_max_ns, used_ns, asked_ns, given_ns}: batches the caller\n"
+    "waited for, its time in next() and between calls, and the last wait's begin and end (0\n"
+    "without one), by the monotonic clock";
+
+PyObject *
+mn_engine_waits(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("{sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits,
+                         "wait_ns", (unsigned long long)e->wait_ns, "wait_max_ns",
+                         (unsigned long long)e->wait_max_ns, "used_ns",
+                         (unsigned long long)e->used_ns, "asked_ns",
+                         (unsigned long long)e->asked_ns, "given_ns",
+                         (unsigned long long)e->given_ns);
+}
+
+PyObject *
+mn_engine_py_asked(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_asked(e);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_given(PyObject *self, PyObject *got)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    int yes = PyObject_IsTrue(got);
+    if (e == NULL || yes < 0) {
+        return NULL;
+    }
+    mn_engine_given(e, yes != 0);
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_spans_doc[] =
+    "spans(block) -> (epoch, number, [(worker, attempt, kind, why, row0, nrows, done_ns,\n"
+    "wall_ns, cpu_ns, rows)]): the finished tasks of a done block: where and when each ran (monotonic clock,\n"
+    "its end and how long), why it was started (0 static, else enum mn_dispatch_why), and how\n"
+    "long each of its rows took, one after another from its begin; 0 where that is not known";
+
+static PyObject *
+span(struct mn_block *b, const struct mn_task *t, uint64_t word)
+{
+    /* a BATCH task has as many reports as the block has rows */
+    uint32_t end = t->row0 + t->nrows;
+    end = end < b->nrows ? end : b->nrows;
+    const struct mn_report *r = mn_block_reports(b);
+    PyObject *rows = PyList_New(end - t->row0);
+    for (uint32_t i = t->row0; rows != NULL && i < end; i++) {
+        PyObject *ns = PyLong_FromUnsignedLongLong(r[i].wall_ns);
+        if (ns == NULL) {
+            Py_CLEAR(rows);
+            break;
+        }
+        PyList_SET_ITEM(rows, i - t->row0, ns);
+    }
+    return rows == NULL ? NULL
+                        : Py_BuildValue("(IIIIIIKKKN)", mn_word_worker(word),
+                                        mn_word_attempt(word), t->kind, t->why, t->row0,
+                                        t->nrows, (unsigned long long)t->done_ns,
+                                        (unsigned long long)t->wall_ns,
+                                        (unsigned long long)t->cpu_ns, rows);
+}
+
+PyObject *
+mn_engine_spans(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&e->shm, off);
+    const uint32_t *tasks = mn_block_tasks(b);
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
+        if (mn_word_status(word) != MN_TASK_DONE) {
+            continue;
+        }
+        PyObject *one = span(b, t, word);
+        if (one == NULL || PyList_Append(out, one) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(one);
+    }
+    return out == NULL ? NULL
+                       : Py_BuildValue("(KKN)", (unsigned long long)b->epoch,
+                                       (unsigned long long)b->number, out);
+}

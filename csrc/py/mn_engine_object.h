@@ -86,5 +86,15 @@ mn_engine_health(PyObject *self, PyObject *ignored);
 extern const char mn_engine_memory_doc[];
 PyObject *
 mn_engine_memory(PyObject *self, PyObject *ignored);
+extern const char mn_engine_waits_doc[];
+PyObject *
+mn_engine_waits(PyObject *self, PyObject *ignored);
+PyObject *
+mn_engine_py_asked(PyObject *self, PyObject *ignored);
+PyObject *
+mn_engine_py_given(PyObject *self, PyObject *got);
+extern const char mn_engine_spans_doc[];
+PyObject *
+mn_engine_spans(PyObject *self, PyObject *block);
 
 #endif

@@ -513,6 +513,11 @@ static PyMethodDef engine_methods[] = {
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
+    {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
+    {"asked", mn_engine_py_asked, METH_NOARGS,
+     PyDoc_STR("asked(): static scheduling: the caller begins to wait for a batch")},
+    {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
+    {"spans", mn_engine_spans, METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
 };
 

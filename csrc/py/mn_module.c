@@ -96,6 +96,7 @@ static PyMethodDef core_methods[] = {
      PyDoc_STR("living_forks(counts): forks whose children may still see what was out")},
     {"watch_forks", watch_forks, METH_O,
      PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
+    {"peek", mn_peek, METH_O, mn_peek_doc},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},

@@ -64,6 +64,11 @@ mn_view_add_type(PyObject *module, struct mn_state *st);
 struct mn_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
+/* A look at a loader from outside: mn_peek.c. */
+extern const char mn_peek_doc[];
+PyObject *
+mn_peek(PyObject *module, PyObject *read);
+
 /* Turns 0 or -errno into 0 or -1 with an exception that says what was tried. */
 int
 mn_raise_errno(int rc, const char *what);

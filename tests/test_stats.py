@@ -1,0 +1,316 @@
+"""DataLoader.stats(): every documented field, numbers that agree, and the verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+from minato import _stats
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+NUMBER = (int, float)
+#: documented field -> what it is once it is known
+FIELDS: dict[str, Any] = {
+    "epoch": int,
+    "delivered": int,
+    "errors": int,
+    "wait": {"total": NUMBER, "mean": NUMBER, "max": NUMBER, "between": NUMBER, "share": NUMBER},
+    "batch_queue": {"window": int, "ready": int, "planned": int},
+    "started": {"window": int, "early": int, "ahead": int, "finale": int, "order": int},
+    "cost": {
+        "mean": NUMBER, "p50": NUMBER, "p75": NUMBER, "p90": NUMBER, "p99": NUMBER,
+        "slow": (float, int, type(None)), "samples": int, "known": int,
+    },
+    "slow": list,
+    "displacement": {"max": NUMBER, "mean": NUMBER},
+    "workers": list,
+    "retries": int,
+    "deaths": int,
+    "scheduler": {"active": int, "max": int, "slow": int, "decisions": list},
+    "memory": {"used": int, "kept": int, "limit": int, "in_flight": int},
+    "verdict": str,
+}  # fmt: skip
+WORKER = {
+    "state": str, "pid": int, "running": (tuple, type(None)), "tasks": int, "rows": int,
+    "busy": NUMBER, "cpu": NUMBER,
+}  # fmt: skip
+
+
+class Plain(torch.utils.data.Dataset):
+    def __init__(self, n: int = 24, seconds: float = 0.0) -> None:
+        self.n, self.seconds = n, seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+def conforms(value: Any, shape: Any) -> bool:
+    if isinstance(shape, dict):
+        return set(value) == set(shape) and all(conforms(value[k], shape[k]) for k in shape)
+    return isinstance(value, shape)
+
+
+def check(stats: dict[str, Any], absent: set[str]) -> None:
+    """All fields, as documented; those in absent are None."""
+    assert set(stats) == set(FIELDS)
+    for name, shape in FIELDS.items():
+        if name in absent:
+            assert stats[name] is None, name
+        else:
+            assert conforms(stats[name], shape), (name, stats[name])
+    assert all(conforms(w, WORKER) for w in stats["workers"])
+    json.dumps(stats)
+
+
+def test_the_documentation_names_every_field() -> None:
+    doc = _stats.__doc__ or ""
+    names = {n for line in re.findall(r"^([a-z][a-z_, ]*?)  ", doc, re.M) for n in line.split(", ")}
+    assert {n for n in names if n} == set(FIELDS)
+
+
+ENGINE = {"wait", "batch_queue", "started", "displacement", "scheduler", "memory"}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "kw, absent",
+    [
+        ({}, {"displacement", "scheduler"}),
+        ({"in_order": False, "batching": "ready"}, {"scheduler"}),
+        ({"max_workers": 3}, {"displacement"}),
+        ({"scheduling": "static"}, {"batch_queue", "started", "displacement", "scheduler"}),
+    ],
+)
+def test_fields_before_during_and_after(persistent: bool, kw: dict, absent: set[str]) -> None:
+    loader = minato.DataLoader(
+        Plain(), 4, num_workers=2, persistent_workers=persistent, **kw
+    )
+    check(loader.stats(), ENGINE)
+    assert loader.stats()["verdict"] == "Nothing was loaded yet."
+    it = iter(loader)
+    check(loader.stats(), absent)
+    next(it)
+    during = loader.stats()
+    check(during, absent)
+    assert len(during["workers"]) == kw.get("max_workers", 2)
+    assert len(list(it)) == 5
+    after = loader.stats()
+    check(after, absent)
+    assert after["delivered"] == (24 if "batching" in kw else 6)
+    del it
+    assert loader.stats()["delivered"] == after["delivered"]
+    check(loader.stats(), absent)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset(workers: int) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(5))
+
+    loader = minato.DataLoader(Stream(), 2, num_workers=workers)
+    absent = {"batch_queue", "started", "displacement", "scheduler"}
+    check(loader.stats(), ENGINE)
+    count = len(list(loader))
+    check(loader.stats(), ENGINE if workers == 0 else absent)
+    assert loader.stats()["delivered"] == count
+
+
+def test_without_workers() -> None:
+    loader = minato.DataLoader(Plain(), 4)
+    check(loader.stats(), ENGINE)
+    it = iter(loader)
+    next(it)
+    check(loader.stats(), ENGINE)
+    assert loader.stats()["delivered"] == 1
+    list(it)
+    assert loader.stats()["delivered"] == 6
+    assert loader.stats()["verdict"] == "The trainer loads by itself."
+
+
+# ---- numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kw", [{}, {"scheduling": "static"}, {"in_order": False, "batching": "ready"}]
+)
+def test_numbers_agree(kw: dict) -> None:
+    loader = minato.DataLoader(Plain(30, 0.002), 4, num_workers=2, **kw)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    workers = stats["workers"]
+    assert sum(w["rows"] for w in workers) == 30
+    assert sum(w["busy"] for w in workers) >= 30 * 0.002
+    assert all(0 <= w["cpu"] and w["tasks"] <= w["rows"] for w in workers)
+    wait = stats["wait"]
+    assert 0 <= wait["mean"] <= wait["max"] <= wait["total"] + 1e-9
+    assert 0 < wait["share"] <= 1
+    assert stats["retries"] == stats["deaths"] == stats["errors"] == 0
+    assert 0 <= stats["memory"]["used"] <= stats["memory"]["limit"]
+    assert stats["memory"]["in_flight"] == 0
+    if not kw:
+        assert sum(stats["started"].values()) == sum(w["tasks"] for w in workers)
+        assert stats["batch_queue"] == {"window": 4, "ready": 0, "planned": 0}
+
+
+def test_costs_are_what_samples_take() -> None:
+    class Uneven(Plain):
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.06 if index == 7 else 0.004)
+            return index
+
+    loader = minato.DataLoader(Uneven(20), 4, num_workers=2)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    cost = stats["cost"]
+    assert cost["samples"] == cost["known"] == 20
+    assert cost["p50"] >= 0.0035 and cost["p50"] <= cost["p75"] <= cost["p90"] <= cost["p99"]
+    assert cost["mean"] >= (19 * 0.004 + 0.06) / 20 * 0.9
+    seconds = [s for _index, s in stats["slow"]]
+    assert len(seconds) == 10 and seconds == sorted(seconds, reverse=True)
+    assert dict(stats["slow"])[7] >= 0.06
+
+
+def test_waiting_goes_on_over_the_looks_at_signals() -> None:
+    """A wait of more than half a second is one wait."""
+    loader = minato.DataLoader(Plain(2, 1.2), 1, num_workers=1)
+    it = iter(loader)
+    next(it)
+    assert loader.stats()["wait"]["max"] >= 1.0
+    del it
+
+
+def test_epochs_and_errors_are_counted() -> None:
+    class Failing(Plain):
+        def __getitem__(self, index: int) -> int:
+            if index == 5:
+                raise LookupError("bad sample")
+            return index
+
+    for kw in ({}, {"scheduling": "static"}, {"in_order": False, "batching": "ready"}):
+        loader = minato.DataLoader(
+            Failing(12), 4, num_workers=1, persistent_workers=True, **kw
+        )
+        for epoch in range(2):
+            it = iter(loader)
+            failed = 0
+            while True:
+                try:
+                    next(it)
+                except StopIteration:
+                    break
+                except LookupError:
+                    failed += 1
+            stats = loader.stats()
+            assert failed == 1 and stats["errors"] == epoch + 1 and stats["epoch"] == epoch
+            assert stats["delivered"] == (12 if "batching" in kw else 3)
+
+
+class DiesOnce(Plain):
+    def __init__(self, once: Any) -> None:
+        super().__init__()
+        self.once = once
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            with self.once.get_lock():
+                self.once.value += 1
+                die = self.once.value == 1
+            if die:
+                os.kill(os.getpid(), 9)
+        return index
+
+
+def test_a_death_is_told() -> None:
+    once = torch.multiprocessing.get_context("fork").Value("i", 0)
+    loader = minato.DataLoader(DiesOnce(once), 4, num_workers=2)
+    assert sorted(i for b in loader for i in b.tolist()) == list(range(24))
+    stats = loader.stats()
+    assert stats["deaths"] == 1 and stats["retries"] >= 1
+    assert "1 worker(s) died; their samples were tried again" in stats["verdict"]
+
+
+def test_displacement_of_ready_batches() -> None:
+    class FirstIsSlow(Plain):
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.2 if index == 0 else 0)
+            return index
+
+    loader = minato.DataLoader(
+        FirstIsSlow(40), 4, num_workers=2, in_order=False, batching="ready"
+    )
+    it = iter(loader)
+    first = next(it).tolist()
+    list(it)
+    found = loader.stats()["displacement"]
+    assert 0 <= found["mean"] <= found["max"] <= 40
+    assert 0 in first or found["max"] > 0
+
+
+# ---- the verdict -----------------------------------------------------------------------
+
+
+def made(**change: Any) -> dict[str, Any]:
+    """A trainer that waits half of the time while two workers compute."""
+    worker = {"state": "ready", "running": (1, 0), "busy": 9.0, "cpu": 8.5}
+    return {
+        "deaths": 0,
+        "retries": 0,
+        "wait": {"total": 5.0, "mean": 0.05, "max": 0.2, "between": 5.0, "share": 0.5},
+        "workers": [worker, dict(worker)],
+        "memory": {"used": 10, "limit": 100},
+        **change,
+    }
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, "50% of its time; all workers compute"),
+        ({"workers": [{"state": "ready", "running": (1, 0), "busy": 9.0, "cpu": 0.5}]},
+         "all workers wait themselves"),
+        ({"workers": [{"state": "ready", "running": None, "busy": 1.0, "cpu": 1.0}]},
+         "too little is asked of them"),
+        ({"workers": [{"state": "ready", "running": None, "busy": 1.0, "cpu": 1.0}],
+          "memory": {"used": 99, "limit": 100}}, "memory_limit holds them back"),
+        ({"wait": {"total": 5.0, "mean": 0.05, "max": 4.0, "between": 5.0, "share": 0.5}},
+         "most of it once"),
+        ({"wait": {"total": 0.1, "mean": 0.001, "max": 0.01, "between": 9.9, "share": 0.01}},
+         "hardly waits"),
+        ({"deaths": 2, "retries": 3}, "2 worker(s) died; their samples were tried again"),
+        ({"deaths": 1}, "none was retried"),
+    ],
+)  # fmt: skip
+def test_verdicts(change: dict, words: str) -> None:
+    text = _stats.verdict(made(**change), 100)
+    assert words in text and text.count("\n") == 0 and text.endswith(".")
+
+
+def test_too_early_for_a_verdict() -> None:
+    assert "Too early" in _stats.verdict(made(), 1)
+
+
+def test_a_trainer_that_waits_for_sleeping_samples() -> None:
+    loader = minato.DataLoader(Plain(30, 0.02), 1, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    assert stats["wait"]["share"] > 0.5
+    assert stats["verdict"].startswith("The trainer waits")
+    worker = stats["workers"][0]
+    assert worker["cpu"] < 0.5 * worker["busy"]
