@@ -311,6 +311,7 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
     mn_assert(rc == 0);
     (void)rc;
     e->kept_bytes -= mn_page_round(bytes);
+    mn_engine_room(e);
     if (e->closing) {
         (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
     }

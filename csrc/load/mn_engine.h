@@ -111,6 +111,7 @@ struct mn_engine {
     uint64_t touched_top, window_top, last_top, window_ns; /* for giving memory back */
     bool zygote_lost;
     bool closing;
+    bool room_waits; /* a worker waits for room: memory that comes back is told */
 };
 
 /* 0 or -errno. Workers' entries start WANTED. */

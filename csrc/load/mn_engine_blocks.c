@@ -133,6 +133,7 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     batch_unlink(e, b);
     free(b->ranges);
     free(b);
+    mn_engine_room(e);
 }
 
 bool

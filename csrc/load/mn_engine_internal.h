@@ -48,6 +48,10 @@ mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
 void
 mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t);
 
+/* Memory came back: wakes the engine if a worker waits for some. Mutex held. */
+void
+mn_engine_room(struct mn_engine *e);
+
 void
 mn_engine_poke_zygote(struct mn_engine *e);
 

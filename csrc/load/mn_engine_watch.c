@@ -71,6 +71,7 @@ grant_one(struct mn_engine *e)
             }
         }
     }
+    e->room_waits = false;
     if (oldest == n) {
         return false;
     }
@@ -84,6 +85,7 @@ grant_one(struct mn_engine *e)
     if (used + len > e->limit) {
         len = want;
         if (used + len > e->limit && !head && waiting < mn_engine_live(e)) {
+            e->room_waits = true;
             return false;
         }
     }
@@ -95,6 +97,15 @@ grant_one(struct mn_engine *e)
     e->leases[oldest] = (struct mn_lease){off, len, off, e->leases[oldest].barren};
     answer_lease(e, oldest, off, len, MN_LEASE_GRANTED);
     return true;
+}
+
+void
+mn_engine_room(struct mn_engine *e)
+{
+    if (e->room_waits) {
+        e->room_waits = false;
+        (void)mn_bell_ring_released(&e->shm.ctl->engine);
+    }
 }
 
 /* ---- deaths ------------------------------------------------------------------------ */
