@@ -66,14 +66,14 @@ run_all(struct rig_worker *w)
 static void
 take_now(struct rig *r, struct rig_worker *w, struct rig_block *b)
 {
-    uint64_t number;
+    uint64_t sequence;
     int turns = 0;
-    while (mn_engine_next(r->e, 0, &number, &b->off) == -ETIMEDOUT) {
+    while (mn_engine_next(r->e, 0, &sequence, &b->off) == -ETIMEDOUT) {
         run_all(w);
         (void)mn_engine_step(r->e);
         CHECK(++turns < 20000);
     }
-    CHECK_EQ(number, b->number);
+    CHECK_EQ(sequence, b->sequence);
     rig_check(r, b);
 }
 
@@ -102,7 +102,7 @@ block_goes_round(void)
         rig_form(&r, i % 5);
         CHECK_EQ(rig_plan(&r, i, &b), MN_OK);
         take_now(&r, &w, &b);
-        mn_engine_taken(e, b.number, b.off);
+        mn_engine_taken(e, b.sequence, b.off);
         CHECK_EQ(used(e), 0);
     }
     CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
@@ -123,7 +123,7 @@ batch_with_more_rows_than_descriptors(void)
     for (uint32_t rows = 1000; rows < 200000; rows = rows * 5 + 1) {
         CHECK_EQ(rig_plan(&r, rows, &b), MN_OK);
         take_now(&r, &w, &b);
-        mn_engine_taken(e, b.number, b.off);
+        mn_engine_taken(e, b.sequence, b.off);
     }
     mn_engine_close(e);
 }
@@ -240,7 +240,7 @@ cleared_plans_leave_nothing(void)
         CHECK_EQ(rig_plan(&r, 7, &b), MN_OK);
         take_now(&r, &w, &b);
         CHECK_EQ(rig_run(&v, task), 0);
-        mn_engine_taken(e, b.number, b.off);
+        mn_engine_taken(e, b.sequence, b.off);
         mn_engine_plan_clear(e);
         while (mn_engine_step(e)) {
         }
@@ -267,7 +267,7 @@ kept_ranges_outlive_block_and_engine(void)
         CHECK_EQ(rig_plan(&r, 8, &b), MN_OK);
         take_now(&r, &w, &b);
         n += rig_keep(&r, &b, &kept[n]);
-        mn_engine_taken(e, b.number, b.off);
+        mn_engine_taken(e, b.sequence, b.off);
     }
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -328,13 +328,13 @@ memory_limit_is_kept(void)
             CHECK(used(e) <= e->limit);
         } while (mn_engine_step(e));
         take_now(&r, &w, &b[taken]);
-        mn_engine_taken(e, b[taken].number, b[taken].off);
+        mn_engine_taken(e, b[taken].sequence, b[taken].off);
         taken++;
     }
     CHECK_EQ(rig_plan(&r, 100000, &big), MN_OK); /* over the limit: passes alone */
     take_now(&r, &w, &big);
     CHECK(used(e) > e->limit);
-    mn_engine_taken(e, big.number, big.off);
+    mn_engine_taken(e, big.sequence, big.off);
     mn_engine_close(e);
 }
 
@@ -363,7 +363,7 @@ head_over_the_limit_starts(void)
     CHECK_EQ(rig_plan(&r, 100, &b[2]), MN_OK);
     for (uint32_t i = 0; i < 3; i++) {
         take_now(&r, &w, &b[i]);
-        mn_engine_taken(e, b[i].number, b[i].off);
+        mn_engine_taken(e, b[i].sequence, b[i].off);
     }
     mn_engine_close(e);
     mn_costs_fini(&costs);
@@ -578,15 +578,15 @@ static_envelopes_over_the_limit(void)
 static void
 balanced_take(struct crew *c)
 {
-    uint64_t number, off;
-    int rc = mn_engine_next(c->rig.e, WAIT_NS, &number, &off);
+    uint64_t sequence, off;
+    int rc = mn_engine_next(c->rig.e, WAIT_NS, &sequence, &off);
     CHECK_EQ(rc, MN_OK);
     for (uint32_t i = 0; i < c->nflight; i++) {
-        if (c->flight[i].number == number) {
+        if (c->flight[i].sequence == sequence) {
             CHECK(i == 0 || !c->rig.e->plan->in_order);
             c->flight[i].off = off;
             look_at(c, &c->flight[i]);
-            mn_engine_taken(c->rig.e, number, off);
+            mn_engine_taken(c->rig.e, sequence, off);
             forget(c, i);
             return;
         }
@@ -702,14 +702,14 @@ ranges_come_back_from_another_thread(void)
     struct rig_block b;
     start_crew(&c, 2, open_engine(2, 32 * MIB, 4, true), 20000, 0);
     CHECK_EQ(mn_thread_start(&thread, "dropper", dropper_main, &d), 0);
-    uint64_t stop = mn_test_stop_ns(), number;
+    uint64_t stop = mn_test_stop_ns(), sequence;
     for (uint64_t i = 0; mn_test_clock_ns() < stop; i++) {
         CHECK_EQ(rig_plan(&c.rig, 16, &b), MN_OK);
-        CHECK_EQ(mn_engine_next(c.rig.e, WAIT_NS, &number, &b.off), MN_OK);
+        CHECK_EQ(mn_engine_next(c.rig.e, WAIT_NS, &sequence, &b.off), MN_OK);
         rig_check(&c.rig, &b);
         await_empty(&d.mail);
         bool kept = rig_keep(&c.rig, &b, &c.held[i % HELD]);
-        mn_engine_taken(c.rig.e, number, b.off);
+        mn_engine_taken(c.rig.e, sequence, b.off);
         if (kept) {
             (void)mn_a64_xchg_acqrel(&d.mail, i % HELD + 1);
         }

@@ -161,6 +161,7 @@ rig_work(struct rig_worker *w)
 struct rig_block {
     uint64_t off, number, position;
     uint32_t nrows;
+    uint64_t sequence; /* balanced: place in the order of delivery */
 };
 
 /* A range that the test keeps, as the program keeps batches. */
@@ -219,7 +220,7 @@ rig_submit(struct rig *r, uint32_t nrows, uint32_t lane, struct rig_block *out)
                           .index_kind = MN_INDEX_INT64,
                           .index = index,
                           .index_bytes = nrows * sizeof(*index)};
-    *out = (struct rig_block){0, s.number, s.position, nrows};
+    *out = (struct rig_block){0, s.number, s.position, nrows, 0};
     int rc = mn_engine_submit(r->e, &s, &out->off);
     free(index);
     if (rc == 0) {
@@ -234,13 +235,14 @@ static MN_UNUSED int
 rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
-    struct mn_plan_batch b = {.number = r->number,
+    struct mn_plan_batch b = {.sequence = r->e->plan->next,
+                              .number = r->number,
                               .position = r->position,
                               .nrows = nrows,
                               .index_kind = MN_INDEX_INT64,
                               .index = index,
                               .index_bytes = nrows * sizeof(*index)};
-    *out = (struct rig_block){0, b.number, b.position, nrows};
+    *out = (struct rig_block){0, b.number, b.position, nrows, b.sequence};
     int rc = mn_engine_plan(r->e, &b);
     free(index);
     if (rc == MN_OK) {
