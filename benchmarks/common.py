@@ -2,8 +2,10 @@
 
 CPU time of a tree is what the kernel counted for every living process of it (its process
 clock, nanoseconds) plus what their waited-for children used (clock ticks of 10 ms).
-Memory of a tree is the sum of the proportional set sizes, so that a page that several
-processes map counts once.
+Memory of a tree is the sum of the proportional set sizes of private memory and files, so
+that a page that several processes map counts once, plus all of the shared memory that some
+process of the tree maps or holds a descriptor of: a batch on its way between processes may
+be mapped by none.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -56,17 +58,48 @@ def cpu_seconds(root: int | None = None) -> float:
     return total
 
 
-def pss_bytes(root: int) -> int:
-    """Proportional set sizes of a tree, summed."""
-    total = 0
+def _unshared_bytes(pid: int) -> int:
+    """Proportional set size of a process without shared memory."""
+    sizes = {}
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for text in file:
+            key, _, value = text.partition(":")
+            if key.startswith("Pss"):
+                sizes[key] = int(value.split()[0]) * 1024
+    return sizes["Pss"] - sizes.get("Pss_Shmem", 0)
+
+
+def _shared_paths(pid: int) -> Iterator[str]:
+    """Paths below /proc to the shared memory that a process maps or has open."""
+    with open(f"/proc/{pid}/maps") as file:
+        for text in file:
+            if "/dev/shm/" in text or "/memfd:" in text:
+                yield f"/proc/{pid}/map_files/{text.split()[0]}"
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            if os.readlink(path).startswith(("/dev/shm/", "/memfd:")):
+                yield path
+        except OSError:
+            pass  # closed meanwhile
+
+
+def memory_bytes(root: int) -> dict[str, int]:
+    """What a tree uses: ``private`` (and files), ``shared``, and their sum as ``total``."""
+    private, shared = 0, {}
     for process in tree(root):
         try:
-            with open(f"/proc/{process.pid}/smaps_rollup") as file:
-                line = next(text for text in file if text.startswith("Pss:"))
-            total += int(line.split()[1]) * 1024
-        except (OSError, StopIteration):
+            private += _unshared_bytes(process.pid)
+            for path in _shared_paths(process.pid):
+                try:
+                    facts = os.stat(path)
+                    shared[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+                except OSError:
+                    pass  # gone meanwhile
+        except (OSError, KeyError):
             pass  # it ended meanwhile
-    return total
+    total = private + sum(shared.values())
+    return {"private": private, "shared": total - private, "total": total}
 
 
 def load_average() -> float:
@@ -88,9 +121,10 @@ class Quiet:
         self.shares: list[float] = []
         self.repeated = 0
 
-    def run(self, measurement: Callable[[], Any]) -> Any:
-        """The measurement's result."""
-        best, least = None, math.inf
+    def run(self, measurement: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The measurement's result, with the share that others had as ``others``."""
+        best: dict[str, Any] = {}
+        least = math.inf
         while least > self.share:
             late = not self._wait()
             result, others = self._watch(measurement)
@@ -100,6 +134,7 @@ class Quiet:
                 break
             self.repeated += least > self.share
         self.shares.append(least)
+        best["others"] = round(least, 3)
         return best
 
     def _wait(self) -> bool:
@@ -216,18 +251,20 @@ def run_watched(script: str, request: dict[str, Any]) -> tuple[Any, dict[str, fl
     """run_child with the tree's memory looked at from outside.
 
     The child prints a line when it is ready and then waits for one. Returned besides its
-    answer, in MiB: ``before`` (the child alone, ready), ``peak`` (the most of the tree).
+    answer, in MiB: ``before`` (the child alone, ready), ``peak`` (the most of the tree) and
+    of that ``shared``.
     """
     child = start_child(script, request)
     assert child.stdin is not None and child.stdout is not None
     child.stdout.readline()
-    before = peak = pss_bytes(child.pid)
+    before = most = memory_bytes(child.pid)
     child.stdin.write("go\n")
     child.stdin.flush()
     while child.poll() is None:
-        peak = max(peak, pss_bytes(child.pid))
+        most = max(most, memory_bytes(child.pid), key=lambda sizes: sizes["total"])
         time.sleep(SAMPLE_SECONDS)
-    return finish_child(child), {"before": before / MiB, "peak": peak / MiB}
+    sizes = {"before": before["total"], "peak": most["total"], "shared": most["shared"]}
+    return finish_child(child), {key: size / MiB for key, size in sizes.items()}
 
 
 def ready() -> None:

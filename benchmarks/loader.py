@@ -326,9 +326,7 @@ def child_memory(request: dict[str, Any]) -> None:
     dataset, batch = dataset_of(case, quick)
     common.ready()
     loader = LOADERS[name](dataset, batch, 0)
-    begin = time.perf_counter()
-    least = 0.2 if quick else 2.0
-    while time.perf_counter() - begin < least:
+    for _ in range(3):
         run_epoch(loader)
     del loader
     common.answer({})
@@ -412,12 +410,13 @@ def turn_row(result: dict[str, Any], case: str, name: str) -> list[str]:
 def memory_cells(result: dict[str, Any], case: str, name: str) -> list[str]:
     facts = result["memory"].get(case, {}).get(name)
     if facts is None:
-        return ["-", "-"]
-    return [f"{facts['peak']:.0f}", f"{facts['peak'] - facts['before']:.0f}"]
+        return ["-", "-", "-"]
+    sizes = (facts["peak"], facts["peak"] - facts["before"], facts["shared"])
+    return [f"{size:.0f}" for size in sizes]
 
 
-RATE_HEAD = "us/sample +- GB/s x_torch cpu_us /torch peak_MiB added".split()
-TURN_HEAD = "turn_ms +- most_ms x_torch cpu_s /torch peak_MiB added".split()
+RATE_HEAD = "us/sample +- GB/s x_torch cpu_us /torch peak_MiB added shared".split()
+TURN_HEAD = "turn_ms +- most_ms x_torch cpu_s /torch peak_MiB added shared".split()
 
 
 def report(result: dict[str, Any], cases: list[str]) -> None:
@@ -425,7 +424,8 @@ def report(result: dict[str, Any], cases: list[str]) -> None:
     print(f"# {WORKERS} workers; {common.describe(result['quiet'])}")
     print(
         "# +-: half the range over repeats; x_torch: times faster; /torch: CPU against torch's;"
-        "\n# peak: PSS of the process tree; added: of it, what the loader brought"
+        "\n# peak: memory of the process tree; added: of it, what the loader brought; shared: "
+        "of it, shared memory"
     )
     for case in cases:
         rows = result["runs"][case][0]["loaders"]
@@ -436,6 +436,8 @@ def report(result: dict[str, Any], cases: list[str]) -> None:
         else:
             print(common.table([case, *RATE_HEAD], [rate_row(result, case, n) for n in names]))
             print(bound_line(result, case))
+        others = ", ".join(f"{run['others']:.0%}" for run in result["runs"][case])
+        print(f"  others used of the machine during the repeats: {others}")
         check = result["check"][case]
         same = "the same as torch's" if not check["differ"] else f"DIFFER: {check['differ']}"
         print(f"  samples of {check['batches']} batches: {same}")

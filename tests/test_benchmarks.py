@@ -126,18 +126,32 @@ def test_cpu_of_living_and_dead_children_counts(benchmark: Any) -> None:
     assert dead >= 0.29  # waited-for children are counted in ticks of 10 ms
 
 
-def test_memory_of_a_tree_counts_its_children(benchmark: Any) -> None:
+HOLDERS = {
+    "private": "data = b'x' * (64 << 20)",
+    "shared": "import mmap, os\nfd = os.memfd_create('x')\nos.truncate(fd, 64 << 20)\n"
+    "for i in range(64): os.pwrite(fd, b'x' * (1 << 20), i << 20)\n",
+}
+
+
+@pytest.mark.parametrize("kind, mapped", [("private", 0), ("shared", 0), ("shared", 1)])
+def test_memory_of_a_tree_counts_its_children(benchmark: Any, kind: str, mapped: int) -> None:
     common = benchmark("common")
-    hold = "data = b'x' * (64 << 20)\nprint(flush=True)\ninput()"
-    before = common.pss_bytes(os.getpid())
+    code = HOLDERS[kind]
+    if mapped:
+        code += "view = mmap.mmap(fd, 64 << 20)\nos.close(fd)"
+    before = common.memory_bytes(os.getpid())
     child = subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code + "\nprint(flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert child.stdout is not None
     child.stdout.readline()
-    during = common.pss_bytes(os.getpid())
+    during = common.memory_bytes(os.getpid())
     child.communicate(b"\n")
-    assert during - before > 60 << 20
+    grown = {key: during[key] - before[key] for key in during}
+    assert 60 << 20 < grown[kind] < 100 << 20
+    assert grown["total"] == grown["private"] + grown["shared"]
 
 
 def test_a_failing_child_is_an_error(benchmark: Any, tmp_path: Path) -> None:
@@ -155,9 +169,9 @@ def test_disturbed_measurements_are_repeated(
     spent = iter([0.0, 1e6, 1e6, 1e6])  # the machine's seconds: a busy run, then a calm one
     monkeypatch.setattr(common, "machine_seconds", lambda: next(spent))
     monkeypatch.setattr(common.psutil, "cpu_percent", lambda interval: 0.0)
-    results = iter(["disturbed", "calm"])
+    results = iter([{"run": "disturbed"}, {"run": "calm"}])
     quiet = common.Quiet(share=0.05, minutes=60.0)
-    assert quiet.run(lambda: next(results)) == "calm"
+    assert quiet.run(lambda: next(results)) == {"run": "calm", "others": 0.0}
     assert quiet.report() == {"others_median": 0.0, "others_most": 0.0, "repeated": 1}
 
 
@@ -166,5 +180,5 @@ def test_waiting_for_quiet_ends(benchmark: Any, monkeypatch: pytest.MonkeyPatch)
     spent = iter(range(0, 10**9, 10**6))
     monkeypatch.setattr(common, "machine_seconds", lambda: float(next(spent)))
     quiet = common.Quiet(share=0.05, minutes=0.0)
-    assert quiet.run(lambda: "only") == "only"
+    assert quiet.run(lambda: {"run": "only"})["run"] == "only"
     assert quiet.report()["others_most"] > 0.05
