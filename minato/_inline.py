@@ -28,7 +28,6 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
                 super().__init__(loader)
                 for _ in range(again):
                     self._dataset_fetcher.fetch(super()._next_index())
-        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self._number = 0
         self._begun = False
         self._progress = self._new_progress(self._start)

@@ -491,25 +491,45 @@ class BalancedIterator(_MinatoIterator):
     def _collate(
         self, batch: _Batch, samples: list[Any], worker: int, layout: Layout | None
     ) -> Any:
-        """torch's own collate for samples that did not fit, in torch's words on error."""
+        """The batch of samples that did not travel as rows, or a Failure in torch's words."""
         try:
-            if alike(samples):
-                data = self._collate_fn(samples)
-            else:  # what torch makes of mixtures depends on where it does so
-                with self._as_worker(worker):
-                    data = self._collate_fn(samples)
+            data = self._collated(samples, worker)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {worker}")
             failure.note = _note(batch, None)
             return failure
         if layout is not None:
             self._shape.note(False)
-        elif self._shape.layout is None and not self._shape.whole:
-            try:
-                self._shape.layout = Layout.prove(samples[0], data, len(samples))
-            except NoLayout:
-                self._shape.whole = True
         return data
+
+    def _collated(self, samples: list[Any], worker: int) -> Any:
+        """Samples that are alike prove a layout, and are placed as rows by it; what torch
+        makes of any others depends on its being in a worker."""
+        shape = self._shape
+        if not shape.whole and alike(samples):
+            if shape.layout is None:
+                try:
+                    proof = self._collate_fn(samples)
+                    shape.layout = Layout.prove(samples[0], proof, len(samples))
+                except NoLayout:
+                    shape.whole = True
+            if shape.layout is not None:
+                data = self._placed(samples, shape.layout)
+                if data is not None:
+                    return data
+        with self._as_worker(worker):
+            return self._collate_fn(samples)
+
+    def _placed(self, samples: list[Any], layout: Layout) -> Any:
+        """The batch in memory of minato's own, or None when a sample does not fit."""
+        objects: list[list] = [[] for _ in samples]
+        block = self._engine.place(samples, layout.core, objects)
+        if block is None:
+            return None
+        try:
+            return self._engine.decode(block, layout.core, objects)
+        finally:
+            self._engine.retire(block)
 
     @contextlib.contextmanager
     def _as_worker(self, number: int):

@@ -13,11 +13,9 @@ part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
      const struct mn_envelope_part *p)
 {
     bool copy = p->bytes < MN_FIELD_BIG || e->kept_bytes + p->bytes > e->limit / 2;
-    if (copy) {
-        return PyByteArray_FromStringAndSize(mn_at(&e->shm, env_off + p->at),
-                                             (Py_ssize_t)p->bytes);
-    }
-    struct mn_hold *hold = mn_hold_new(st, e, block, env_off + p->at, p->bytes);
+    struct mn_hold *hold =
+        copy ? mn_hold_copy(st, mn_at(&e->shm, env_off + p->at), p->bytes)
+             : mn_hold_new(st, e, block, env_off + p->at, p->bytes);
     return hold != NULL ? mn_view_new(st, hold, p->bytes) : NULL;
 }
 

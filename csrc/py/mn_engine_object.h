@@ -55,6 +55,9 @@ mn_engine_py_set_horizon(PyObject *self, PyObject *sequence);
 extern const char mn_engine_gather_doc[];
 PyObject *
 mn_engine_py_gather(PyObject *self, PyObject *args);
+extern const char mn_engine_place_doc[];
+PyObject *
+mn_engine_py_place(PyObject *self, PyObject *args);
 extern const char mn_engine_scheduler_doc[];
 PyObject *
 mn_engine_py_scheduler(PyObject *self, PyObject *ignored);

@@ -294,6 +294,45 @@ mn_engine_py_gather(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(to);
 }
 
+const char mn_engine_place_doc[] =
+    "place(samples, layout, objects) -> block | None\n\n"
+    "A new block with the samples as rows, to be decoded and retired; None when one does not\n"
+    "fit. objects: a list for each sample, which its object leaves are appended to.";
+
+PyObject *
+mn_engine_py_place(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *samples, *layout, *objects;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
+                             &PyList_Type, &objects)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    struct mn_submit s = {.nrows = (uint32_t)PyList_GET_SIZE(samples),
+                          .kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    uint64_t to = 0;
+    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no room for a batch") < 0) {
+        return NULL;
+    }
+    int rc = 1;
+    for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
+        PyObject *own = PyList_GetItem(objects, i);
+        rc = own == NULL ? -1
+                         : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), &e->shm,
+                                            mn_block_at(&e->shm, to), i, own);
+    }
+    if (rc == 1) {
+        return PyLong_FromUnsignedLongLong(to);
+    }
+    mn_engine_retire(e, to);
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 const char mn_engine_scheduler_doc[] =
     "scheduler() -> {active, max, slow, decisions} | None\n\n"
     "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"

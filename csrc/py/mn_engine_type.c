@@ -493,6 +493,7 @@ static PyMethodDef engine_methods[] = {
     {"set_horizon", mn_engine_py_set_horizon, METH_O,
      PyDoc_STR("set_horizon(sequence): nothing from it on may start yet")},
     {"gather", mn_engine_py_gather, METH_VARARGS, mn_engine_gather_doc},
+    {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
     {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
     {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
     {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},

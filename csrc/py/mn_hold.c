@@ -17,12 +17,14 @@
  * and every living fork in between sees it.
  */
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "os/mn_thread.h"
 #include "py/mn_state.h"
 
 struct mn_hold {
+    void *heap;              /* a copy in ordinary memory; NULL: a range of the arena */
     struct mn_engine *engine;
     uint64_t off;
     uint64_t bytes;
@@ -80,9 +82,31 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     return h;
 }
 
+struct mn_hold *
+mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
+{
+    struct mn_hold *h = calloc(1, sizeof(*h));
+    if (h != NULL) { /* aligned as torch's own; never empty, so that it has an address */
+        h->heap = aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
+    }
+    if (h == NULL || h->heap == NULL) {
+        free(h);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memcpy(h->heap, data, (size_t)bytes);
+    h->bytes = bytes;
+    h->pid = getpid();
+    h->pending = st->pending;
+    return h;
+}
+
 void *
 mn_hold_data(const struct mn_hold *hold)
 {
+    if (hold->heap != NULL) {
+        return hold->heap;
+    }
     return mn_at(&hold->engine->shm, hold->off);
 }
 
@@ -101,6 +125,11 @@ mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor)
 static void
 give_back(struct mn_hold *h)
 {
+    if (h->heap != NULL) {
+        free(h->heap);
+        free(h);
+        return;
+    }
     mn_mutex_lock(&h->pending->mutex);
     h->pending->alive--;
     mn_mutex_unlock(&h->pending->mutex);
@@ -114,6 +143,9 @@ forked(struct mn_hold *h)
 {
     struct mn_pending *p = h->pending;
     bool seen = false;
+    if (h->heap != NULL) {
+        return false; /* a child has a copy of its own */
+    }
     mn_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->nliving && !seen; i++) {
         seen = p->living[i] > h->born && p->living[i] <= h->ended;

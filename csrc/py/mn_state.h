@@ -91,6 +91,11 @@ struct mn_hold *
 mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
             uint64_t bytes);
 
+/* A copy of data in ordinary memory under the same rule: what a NumPy array still shows is not
+ * freed when share_memory_() moves the tensor. NULL with an exception. */
+struct mn_hold *
+mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes);
+
 /* Gives it back; from any thread, with or without the GIL, also in a forked child. */
 void
 mn_hold_release(struct mn_hold *hold);

@@ -5,11 +5,8 @@
  * through the Python function that bind_torch() was given.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "py/mn_state.h"
-
-#define MAX_DIMS 64
 
 struct over {
     struct mn_dl_managed managed;
@@ -107,33 +104,10 @@ mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dty
     return t;
 }
 
-static void
-set_error(void *ctx, const char *kind, const char *message)
-{
-    (void)ctx;
-    (void)kind;
-    PyErr_SetString(PyExc_RuntimeError, message);
-}
-
 PyObject *
 mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
                const int64_t *shape, uint64_t bytes)
 {
-    if (st->dlpack == NULL) {
-        PyObject *own = PyByteArray_FromStringAndSize(data, (Py_ssize_t)bytes);
-        return own != NULL ? from_view(st, own, dtype, ndim, shape) : NULL;
-    }
-    int64_t dims[MAX_DIMS];
-    memcpy(dims, shape, (size_t)ndim * sizeof(*dims));
-    struct mn_dl_tensor proto = {
-        .device_type = MN_DL_CPU, .ndim = ndim, .dtype = dtype, .shape = dims};
-    struct mn_dl_managed *m = NULL;
-    if (st->dlpack->allocate(&proto, &m, NULL, set_error) != 0) {
-        return NULL;
-    }
-    if (bytes != 0) {
-        memcpy((char *)m->tensor.data + m->tensor.byte_offset, data, bytes);
-    }
-    void *t = NULL;
-    return st->dlpack->object_from_managed(m, &t) == 0 ? t : NULL;
+    struct mn_hold *hold = mn_hold_copy(st, data, bytes);
+    return hold != NULL ? mn_tensor_over(st, hold, dtype, ndim, shape, bytes) : NULL;
 }
