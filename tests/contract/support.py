@@ -159,6 +159,16 @@ def flat(batches: Any) -> list[Any]:
     return [element for batch in batches for element in batch.tolist()]
 
 
+_answers: dict[str, Any] = {}
+
+
+def remembered(question: str, answer: Callable[[], Any]) -> Any:
+    """What torch's loader gave for this question; asked once for all loaders."""
+    if question not in _answers:
+        _answers[question] = answer()
+    return _answers[question]
+
+
 # ------------------------------------------------------------------- waiting
 
 
@@ -192,9 +202,24 @@ def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
     return wait_for(lambda: all(gone(pid) for pid in pids), seconds)
 
 
+def _has_children() -> bool:
+    """Whether this process has children: a quick look before a walk of all processes."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "children").read_text():
+                return True
+        except FileNotFoundError:  # the thread has ended, or the kernel does not tell
+            if not (task / "stat").exists():
+                continue
+            return True
+    return False
+
+
 def descendants() -> dict[int, str]:
     """pid and command line of every process below this one."""
-    found = {}
+    found: dict[int, str] = {}
+    if not _has_children():
+        return found
     for process in psutil.Process().children(recursive=True):
         try:
             found[process.pid] = " ".join(process.cmdline())

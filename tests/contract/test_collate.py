@@ -249,8 +249,10 @@ def assert_like_torch(got: tuple[str, Any], want: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_types(loader: Kind, name: str) -> None:
-    # Two full batches and a short one.
-    assert_like_torch(_outcome(loader, CASES[name], batch_size=2), _oracle(name))
+    # Two full batches and a short one; of torch itself it is asked that it answers.
+    want = _oracle(name)
+    if not loader.is_torch:
+        assert_like_torch(_outcome(loader, CASES[name], batch_size=2), want)
 
 
 def test_texts_of_errors(loader: Kind) -> None:

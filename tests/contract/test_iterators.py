@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import sys
 import threading
 import weakref
@@ -238,9 +239,10 @@ def test_profiler_label(loader: Kind, workers: int) -> None:
     ) as profile:
         iterator = iter(loader(Numbers(3), num_workers=workers))
         list(iterator)
-    want = f"enumerate(DataLoader)#{type(iterator).__name__}.__next__"
-    counts = {event.key: event.count for event in profile.key_averages()}
-    assert counts[want] == 4  # three batches and the end
+    # Profilers look for the beginning of the label; the class in it may be another.
+    counts = [event.count for event in profile.key_averages()
+              if re.fullmatch(r"enumerate\(DataLoader\)#\w+\.__next__", event.key)]
+    assert counts == [4]  # three batches and the end
 
 
 def test_iteration_in_another_thread(loader: Kind) -> None:

@@ -123,13 +123,13 @@ def _resident() -> int:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_memory_of_dropped_batches_is_used_again(loader: Kind, persistent) -> None:
-    # An epoch is 12 MB; without reuse twenty of them would be 240 MB.
+    # An epoch is 12 MB; without reuse twelve of them would be 150 MB.
     made = loader(Images(16, 256), batch_size=2, num_workers=2,
                   persistent_workers=persistent)
-    for _ in range(3):
+    for _ in range(2):
         list(made)
     before = _resident()
-    for _ in range(20):
+    for _ in range(12):
         for batch in made:
             # Only pages that are read count as this process's.
             assert batch["image"].sum() == batch["label"].sum() * 3 * 256 * 256

@@ -27,7 +27,7 @@ def _values(image: torch.Tensor) -> list[int]:
     return [int(value) for value in low]
 
 
-def _churn(loader: Kind, epochs: int = 2) -> None:
+def _churn(loader: Kind, epochs: int = 1) -> None:
     """Let a loader of the same shapes run over memory that was freed meanwhile."""
     for _ in range(epochs):
         for batch in loader(Images(12), batch_size=2, num_workers=2):

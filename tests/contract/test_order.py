@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from .datasets import GATE_S, Blocking, Gate, Numbers
-from .support import Kind, assert_same, flat
+from .support import Kind, assert_same, flat, remembered
 
 
 def _generator(seed: int = 5) -> torch.Generator:
@@ -29,13 +29,14 @@ def _generator(seed: int = 5) -> torch.Generator:
     {"shuffle": True, "batch_size": 4}, {"shuffle": True, "batch_size": None},
     {"shuffle": True, "batch_size": 4, "drop_last": True},
 ], ids=str)
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_order_is_torchs(loader: Kind, kwargs: dict[str, Any], workers: int) -> None:
     def epochs(make: Any) -> list[Any]:
         made = make(Numbers(23), num_workers=workers, generator=_generator(), **kwargs)
         return [list(made), list(made)]
 
-    assert_same(epochs(loader), epochs(DataLoader))
+    want = remembered(f"order {kwargs} {workers}", lambda: epochs(DataLoader))
+    assert_same(epochs(loader), want)
 
 
 def test_order_follows_the_global_seed(loader: Kind) -> None:
@@ -70,7 +71,8 @@ def test_samplers(loader: Kind, name: str) -> None:
         made = make(Numbers(10), sampler=SAMPLERS[name](), batch_size=2, num_workers=2)
         return [*made, *made]
 
-    assert_same(batches(loader), batches(DataLoader))
+    want = remembered(f"sampler {name}", lambda: batches(DataLoader))
+    assert_same(batches(loader), want)
 
 
 def test_one_pass_samplers(loader: Kind) -> None:
