@@ -326,8 +326,9 @@ def child_memory(request: dict[str, Any]) -> None:
     dataset, batch = dataset_of(case, quick)
     common.ready()
     loader = LOADERS[name](dataset, batch, 0)
-    for _ in range(3):
+    for _ in range(TURNS if case == "turn" else 3):
         run_epoch(loader)
+    time.sleep(3 * common.SAMPLE_SECONDS)  # short lives are looked at as well
     del loader
     common.answer({})
 

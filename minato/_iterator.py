@@ -161,9 +161,11 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         health = self._engine.health()
         if health["zygote_lost"]:
             if not done():
+                pid = self._pool.zygote.pid
+                self._shutdown_workers()  # nobody could see them end, or replace them
                 raise RuntimeError(
                     "The process that starts DataLoader workers "
-                    f"(pid {self._pool.zygote.pid}) died unexpectedly; workers cannot be "
+                    f"(pid {pid}) died unexpectedly; workers cannot be "
                     "watched or replaced any more. Make a new iterator."
                 )
         elif health["deaths"] and (not self._balanced or health["live"] == 0):

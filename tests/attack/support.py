@@ -109,7 +109,11 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(self.rng.random() * 2 * self.pause):
-            ready = [w for w in worker_entries(self.iterator) if w["state"] == 3 and w["tasks"]]
+            try:
+                entries = worker_entries(self.iterator)
+            except RuntimeError:
+                return  # the iterator has come to its end
+            ready = [w for w in entries if w["state"] == 3 and w["tasks"]]
             if ready:
                 kill(self.rng.choice(ready)["pid"])
                 self.kills += 1
