@@ -31,6 +31,7 @@ from ._pool import Pool, start_method_context
 from ._resume import Counted, Progress, TORCH_SAMPLERS
 from ._stats import engine_stats
 from ._trace import Trace, tracer
+from ._trace import writer as trace_writer
 from ._worker import BATCH, ERROR, FAILED, OBJECTS, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
@@ -108,6 +109,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     def _start_pool(self, loader: Any) -> None:
         balanced = self._balanced
+        trace_writer()  # a file that cannot be made is no reason to leave workers behind
         self._pool = Pool(
             context=start_method_context(loader),
             workers=self._num_workers,

@@ -15,12 +15,15 @@ do not write into each other's files.
 from __future__ import annotations
 
 import atexit
+import io
 import itertools
 import json
+import math
 import os
 import time
+import warnings
 import weakref
-from typing import Any, TextIO
+from typing import Any
 
 from ._worker import BATCH
 
@@ -35,41 +38,51 @@ _writer: Writer | None = None
 
 
 class Writer:
-    """The file of this process."""
+    """The file of this process. Unbuffered: what a fork copies must not be written twice."""
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.file = _open(name.replace("%p", str(self.pid)), self.pid)
-        self.file.write("[")
         self.numbers = itertools.count(1)
-        self.first = True
+        self.before = "[\n"
         atexit.register(self.close)
 
     def write(self, events: list[dict[str, Any]]) -> None:
         """Appends events; all that was written is in the file when this returns."""
-        if self.file.closed or self.pid != os.getpid():
-            return
         lines = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
         if lines:
-            self.file.write(("\n" if self.first else ",\n") + lines)
-            self.first = False
-            self.file.flush()
+            self._append(self.before + lines)
+            self.before = ",\n"
+
+    def _append(self, text: str) -> None:
+        if self.file.closed or self.pid != os.getpid():
+            return
+        data = memoryview(text.encode())
+        try:
+            while data:
+                data = data[self.file.write(data) :]
+        except OSError as error:  # a full disk ends the trace, not the training
+            self.file.close()
+            warnings.warn(f"MINATO_TRACE: {error}; the trace ends here", stacklevel=4)
 
     def close(self) -> None:
-        if not self.file.closed and self.pid == os.getpid():
-            self.file.write("\n]\n")
+        self._append("\n]\n" if self.before != "[\n" else "[]\n")
+        if self.pid == os.getpid():
             self.file.close()
 
 
-def _open(name: str, pid: int) -> TextIO:
+def _open(name: str, pid: int) -> io.FileIO:
     try:
-        return open(name, "x", encoding="utf-8")
+        return io.FileIO(name, "x")
     except FileExistsError:
-        return open(f"{name}.{pid}", "w", encoding="utf-8")
+        return io.FileIO(f"{name}.{pid}", "w")
 
 
 def writer() -> Writer | None:
-    """The writer of this process, or None when nothing is to be traced."""
+    """The writer of this process, or None when nothing is to be traced.
+
+    Raises OSError when its file cannot be made.
+    """
     global _writer
     name = os.environ.get("MINATO_TRACE")
     if not name:
@@ -232,4 +245,6 @@ def _plain(index: Any) -> Any:
     """An index as JSON: numbers, text and lists of them as they are, else their text."""
     if isinstance(index, (list, tuple)):
         return [_plain(i) for i in index]
-    return index if isinstance(index, (int, float, str, type(None))) else repr(index)
+    if isinstance(index, float):
+        return index if math.isfinite(index) else repr(index)
+    return index if isinstance(index, (int, str, type(None))) else repr(index)

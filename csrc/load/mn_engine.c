@@ -198,9 +198,11 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     for (uint32_t w = 0; w < cfg->workers; w++) {
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
+    mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     c->magic = MN_MAGIC;
     e->touched_top = e->window_top = e->last_top = c->arena_off;
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    mn_a64_store_relaxed(&c->limit_bytes, e->limit);
     /* Small enough that idle workers do not eat a small limit, large enough that a worker
      * with envelopes of a few kilobytes asks once in hundreds of batches. */
     e->lease_bytes = mn_page_round(e->limit / 16 / e->cfg.max_workers);

@@ -13,6 +13,7 @@
 
 #define MOST_WORKERS 65536u
 #define MOST_TASKS (1u << 20)
+#define MOST_BYTES (UINT64_C(1) << 56)
 
 /* Copies [off, off + n) of the loader's mapping. 0 or -1. */
 static int
@@ -51,7 +52,9 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
     }
     uint64_t workers_end = c->workers_off + (uint64_t)c->nworkers * sizeof(struct mn_worker);
     uint64_t tasks_end = c->tasks_off + (uint64_t)c->ntasks * sizeof(struct mn_task);
-    if (c->nworkers > MOST_WORKERS || c->ntasks > MOST_TASKS || workers_end > c->tasks_off
+    if (c->total_bytes > MOST_BYTES || c->workers_off > c->total_bytes
+        || c->tasks_off > c->total_bytes /* so the sums above did not wrap */
+        || c->nworkers > MOST_WORKERS || c->ntasks > MOST_TASKS || workers_end > c->tasks_off
         || tasks_end > c->lanes_off || c->lanes_off > c->input_off
         || c->input_off > c->arena_off || c->arena_off > c->total_bytes) {
         PyErr_SetString(PyExc_ValueError, "the loader's memory is damaged");

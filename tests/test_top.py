@@ -1,0 +1,399 @@
+"""``minato top``: what it reads of another process, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato import _top
+from minato._core import peek
+
+ROOT = Path(__file__).resolve().parents[1]
+DEADLINE_S = 60
+
+#: a trainer whose samples block until told otherwise; it answers to lines of its input
+TRAINER = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import torch, minato
+
+gate = torch.multiprocessing.get_context("fork").Event()
+signal.signal(signal.SIGUSR1, lambda *_: gate.set())
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index == 13:
+            gate.wait(300)
+        return index
+
+loader = minato.DataLoader(Data(), 4, num_workers=2, **eval(sys.argv[1]))
+it = None
+print("up", flush=True)
+for line in sys.stdin:
+    if line == "begin\\n":
+        it = iter(loader)
+        next(it)
+    elif line == "wait\\n":
+        print("waiting", flush=True)
+        for _ in range(10):
+            next(it)
+    elif line == "end\\n":
+        gate.set()
+        it = loader = None
+    print("done", flush=True)
+"""
+
+
+class Trainer:
+    def __init__(self, options: str = "{}") -> None:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.pid = self.process.pid
+        self.hears("up")
+
+    def hears(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+    def tell(self, word: str, answer: str = "done") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        self.hears(answer)
+
+
+@contextlib.contextmanager
+def trainer(options: str = "{}") -> Iterator[Trainer]:
+    made = Trainer(options)
+    watchdog = threading.Timer(DEADLINE_S, made.process.kill)
+    watchdog.start()
+    try:
+        yield made
+    finally:
+        watchdog.cancel()
+        made.process.kill()
+        made.process.communicate()
+
+
+def until(pid: int, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first snapshot of the process for which it is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        (seen,) = _top.snapshots(pid)
+        if true(seen) or time.monotonic() > deadline:
+            return seen
+        time.sleep(0.01)
+
+
+def top(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "minato", "top", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def needs_tracing() -> bool:
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            return os.geteuid() != 0 and int(file.read()) > 1
+    except FileNotFoundError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(needs_tracing(), reason="this system allows no tracing")
+
+
+def at(seen: dict[str, Any], index: int) -> list[tuple]:
+    return [w["running"] for w in seen["workers"] if w["running"] and w["running"][4] == index]
+
+
+@pytest.fixture(scope="module")
+def stuck() -> Iterator[int]:
+    """A trainer that waits in next() for sample 13; only to be looked at."""
+    with trainer() as made:
+        made.tell("begin")
+        made.tell("wait", "waiting")
+        until(made.pid, lambda s: bool(at(s, 13)) and s["waiting_since_ns"] and s["given"] == 3)
+        yield made.pid
+
+
+# ---- what is read ----------------------------------------------------------------------
+
+
+def test_what_a_stuck_loader_does(stuck: int) -> None:
+    (seen,) = _top.snapshots(stuck)
+    assert seen["trainer_pid"] == stuck and not seen["stopped"] and seen["given"] == 3
+    ((batch, row, _row0, _nrows, index),) = at(seen, 13)
+    assert (batch, row, index) == (3, 1, 13)
+    assert len(seen["workers"]) == 2
+    for worker in seen["workers"]:
+        assert worker["state"] == _top.READY and worker["starts"] == 1
+        os.kill(worker["pid"], 0)
+    assert seen["opened_ns"] < seen["waiting_since_ns"] <= seen["now_ns"]
+    assert seen["queue"]["running"] >= 1 and seen["queue"]["batches"] >= 1
+    assert seen["limit_bytes"] > 0
+
+
+def test_once(stuck: int) -> None:
+    done = top(stuck, "--once")
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"loader of process {stuck}" in done.stdout
+    assert "waits in next()" in done.stdout
+    assert re.search(r"working +3 13 \(row 1\)", done.stdout)
+    assert re.search(r"longest in flight, by index: 13 \(", done.stdout)
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("options", ["{'scheduling': 'static'}", "{'max_workers': 4}"])
+def test_other_loaders(options: str) -> None:
+    with trainer(options) as made:
+        made.tell("begin")
+        seen = until(made.pid, lambda s: s["given"] >= 1 and len(_top.render(s)) >= 7)
+        assert len(_top.render(seen)) >= 7
+
+
+def test_a_worker_is_asked_about(stuck: int) -> None:
+    """Workers and their parent have the memory, too."""
+    (seen,) = _top.snapshots(stuck)
+    (again,) = _top.snapshots(seen["workers"][0]["pid"])
+    assert again["trainer_pid"] == stuck
+
+
+def test_the_process_does_not_notice() -> None:
+    with trainer() as made:
+        made.tell("begin")
+        made.tell("wait", "waiting")
+        for _ in range(50):
+            _top.snapshots(made.pid)
+        made.process.send_signal(signal.SIGUSR1)
+        made.hears("done")
+
+
+# ---- what cannot be read ---------------------------------------------------------------
+
+
+def test_no_such_process() -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    done = top(dead.pid, "--once")
+    assert done.returncode == 1 and f"there is no process {dead.pid}" in done.stderr
+
+
+def test_no_loader_there() -> None:
+    with trainer() as made:
+        done = top(made.pid, "--once")
+        assert done.returncode == 1 and "has no minato loader" in done.stderr
+        made.tell("begin")
+        assert top(made.pid, "--once").returncode == 0
+        made.tell("end")
+        assert top(made.pid, "--once").returncode == 1
+
+
+def test_no_permission(stuck: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError
+
+    for what in ("os.open", "builtins.open"):
+        with monkeypatch.context() as patched:
+            patched.setattr(what, refuse)
+            with pytest.raises(_top.TopError, match="ptrace_scope"):
+                _top.snapshots(stuck)
+
+
+def _memory(pid: int) -> Callable[[int, int], bytes]:
+    ((base, _size),) = _top.mappings(pid)
+
+    def read(offset: int, count: int) -> bytes:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+            return os.pread(file.fileno(), count, base + offset)
+
+    return read
+
+
+def test_another_version_and_other_memory(stuck: int) -> None:
+    read = _memory(stuck)
+
+    def changed(at: int, value: bytes) -> Callable[[int, int], bytes]:
+        def changed_read(offset: int, count: int) -> bytes:
+            data = bytearray(read(offset, count))
+            if offset == 0:
+                data[at : at + len(value)] = value
+            return bytes(data)
+
+        return changed_read
+
+    assert peek(read)["trainer_pid"] == stuck
+    with pytest.raises(ValueError, match="no loader's memory"):
+        peek(changed(0, bytes(8)))
+    with pytest.raises(ValueError, match="another version"):
+        peek(changed(8, b"\1" * 8))
+    for place in (24, 32, 40, 48, 64):  # offsets of the sections: none is trusted
+        for value in (b"\xff" * 8, b"\xff" * 7 + b"\x0f"):
+            with pytest.raises(ValueError, match="damaged"):
+                peek(changed(place, value))
+    with pytest.raises(ValueError, match="damaged"):
+        peek(changed(80, b"\xff" * 4))
+    with pytest.raises(ValueError, match="too early"):
+        peek(lambda offset, count: read(offset, count)[:-1])
+    with pytest.raises(TypeError):
+        peek(lambda offset, count: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        peek(lambda offset, count: 1 // 0)  # type: ignore[arg-type, return-value]
+
+
+def test_damaged_records_are_not_followed(stuck: int) -> None:
+    """Whatever is in the tables: an answer or a ValueError."""
+    rng = random.Random(5)
+    read = _memory(stuck)
+    for _ in range(20):
+        share = rng.choice([0.0001, 0.001, 0.01])
+
+        def noisy(offset: int, count: int, share: float = share) -> bytes:
+            data = bytearray(read(offset, count))
+            if offset != 0:
+                for _ in range(int(len(data) * share) + 1):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+            return bytes(data)
+
+        with contextlib.suppress(ValueError, OSError):
+            _top.render({**peek(noisy)})
+
+
+# ---- the table -------------------------------------------------------------------------
+
+
+def snapshot(now: float, wait: float, given: int, since: float = 0.0) -> dict[str, Any]:
+    """Seconds after the start."""
+    worker = {
+        "state": 3, "pid": 77, "starts": 1, "running": (5, 2, 0, 4, 42),
+        "since_ns": int((now - 0.25) * 1e9) + 1, "tasks": 3, "rows": 9,
+        "busy_ns": int(now * 0.5e9), "cpu_ns": int(now * 0.25e9),
+    }  # fmt: skip
+    return {
+        "trainer_pid": 7, "address": 1, "opened_ns": 1, "now_ns": int(now * 1e9) + 1,
+        "waiting_since_ns": int(since * 1e9) + 1 if since else 0, "wait_ns": int(wait * 1e9),
+        "given": given, "used_bytes": 1 << 21, "limit_bytes": 1 << 30, "stopped": False,
+        "queue": {"queued": 1, "running": 1, "done": 4, "waiting": 2, "batches": 3, "ready": 1},
+        "workers": [worker, {**worker, "state": 0, "running": None},
+                    {**worker, "state": 3, "running": None, "starts": 3}],
+    }  # fmt: skip
+
+
+def test_shares_of_time() -> None:
+    text = "\n".join(_top.render(snapshot(10, 2.5, 20)))
+    assert "waited 25% of its time since the start, 2.0 batches/s" in text
+    text = "\n".join(_top.render(snapshot(12, 2.5, 30, since=11), snapshot(10, 2.5, 20)))
+    assert "waited 50% of its time since the last look, 5.0 batches/s" in text
+    assert "2.0 MiB of 1.0 GiB" in text
+    assert "1 batches ready, 2 being made" in text
+
+
+def test_workers_in_the_table() -> None:
+    lines = _top.render(snapshot(12, 0, 0), snapshot(10, 0, 0))
+    rows = [line for line in lines if re.match(r" +\d+ +77 ", line)]
+    assert len(rows) == 2  # the empty entry is left out
+    assert re.search(r"0 +77 working +5 42 \(row 2\) +0\.2 s +9 +25% +50%", rows[0]) or (
+        re.search(r"0 +77 working +5 42 \(row 2\) +0\.3 s +9 +25% +50%", rows[0])
+    )
+    assert "idle" in rows[1] and rows[1].endswith("started 3 times")
+    assert any("longest in flight, by index: 42 (" in line for line in lines)
+
+
+# ---- live, in a terminal ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["q", "ctrl-c", "process"])
+def test_live_in_a_terminal(end: str) -> None:
+    with trainer() as made:
+        made.tell("begin")
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        master, slave = pty.openpty()
+        shown = subprocess.Popen(
+            [sys.executable, "-m", "minato", "top", str(made.pid), "--interval", "0.05"],
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            preexec_fn=_controlling, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        os.close(slave)
+        try:
+            text = _read_until(master, lambda t: t.count(b"\x1b[H\x1b[2J") >= 3)
+            assert b"loader of process" in text and b"q ends" in text
+            if end == "process":
+                made.process.kill()
+            else:
+                os.write(master, b"q" if end == "q" else b"\x03")
+            rest = _read_until(master, lambda _: shown.poll() is not None)
+            assert shown.wait(DEADLINE_S) == (1 if end == "process" else 0)
+            assert b"Traceback" not in rest
+            assert end != "process" or b"there is no process" in rest or b"gone" in rest
+        finally:
+            shown.kill()
+            shown.wait()
+            os.close(master)
+
+
+def _controlling() -> None:
+    """The terminal becomes the child's, so that ^C is its signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_until(fd: int, true: Callable[[bytes], bool]) -> bytes:
+    text, deadline = b"", time.monotonic() + DEADLINE_S
+    while not true(text) and time.monotonic() < deadline:
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                text += os.read(fd, 65536)
+            except OSError:  # the other end is closed
+                break
+    return text
+
+
+def test_without_a_terminal_it_goes_on_in_plain_text() -> None:
+    with trainer() as made:
+        made.tell("begin")
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        shown = subprocess.Popen(
+            [sys.executable, "-m", "minato", "top", str(made.pid), "--interval", "0.05"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert shown.stdout is not None
+        text = _read_until(shown.stdout.fileno(), lambda t: t.count(b"loader of") >= 3)
+        made.process.kill()
+        made.process.wait()
+        _out, errors = shown.communicate(timeout=DEADLINE_S)
+        assert b"\x1b" not in text and text.count(b"loader of") >= 3
+        assert shown.returncode == 1 and b"no process" in errors or b"gone" in errors
+
+
+def test_senseless_arguments() -> None:
+    assert top("abc").returncode == 2
+    assert top(os.getpid(), "--interval", "0").returncode == 2

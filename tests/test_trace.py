@@ -1,0 +1,340 @@
+"""MINATO_TRACE=file: what is in it, and that it can be read whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: numbers of minato/_trace.py
+WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
+
+PROGRAM = """
+import os, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch, minato
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, n=24, slow=(), die=None):
+        self.n, self.slow, self.die = n, slow, die
+    def __len__(self):
+        return self.n
+    def __getitem__(self, index):
+        if index == 9 and self.die is not None:
+            with self.die.get_lock():
+                self.die.value += 1
+                die = self.die.value == 1
+            if die:
+                os.kill(os.getpid(), 9)
+        time.sleep(0.02 if index in self.slow else 0.001)
+        return index
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+def text(samples):
+    return [str(s) for s in samples]
+"""
+
+
+def run(tmp_path: Path, body: str, name: str = "trace.json", rc: int = 0, **env: str) -> str:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + body],
+        env={**os.environ, "MINATO_TRACE": str(tmp_path / name), "PYTHONPATH": path, **env},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == rc, done.stderr
+    return done.stdout
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The events; every one has what the format asks for."""
+    events = json.loads(path.read_text())
+    for event in events:
+        assert {"ph", "pid", "tid", "name"} <= set(event)
+        assert event["ph"] in "MXibe"
+        if event["ph"] != "M":
+            assert event["ts"] > 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+    return events
+
+
+def of(events: list[dict], **what: Any) -> list[dict]:
+    return [e for e in events if all(e.get(k) == v for k, v in what.items())]
+
+
+def check_tracks(events: list[dict]) -> None:
+    """Spans of one worker come one after another, and each track has a name."""
+    tracks = defaultdict(list)
+    for event in of(events, ph="X"):
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    named = {(e["pid"], e["tid"]) for e in of(events, ph="M", name="thread_name")}
+    assert set(tracks) <= named
+    for spans in tracks.values():
+        spans.sort()
+        for (_, end), (begin, _) in zip(spans, spans[1:]):
+            assert begin >= end - 0.001  # microseconds, as decimal fractions
+
+
+def check_batches(events: list[dict]) -> None:
+    """A batch lasts from the begin of its first sample to the end of its last."""
+    opened = of(events, ph="b")
+    assert Counter((e["pid"], e["id"]) for e in opened) == Counter(
+        (e["pid"], e["id"]) for e in of(events, ph="e")
+    )
+    closed = {(e["pid"], e["id"]): e["ts"] for e in of(events, ph="e")}
+    for event in opened:
+        assert closed[event["pid"], event["id"]] >= event["ts"]
+
+
+def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
+    run(tmp_path, """
+loader = minato.DataLoader(Data(), 4, num_workers=2, persistent_workers=True)
+for epoch in range(2):
+    for batch in loader:
+        pass
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    check_batches(events)
+    samples = of(events, cat="sample")
+    seen = Counter((e["args"]["epoch"], e["args"]["index"]) for e in samples)
+    assert seen == Counter((epoch, index) for epoch in range(2) for index in range(24))
+    for event in samples:
+        args = event["args"]
+        assert event["dur"] >= 900 and event["tid"] - FIRST_WORKER in (0, 1)
+        assert args["batch"] * 4 + args["row"] == args["index"]
+        assert args["why"] in ("window", "early", "ahead", "finale", "order")
+    assert len(of(events, ph="b")) == 12 and len(of(events, cat="wait")) == 12
+    assert {e["tid"] for e in of(events, cat="wait")} == {WAITS}
+    started = of(events, name="worker started")
+    assert {e["tid"] for e in started} == {FIRST_WORKER, FIRST_WORKER + 1}
+
+
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ("scheduling='static'", "whole"),
+        ("collate_fn=text", "sample"),
+        ("in_order=False", "sample"),
+        ("in_order=False, batching='ready'", "sample"),
+        ("max_workers=3", "sample"),
+        ("batch_size=None", "sample"),
+    ],
+)
+def test_every_way_of_loading(tmp_path: Path, options: str, kind: str) -> None:
+    size = "" if "batch_size" in options else "batch_size=4, "
+    run(tmp_path, f"""
+for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
+    pass
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    check_batches(events)
+    found: list[int] = []
+    for event in of(events, ph="X", cat=kind):
+        args = event["args"]
+        found += args["indices"] if kind == "whole" else [args["index"]]
+    assert sorted(found) == list(range(24))
+    if "ready" in options:
+        formed = [e["args"]["indices"] for e in of(events, name="batch formed")]
+        assert sorted(i for group in formed for i in group) == list(range(24))
+    else:
+        count = 24 if "None" in options else 6
+        assert len(of(events, ph="b")) == len(of(events, cat="wait")) == count
+
+
+def test_an_iterable_dataset(tmp_path: Path) -> None:
+    run(tmp_path, """
+print(len(list(minato.DataLoader(Stream(), 4, num_workers=2))))
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    assert len(of(events, cat="wait")) == 6
+
+
+def test_decisions_for_slow_samples(tmp_path: Path) -> None:
+    run(tmp_path, """
+loader = minato.DataLoader(Data(200, {150}), 2, num_workers=2, persistent_workers=True)
+for epoch in range(3):
+    for batch in loader:
+        pass
+print(sum(loader.stats()["started"][k] for k in ("early", "ahead", "finale")))
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    decided = [e for e in of(events, tid=CHOICES) if e["name"].startswith("started ")]
+    reasons = {e["args"]["why"] for e in decided}
+    assert reasons and reasons <= {"early", "ahead", "finale"}
+    assert all(e["name"] == f"started {e['args']['why']}" for e in decided)
+
+
+def test_deaths_and_retries(tmp_path: Path) -> None:
+    run(tmp_path, """
+die = torch.multiprocessing.get_context("fork").Value("i", 0)
+for batch in minato.DataLoader(Data(die=die), 4, num_workers=2):
+    pass
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    died = of(events, name="worker died")
+    assert len(died) == 1 and died[0]["args"]["status"] == -9
+    assert of(events, name="tasks tried again")
+    assert any(e["args"].get("attempt") for e in of(events, cat="sample"))
+    pids = [e["args"]["pid"] for e in of(events, name="worker started")]
+    assert len(set(pids)) == len(pids) >= 2
+    assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
+
+
+def test_a_worker_that_is_given_up(tmp_path: Path) -> None:
+    run(tmp_path, """
+die = torch.multiprocessing.get_context("fork").Value("i", 0)
+try:
+    for batch in minato.DataLoader(Data(die=die), 4, num_workers=2, max_retries=0):
+        pass
+except minato.WorkerLost:
+    print("lost")
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    given_up = of(events, name="given up")
+    assert len(given_up) == 1 and given_up[0]["args"]["status"] == -9
+
+
+def test_several_loaders_have_groups_of_their_own(tmp_path: Path) -> None:
+    run(tmp_path, """
+one = minato.DataLoader(Data(), 4, num_workers=1)
+two = minato.DataLoader(Data(), 4, num_workers=1)
+for a, b in zip(one, two):
+    pass
+for a, b in zip(one, one):
+    pass
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    # the second iterator of `one` was alive beside the first
+    assert len({e["pid"] for e in events}) == 3
+    assert len({e["args"]["name"] for e in of(events, name="process_name")}) == 3
+
+
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
+    body = "print(os.getpid(), len(list(minato.DataLoader(Data(), 4, num_workers=1))))"
+    run(tmp_path, body)
+    before = (tmp_path / "trace.json").read_text()
+    pid = run(tmp_path, body, RANK="3").split()[0]
+    assert (tmp_path / "trace.json").read_text() == before
+    events = load(tmp_path / f"trace.json.{pid}")
+    assert "(rank 3)" in of(events, name="process_name")[0]["args"]["name"]
+    pid = run(tmp_path, body, "ranks-%p.json").split()[0]
+    assert load(tmp_path / f"ranks-{pid}.json")
+
+
+def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    out = run(tmp_path, """
+loader = minato.DataLoader(Data(), 4, num_workers=1)
+it = iter(loader)
+next(it)
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    list(minato.DataLoader(Data(), 4, num_workers=1))
+    import atexit
+    atexit._run_exitfuncs()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+list(it)
+print(pid)
+""")  # fmt: skip
+    mine = load(tmp_path / "trace.json")
+    child = load(tmp_path / f"trace.json.{out.split()[-1]}")
+    for events in (mine, child):
+        assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
+
+
+def test_a_program_that_is_killed(tmp_path: Path) -> None:
+    """The array is left open, everything before is there."""
+    run(tmp_path, """
+for number, batch in enumerate(minato.DataLoader(Data(), 4, num_workers=2)):
+    if number == 3:
+        os.kill(os.getpid(), 9)
+""", rc=-9)  # fmt: skip
+    text = (tmp_path / "trace.json").read_text()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text)
+    events = json.loads(text + "]")
+    check_tracks(events)
+    batches = {e["args"]["batch"] for e in of(events, cat="sample")}
+    assert {0, 1, 2, 3} <= batches
+
+
+def test_a_program_that_fails(tmp_path: Path) -> None:
+    run(tmp_path, """
+for batch in minato.DataLoader(Data(), 4, num_workers=2):
+    raise KeyError("of the training")
+""", rc=1)  # fmt: skip
+    assert len(of(load(tmp_path / "trace.json"), ph="b")) == 1
+
+
+def test_odd_indices_are_written_as_text(tmp_path: Path) -> None:
+    run(tmp_path, """
+class Named(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return len(repr(index))
+keys = ['a"b', (1, "x"), 2**70, None, float("nan"), frozenset([1])]
+for batch in minato.DataLoader(Named(), 2, sampler=keys, num_workers=1):
+    pass
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    assert len(of(events, cat="sample")) == 6
+    assert 'a"b' in [e["args"]["index"] for e in of(events, cat="sample")]
+    assert "NaN" not in (tmp_path / "trace.json").read_text()
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    (tmp_path / "full").symlink_to("/dev/full")
+    # the name is taken, so the file gets the process id: another link waits there
+    out = run(tmp_path, """
+os.symlink("/dev/full", f"full.{os.getpid()}")
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This DataLoader will create")
+try:
+    list(minato.DataLoader(Data(), 4, num_workers=1))
+except UserWarning as warning:
+    print(warning)
+warnings.simplefilter("ignore")
+print(len(list(minato.DataLoader(Data(), 4, num_workers=1))))
+""", "full")  # fmt: skip
+    assert "the trace ends here" in out and out.split()[-1] == "6"
+
+
+def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
+    out = run(tmp_path, """
+try:
+    iter(minato.DataLoader(Data(), 4, num_workers=1))
+except FileNotFoundError as error:
+    print(error)
+print(open(f"/proc/self/task/{os.getpid()}/children").read())  # no process was started
+""", "nowhere/trace.json")  # fmt: skip
+    assert "nowhere/trace.json" in out and len(out.strip().splitlines()) == 1
+
+
+def test_without_it_there_is_no_tracer(tmp_path: Path) -> None:
+    out = run(tmp_path, """
+it = iter(minato.DataLoader(Data(), 4, num_workers=1))
+print(it._trace)
+""", MINATO_TRACE="")  # fmt: skip
+    assert out.strip() == "None"
+    assert list(tmp_path.iterdir()) == []
