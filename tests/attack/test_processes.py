@@ -243,7 +243,8 @@ def test_batches_may_be_dropped_in_another_thread():
     wait_for(lambda: iterator._shutdown or iterator._engine.memory()["kept"] == 0)
 
 
-def test_shutdown_while_another_thread_waits():
+@pytest.mark.parametrize("end", ["it._shutdown_workers()", "it._engine.close()"])
+def test_shutdown_while_another_thread_waits(end):
     """Some trainers end the workers from another thread: an error there, never a crash."""
     script = (
         "import threading, time, minato\nfrom attack.datasets import Slow\n"
@@ -254,7 +255,8 @@ def test_shutdown_while_another_thread_waits():
         "        except BaseException as error: print(type(error).__name__)\n"
         "        else: print('nothing')\n"
         "    t = threading.Thread(target=wait); t.start(); time.sleep(0.3)\n"
-        "    it._shutdown_workers(); t.join(20); assert not t.is_alive()\n"
+        f"    {end}; t.join(20); assert not t.is_alive()\n"
+        "    it._shutdown = it._pool.stopped = True\n"
     )
     done = run_script(script)
     assert done.returncode == 0, done.stderr[-3000:]
