@@ -393,7 +393,8 @@ def _twice(samples: list[int]) -> torch.Tensor:
     (functools.partial(_scaled, factor=3), [[0, 3], [6, 9], [12]]),
     (lambda samples: tuple(samples), [(0, 1), (2, 3), (4,)]),
     (lambda samples: None, [None, None, None]),
-    (lambda samples: {"n": {1, *samples}}, [{"n": {0, 1}}, {"n": {1, 2, 3}}, {"n": {1, 4}}]),
+    (lambda samples: {"n": {1, *samples}},
+     [{"n": {0, 1}}, {"n": {1, 2, 3}}, {"n": {1, 4}}]),
     (max, [1, 3, 4]),
 ], ids=["function", "object", "bound", "partial", "lambda", "none", "sets", "builtin"])
 def test_custom_collate(loader: Kind, function, want) -> None:
