@@ -82,7 +82,8 @@ def _set_python(data: bytes) -> None:
 
 
 def _get_numpy() -> bytes | None:
-    name, words, *rest = np.random.get_state(legacy=True)  # type: ignore[misc]
+    state: Any = np.random.get_state(legacy=True)
+    name, words, *rest = state
     if name != "MT19937":
         return None  # exchanged by the program: its own business
     return json.dumps([words.tolist(), *rest]).encode()
@@ -233,7 +234,7 @@ class Counted:
     _epoch = 0
     _start: dict | None = None
     _errors = 0  # batches that raised
-    _base_seed: int
+    _base_seed: Any
     _progress: Progress
     _unit = "batch"
 

@@ -120,7 +120,7 @@ def _waits(w: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _costs(s: dict[str, Any]) -> dict[str, Any]:
+def _costs(s: Any) -> dict[str, Any]:
     out = {k[:-3]: s[k] * _NS for k in ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns")}
     out["slow"] = None if s["slow_ns"] is None else s["slow_ns"] * _NS
     return {**out, "samples": s["samples"], "known": s["known"]}

@@ -22,8 +22,8 @@ warnings.simplefilter("ignore")
 import torch, minato
 
 class Data(torch.utils.data.Dataset):
-    def __init__(self, n=24, slow=(), die=None):
-        self.n, self.slow, self.die = n, slow, die
+    def __init__(self, n=24, slow=(), die=None, seconds=0.001):
+        self.n, self.slow, self.die, self.seconds = n, slow, die, seconds
     def __len__(self):
         return self.n
     def __getitem__(self, index):
@@ -33,7 +33,7 @@ class Data(torch.utils.data.Dataset):
                 die = self.die.value == 1
             if die:
                 os.kill(os.getpid(), 9)
-        time.sleep(0.02 if index in self.slow else 0.001)
+        time.sleep(0.02 if index in self.slow else self.seconds)
         return index
 
 class Stream(torch.utils.data.IterableDataset):
@@ -98,6 +98,12 @@ def check_batches(events: list[dict]) -> None:
     closed = {(e["pid"], e["id"]): e["ts"] for e in of(events, ph="e")}
     for event in opened:
         assert closed[event["pid"], event["id"]] >= event["ts"]
+    if len(closed) < len(opened):
+        return  # numbers come again with each epoch
+    begun = {(e["pid"], e["id"]): e["ts"] for e in opened}
+    for event in of(events, cat="sample"):
+        key = event["pid"], event["args"]["batch"]
+        assert begun[key] <= event["ts"] and event["ts"] + event["dur"] <= closed[key] + 0.001
 
 
 def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
@@ -122,6 +128,19 @@ for epoch in range(2):
     assert {e["tid"] for e in of(events, cat="wait")} == {WAITS}
     started = of(events, name="worker started")
     assert {e["tid"] for e in started} == {FIRST_WORKER, FIRST_WORKER + 1}
+
+
+def test_cheap_samples_of_one_task_follow_each_other(tmp_path: Path) -> None:
+    run(tmp_path, """
+loader = minato.DataLoader(Data(640, seconds=0), 64, num_workers=1)
+for batch in loader:
+    pass
+print(loader.stats()["workers"])
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    check_batches(events)
+    assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(640))
 
 
 @pytest.mark.parametrize(
