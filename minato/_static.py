@@ -62,7 +62,8 @@ class StaticIterator(_MinatoIterator):
     def _next_data(self) -> Any:
         """torch's. Batches that an earlier process delivered are made again and thrown away:
         the random streams and places of these workers come no other way."""
-        self._engine.asked()
+        if self._living():  # after the end torch goes on to say so
+            self._engine.asked()
         try:
             while (data := super()._next_data()) is _PASSED:
                 pass
