@@ -48,7 +48,6 @@ PROGRAMS = {
     "mn_proc": Program(),
     "mn_limits": Program(),
     "mn_bell": Program(("mn_futex_wait", "mn_now_ns")),
-    "mn_spsc": Program(),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
     "mn_board": Program(),
     "mn_engine": Program(),
@@ -368,7 +367,7 @@ class Mutant(NamedTuple):
 
 BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
 LOAD = "csrc/load/"
-SPSC_H, EXTENT_C = "csrc/sync/mn_spsc.h", "csrc/sync/mn_extent.c"
+EXTENT_C = "csrc/sync/mn_extent.c"
 
 MUTANTS = {
     "announce may pass the look": Mutant(
@@ -395,21 +394,6 @@ MUTANTS = {
     "kick looks first": Mutant(
         BELL_C, "    (void)mn_a32_xchg_acqrel(&bell->word, MN_BELL_AWAKE); /* [B7] */\n"
         "    (void)mn_futex_wake(&bell->word, 1);", "    (void)mn_bell_ring(bell);", "mn_bell"),
-    "push publishes without release": Mutant(
-        SPSC_H, "mn_a32_store_release(&ring->tail", "mn_a32_store_relaxed(&ring->tail",
-        "mn_spsc", "tsan", ("thread",)),
-    "pop gives back without release": Mutant(
-        SPSC_H, "mn_a32_store_release(&ring->head", "mn_a32_store_relaxed(&ring->head",
-        "mn_spsc", "tsan", ("thread",)),
-    "pop looks without acquire": Mutant(
-        SPSC_H, "ring->tail_seen = mn_a32_load_acquire", "ring->tail_seen = mn_a32_load_relaxed",
-        "mn_spsc", "tsan", ("thread",)),
-    "push looks without acquire": Mutant(
-        SPSC_H, "ring->head_seen = mn_a32_load_acquire", "ring->head_seen = mn_a32_load_relaxed",
-        "mn_spsc", "tsan", ("thread",)),
-    "ring holds one too many": Mutant(
-        SPSC_H, "if (tail - ring->head_seen >= ring->capacity) {\n        ring->",
-        "if (tail - ring->head_seen > ring->capacity) {\n        ring->", "mn_spsc"),
     "extent: largest length goes stale": Mutant(
         EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_extent"),
     "extent: no joining below": Mutant(

@@ -29,13 +29,12 @@
  *         [B2] (caller) and [B3] (caller) are written where the bell is used.
  *         The publish MUST be a seq_cst store or read-modify-write (mn_a32_..._seqcst),
  *         and the look between announce and sleep a seq_cst load of the same word.
- *   [B5] -> [B6]  for a publish that is release only (the rings of mn_spsc.h), use
- *         mn_bell_ring_released: B5, its read-modify-write of the bell (acq_rel), and B6,
- *         the announce, are exchanges of one word and so are ordered. B5 after B6 reads
- *         ASLEEP and wakes. B6 after B5 reads from it, directly or through the chain of
- *         exchanges between them (no plain store ever touches the word after init, which
- *         is why retract is an exchange too), so the publish happens before the look, for
- *         which acquire is then enough.
+ *   [B5] -> [B6]  for a publish that is release only, use mn_bell_ring_released: B5, its
+ *         read-modify-write of the bell (acq_rel), and B6, the announce, are exchanges of
+ *         one word and so are ordered. B5 after B6 reads ASLEEP and wakes. B6 after B5 reads
+ *         from it, directly or through the chain of exchanges between them (no plain store
+ *         ever touches the word after init, which is why retract is an exchange too), so
+ *         the publish happens before the look, for which acquire is then enough.
  *   [B7] -> [B8]  B7, the ringer's exchange to AWAKE, releases; B8, the sleeper's read of
  *         AWAKE in mn_bell_sleep, acquires: what was published before the ring is visible
  *         after a sleep that returns 0.
