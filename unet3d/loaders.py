@@ -32,12 +32,14 @@ class Options:
     generator: torch.Generator | None = None
     device: torch.device = torch.device("cpu")
     timeout_s: float = 0.0  # the longest wait for a batch; 0 waits for ever
+    collate_fn: Callable[[list], Any] | None = None  # None: torch's default
 
     def torch_arguments(self) -> dict[str, Any]:
         """The same, as arguments of torch.utils.data.DataLoader."""
         return {"batch_size": self.batch_size, "sampler": self.sampler,
                 "num_workers": self.workers, "drop_last": self.drop_last,
                 "pin_memory": self.pin_memory, "generator": self.generator,
+                "collate_fn": self.collate_fn,
                 "persistent_workers": self.workers > 0,
                 "timeout": self.timeout_s if self.workers else 0.0}
 
@@ -50,13 +52,17 @@ def _pytorch_out_of_order(dataset: Dataset, options: Options) -> Iterable[Batch]
     return DataLoader(dataset, in_order=False, **options.torch_arguments())
 
 
-def _minato(dataset: Dataset, options: Options) -> Iterable[Batch]:
+def _minato(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
     try:
         from minato import DataLoader as MinatoLoader
     except ImportError as error:
         raise LoaderUnavailable("minato is not built here: run `pip install .` in the "
                                 f"repository's root ({error})") from error
-    return MinatoLoader(dataset, **options.torch_arguments())
+    return MinatoLoader(dataset, **options.torch_arguments(), **own)
+
+
+def _minato_ready(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    return _minato(dataset, options, in_order=False, batching="ready")
 
 
 class SyntheticLoader:
@@ -87,6 +93,7 @@ class SyntheticLoader:
 
 LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato": _minato,
+    "minato-ready": _minato_ready,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
     "synthetic": SyntheticLoader,

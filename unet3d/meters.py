@@ -38,12 +38,15 @@ class DeliveryHash:
     def add(self, image: torch.Tensor, label: torch.Tensor, index: Sequence[int]) -> None:
         """Add a batch: image and label [n, ...], n sample numbers."""
         for row, number in enumerate(index):
-            name = number.to_bytes(8, "little")
-            self.indices = (self.indices + _digest(name)) & MASK
-            if self.with_content:
-                parts = [t[row].contiguous().cpu().numpy().data.cast("B")
-                         for t in (image, label)]
-                self.content = (self.content + _digest(name, *parts)) & MASK
+            self.add_sample(number, image[row], label[row])
+
+    def add_sample(self, number: int, *parts: torch.Tensor) -> None:
+        """Add one sample: its number and its tensors, of any shapes."""
+        name = number.to_bytes(8, "little")
+        self.indices = (self.indices + _digest(name)) & MASK
+        if self.with_content:
+            data = [t.contiguous().cpu().numpy().data.cast("B") for t in parts if t.numel()]
+            self.content = (self.content + _digest(name, *data)) & MASK
 
     def merge(self, state: dict) -> None:
         """Add another rank's state."""

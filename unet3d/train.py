@@ -210,7 +210,7 @@ class Trainer:
             progress.delivered += numbers
             progress.losses.append(loss)
             log.line("step", epoch=epoch, step=len(progress.losses), loss=loss,
-                     wait_s=clock.waits[-1])
+                     wait_s=clock.waits[-1], samples=numbers)
             clock.step_done()
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
