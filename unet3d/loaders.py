@@ -2,7 +2,8 @@
 
 `build` is the only entry. To add a loader, write a function of (dataset, Options) that
 returns an iterable of batches (image, label, index), one pass per ``iter()``, and list it
-in `LOADERS`; nothing else in the workload depends on which loader it is.
+in `LOADERS`; nothing else in the workload depends on which loader it is. `SAMPLES` says
+whose bytes a loader delivers where they are not those of the NumPy transforms.
 """
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ class Options:
     device: torch.device = torch.device("cpu")
     timeout_s: float = 0.0  # the longest wait for a batch; 0 waits for ever
     collate_fn: Callable[[list], Any] | None = None  # None: torch's default
+    persistent: bool = True  # keep workers across epochs
+    dali_mmap: bool = True  # DALI maps the files; else it reads them whole
 
     def torch_arguments(self) -> dict[str, Any]:
         """The same, as arguments of torch.utils.data.DataLoader."""
@@ -40,7 +43,7 @@ class Options:
                 "num_workers": self.workers, "drop_last": self.drop_last,
                 "pin_memory": self.pin_memory, "generator": self.generator,
                 "collate_fn": self.collate_fn,
-                "persistent_workers": self.workers > 0,
+                "persistent_workers": self.persistent and self.workers > 0,
                 "timeout": self.timeout_s if self.workers else 0.0}
 
 
@@ -52,17 +55,39 @@ def _pytorch_out_of_order(dataset: Dataset, options: Options) -> Iterable[Batch]
     return DataLoader(dataset, in_order=False, **options.torch_arguments())
 
 
-def _minato(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
+def _not_built(error: ImportError) -> LoaderUnavailable:
+    return LoaderUnavailable("minato is not built here: run `pip install .` in the "
+                             f"repository's root ({error})")
+
+
+def _minato_class() -> Any:
     try:
         from minato import DataLoader as MinatoLoader
     except ImportError as error:
-        raise LoaderUnavailable("minato is not built here: run `pip install .` in the "
-                                f"repository's root ({error})") from error
-    return MinatoLoader(dataset, **options.torch_arguments(), **own)
+        raise _not_built(error) from error
+    return MinatoLoader
+
+
+def _minato(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
+    return _minato_class()(dataset, **options.torch_arguments(), **own)
 
 
 def _minato_ready(dataset: Dataset, options: Options) -> Iterable[Batch]:
     return _minato(dataset, options, in_order=False, batching="ready")
+
+
+def _minato_static(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    return _minato(dataset, options, scheduling="static")
+
+
+def _dali(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    from unet3d.dali import DaliLoader
+    return DaliLoader(dataset, options)
+
+
+def _dali_cached(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    from unet3d.dali import DaliLoader
+    return DaliLoader(dataset, options, cache_objects=True)
 
 
 class SyntheticLoader:
@@ -94,15 +119,58 @@ class SyntheticLoader:
 LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato": _minato,
     "minato-ready": _minato_ready,
+    "minato-static": _minato_static,
+    "minato-native": _minato,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
+    "pytorch-native": _pytorch,
+    "dali": _dali,
+    "dali-cached": _dali_cached,
     "synthetic": SyntheticLoader,
 }
+# Loaders of the same kind deliver the same bytes for the same sample, seeded alike; of the
+# kind None, bytes of their own. "reference", the NumPy transforms, where not listed.
+SAMPLES: dict[str, str | None] = {"minato-native": "native", "pytorch-native": "native",
+                                  "dali": None, "dali-cached": None, "synthetic": None}
+
+
+def samples_of(name: str) -> str | None:
+    """The kind of samples that loader `name` delivers."""
+    return SAMPLES.get(name, "reference")
+
+
+def dataset_for(name: str, dataset: Dataset) -> Dataset:
+    """The dataset that loader `name` runs: `dataset`, or its native twin.
+
+    The twin has an epoch of its own: make it once, and tell that one. Raises
+    LoaderUnavailable.
+    """
+    if samples_of(name) != "native":
+        return dataset
+    try:
+        from unet3d.native import NativeVolumes
+    except ImportError as error:
+        raise _not_built(error) from error
+    return dataset if isinstance(dataset, NativeVolumes) else NativeVolumes(dataset)
+
+
+def unavailable(name: str) -> str | None:
+    """Why loader `name` cannot run here, for want of a package; None if it can."""
+    try:
+        if name.startswith("dali"):
+            from unet3d import dali
+            dali.require()
+        elif name.startswith("minato") or samples_of(name) == "native":
+            _minato_class()
+    except LoaderUnavailable as error:
+        return str(error)
+    return None
 
 
 def build(name: str, dataset: Dataset, *, batch_size: int, sampler: Sampler[int],
           workers: int, **rest: Any) -> Iterable[Batch]:
-    """Make loader `name` (a key of `LOADERS`); `rest` are further fields of `Options`.
+    """Make loader `name` (a key of `LOADERS`) over `dataset_for(name, dataset)`; `rest` are
+    further fields of `Options`.
 
     Each ``iter()`` of the result is one epoch of batches [image float32 [n, 1, *patch],
     label uint8 [n, 1, *patch], index int64 [n]]. Raises LoaderUnavailable or ValueError.
@@ -110,4 +178,4 @@ def build(name: str, dataset: Dataset, *, batch_size: int, sampler: Sampler[int]
     if name not in LOADERS:
         raise ValueError(f"unknown loader {name!r}; choose one of {', '.join(LOADERS)}")
     options = Options(batch_size=batch_size, sampler=sampler, workers=workers, **rest)
-    return LOADERS[name](dataset, options)
+    return LOADERS[name](dataset_for(name, dataset), options)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from unet3d import bounds, checkpoint, pagecache, records, sampling
 from unet3d.data import VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import evaluate
-from unet3d.loaders import LoaderUnavailable, build
+from unet3d.loaders import LoaderUnavailable, build, dataset_for
 from unet3d.losses import dice_ce_loss
 from unet3d.meters import DeliveryHash, EpochClock, wait_summary
 from unet3d.model import UNet3D
@@ -66,7 +66,9 @@ class Trainer:
         transform = train_transforms(preset.patch, args.brightness_around_one,
                                      args.reference_starts)
         seed = args.seed if args.seeding == "sample" else None
-        self.dataset = VolumeDataset(train, transform, seed, preset.repeat)
+        self.cases = train
+        self.dataset = dataset_for(args.loader,
+                                   VolumeDataset(train, transform, seed, preset.repeat))
         self.config = settings.as_config([case.name for case in train])
         if len(self.dataset) // ranks.world < preset.batch_size and preset.drop_last:
             raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
@@ -244,7 +246,7 @@ class Trainer:
                               (limit is not None and self.batches_run >= limit))
 
     def _evict(self) -> None:
-        left = pagecache.evict(path for case in self.dataset.cases
+        left = pagecache.evict(path for case in self.cases
                                for path in (case.image, case.label))
         if self.ranks.rank == 0 and (left is None or left > 0.1):
             share = "an unknown share" if left is None else f"{left:.0%}"

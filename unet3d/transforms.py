@@ -145,8 +145,24 @@ class Compose:
         return image, label
 
 
+class TrainTransforms(Compose):
+    """The specified chain: crop, flip, cast, brightness, noise.
+
+    Its choices stay readable, so that another implementation (native, DALI) can be built
+    to do the same: `patch` (z, y, x), `around_one` (brightness x f instead of x (1 + f)),
+    `reference_starts` (never crop at an axis's last position).
+    """
+
+    def __init__(self, patch: Sequence[int], around_one: bool = False,
+                 reference_starts: bool = False) -> None:
+        super().__init__([RandBalancedCrop(patch, reference_starts=reference_starts),
+                          RandFlip(), Cast(), RandBrightness(around_one), GaussianNoise()])
+        self.patch = tuple(patch)
+        self.around_one = around_one
+        self.reference_starts = reference_starts
+
+
 def train_transforms(patch: Sequence[int], brightness_around_one: bool = False,
-                     reference_starts: bool = False) -> Compose:
-    """The specified chain: crop, flip, cast, brightness, noise."""
-    return Compose([RandBalancedCrop(patch, reference_starts=reference_starts), RandFlip(),
-                    Cast(), RandBrightness(brightness_around_one), GaussianNoise()])
+                     reference_starts: bool = False) -> TrainTransforms:
+    """The specified chain for patches of `patch` voxels."""
+    return TrainTransforms(patch, brightness_around_one, reference_starts)

@@ -1,16 +1,15 @@
-"""Split, dataset, sampling, delivery check, hashes, loaders."""
+"""Split, dataset, sampling, delivery check, hashes."""
 from __future__ import annotations
 
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from unet3d import data, loaders, meters, nifti, pagecache, sampling, spec, transforms, usage
+from unet3d import data, meters, nifti, pagecache, sampling, spec, transforms, usage
 
 PATCH = (16, 16, 16)
 
@@ -148,64 +147,6 @@ def test_wait_summary_keeps_the_start_up_apart():
     summary = meters.wait_summary([[5.0, 1.0, 3.0], [7.0, 2.0, 2.0]])
     assert summary["startup_s"] == 7.0 and summary["wait_s"] == 10.0
     assert summary["wait_mean_s"] == 2.0 and summary["wait_max_s"] == 3.0
-
-
-@pytest.mark.parametrize("name", ["pytorch", "pytorch-ooo", "synthetic"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_deliver_the_epoch(data_folder, name, workers):
-    dataset = dataset_of(data_folder)
-    sampler = sampling.epoch_sampler(dataset, 0)
-    loader = loaders.build(name, dataset, batch_size=4, sampler=sampler, workers=workers)
-    for epoch in (1, 2):  # the same loader, so workers outlive the epoch
-        sampler.set_epoch(epoch)
-        dataset.set_epoch(epoch)
-        batches = list(loader)
-        sizes = sorted(tuple(b[0].shape) for b in batches)
-        assert sizes == [(3, 1, *PATCH)] + [(4, 1, *PATCH)] * 3
-        indices = [i for b in batches for i in b[2].tolist()]
-        assert sorted(indices) == list(range(15))
-        if name != "pytorch-ooo":
-            assert indices == list(sampler)
-        if name != "synthetic":
-            for image, label, index in batches:
-                expected = dataset[int(index[0])]
-                np.testing.assert_array_equal(image[0], expected[0])
-                np.testing.assert_array_equal(label[0], expected[1])
-
-
-def test_the_timeout_reaches_the_workers_loader(data_folder):
-    dataset = dataset_of(data_folder)
-    for workers, expected in ((0, 0.0), (1, 30.0)):
-        loader = loaders.build("pytorch", dataset, batch_size=1, workers=workers,
-                               sampler=sampling.epoch_sampler(dataset, 0), timeout_s=30.0)
-        assert loader.timeout == expected
-
-
-def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch):
-    dataset = dataset_of(data_folder)
-    monkeypatch.setitem(sys.modules, "minato", None)
-    with pytest.raises(loaders.LoaderUnavailable, match="pip install"):
-        loaders.build("minato", dataset, batch_size=1, workers=0,
-                      sampler=sampling.epoch_sampler(dataset, 0))
-    with pytest.raises(ValueError, match="unknown loader"):
-        loaders.build("fast", dataset, batch_size=1, workers=0,
-                      sampler=sampling.epoch_sampler(dataset, 0))
-
-
-def test_minato_delivers_what_pytorch_delivers(data_folder):
-    minato = pytest.importorskip("minato")
-    if not hasattr(minato, "DataLoader"):
-        pytest.skip("minato.DataLoader is not built")
-    dataset = dataset_of(data_folder)
-    sampler = sampling.epoch_sampler(dataset, 0)
-    made = [loaders.build(name, dataset, batch_size=4, sampler=sampler, workers=2)
-            for name in ("pytorch", "minato")]
-    for epoch in (1, 2):
-        sampler.set_epoch(epoch)
-        dataset.set_epoch(epoch)
-        for theirs, ours in zip(*made, strict=True):
-            for a, b in zip(theirs, ours, strict=True):
-                assert torch.equal(a, b)
 
 
 def test_usage_counts_this_process():

@@ -1,0 +1,231 @@
+"""NVIDIA DALI as a loader of the same specification, on the CPU alone or with a GPU.
+
+Two .npy readers walk one list of files; the label's gives the crop, the image's reads that
+region only. The list is the sampler's order, epoch after epoch, so a pipeline (its threads,
+its prefetched batches, the boxes it remembers) lives across epochs as DALI means it to. DALI
+draws its own random numbers: the distributions are the specification's, the bytes are not
+those of the other loaders. What was read is taken from DALI's own account of each tensor.
+
+On a GPU (`device` cuda) labels, boxes and crops stay on the CPU, where DALI has them; crops
+move over, and flips, brightness and noise run there.
+"""
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unet3d import spec
+from unet3d.data import Case, VolumeDataset
+from unet3d.nifti import DataError
+from unet3d.transforms import TrainTransforms
+
+if TYPE_CHECKING:
+    from unet3d.loaders import Options
+
+INSTALL = "pip install 'minato[dali]'"
+PREFETCH = 2  # batches a pipeline prepares ahead: DALI's default, and torch's a worker
+# Samples in one list of files. A list's end costs a new pipeline (a fifth of a second, and
+# boxes are forgotten), its length memory: 20000 are 119 epochs of KiTS19 and a few MB.
+HORIZON = 20000
+OUTPUTS = ("image", "label", "image_file", "label_file")
+
+
+def _augmented(image: Any, label: Any, around_one: bool) -> tuple[Any, Any]:
+    """Flips, brightness, noise; runs under DALI's conditionals, which do a branch's work
+    for the samples in it only."""
+    from nvidia.dali import fn, types
+
+    flips = {name: fn.random.coin_flip(probability=spec.FLIP_PROBABILITY)
+             for name in ("depthwise", "vertical", "horizontal")}
+    image, label = fn.flip(image, **flips), fn.flip(label, **flips)
+    brighter = fn.random.coin_flip(probability=spec.BRIGHTNESS_PROBABILITY,
+                                   dtype=types.BOOL)
+    if brighter:
+        factor = fn.random.uniform(range=spec.BRIGHTNESS_RANGE)
+        image = image * (factor + (0.0 if around_one else 1.0))
+    noisy = fn.random.coin_flip(probability=spec.NOISE_PROBABILITY, dtype=types.BOOL)
+    if noisy:
+        image = fn.noise.gaussian(
+            image, stddev=fn.random.uniform(range=(0.0, spec.NOISE_STD_MAX)))
+    return image, label
+
+
+def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
+    """Where the balanced crop begins: int32 [4] for a label [1, z, y, x].
+
+    The window may first leave the volume and is then pushed back, as specified: given the
+    volume's shape DALI would draw from what lies inside, another distribution.
+    """
+    import numpy as np
+    from nvidia.dali import fn, math, types
+
+    anchor, shape = fn.segmentation.random_object_bbox(
+        label, format="anchor_shape", background=0, k_largest=2,
+        foreground_prob=spec.FOREGROUND_PROBABILITY, cache_objects=cache_objects)
+    start = fn.roi_random_crop(roi_start=anchor, roi_shape=shape, crop_shape=window)
+    last = label.shape(dtype=types.INT32) - types.Constant(np.array(window, np.int32))
+    return fn.cast(math.clamp(start, 0, last), dtype=types.INT32)
+
+
+def make_pipeline(images: Sequence[str], labels: Sequence[str], transform: TrainTransforms,
+                  *, batch_size: int, threads: int, seed: int, device: torch.device,
+                  cache_objects: bool = False, mmap: bool = True) -> Any:
+    """A pipeline over pairs of files, in their order, again and again.
+
+    Outputs: image float32 and label uint8 [batch, 1, *patch] on `device`, and as uint8 text
+    [batch, length] the names of the files they came from, zeros behind them.
+    """
+    from nvidia.dali import fn, pipeline_def
+
+    window = [1, *transform.patch]
+
+    @pipeline_def(enable_conditionals=True)
+    def unet3d_training():
+        label = fn.readers.numpy(files=list(labels), dont_use_mmap=not mmap, name="labels")
+        label_file = fn.pad(fn.get_property(label, key="source_info"), fill_value=0)
+        label = fn.reshape(label, layout="CDHW")
+        start = _crop_start(label, window, cache_objects)
+        image = fn.readers.numpy(files=list(images), dont_use_mmap=not mmap, name="images",
+                                 roi_start=start, roi_shape=window)
+        image_file = fn.pad(fn.get_property(image, key="source_info"), fill_value=0)
+        image = fn.reshape(image, layout="CDHW")
+        label = fn.slice(label, start, window, axes=[0, 1, 2, 3])
+        if device.type == "cuda":
+            image, label = image.gpu(), label.gpu()
+        image, label = _augmented(image, label, transform.around_one)
+        return image, label, image_file, label_file
+
+    return unet3d_training(batch_size=batch_size, num_threads=threads, seed=seed,
+                           device_id=_device_id(device), prefetch_queue_depth=PREFETCH)
+
+
+def _device_id(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _name(row: torch.Tensor) -> str:
+    """The text of one row of an output of file names."""
+    return os.fsdecode(bytes(row.tolist()).rstrip(b"\0"))
+
+
+class DaliLoader:
+    """Epochs of batches [image, label, index] made by DALI, in the sampler's order.
+
+    `workers` (at least 1) is DALI's number of threads. An epoch's last batch is made full by
+    repeating its last sample, which is cut off again. Raises LoaderUnavailable without the
+    package; DataError if DALI fails, or reads another file than asked for.
+    """
+
+    def __init__(self, dataset: VolumeDataset, options: Options,
+                 cache_objects: bool = False) -> None:
+        require()
+        if not isinstance(dataset.transform, TrainTransforms):
+            raise TypeError("only the specified training transforms have DALI twins")
+        if dataset.transform.reference_starts:
+            raise ValueError("DALI's crop takes the last position of an axis, too: it has "
+                             "no --reference-starts")
+        self.dataset, self.options, self.cache_objects = dataset, options, cache_objects
+        self._batches: Iterator[Any] | None = None
+        self._planned: list[list[int]] = []  # orders of the epochs the pipeline will give
+
+    def __len__(self) -> int:
+        samples, size = len(self.options.sampler), self.options.batch_size
+        return samples // size if self.options.drop_last else -(-samples // size)
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        order = list(self.options.sampler)
+        if self._batches is None or not self._planned or self._planned[0] != order:
+            self._start(order)
+        batches, self._planned = self._batches, self._planned[1:]
+        assert batches is not None
+        self._batches = None  # an epoch left early leaves the pipeline in its middle
+        yield from self._epoch(batches, order)
+        self._batches = batches
+
+    def _padded(self, order: list[int]) -> list[int]:
+        """A whole number of batches: cut, or with the last sample repeated."""
+        whole = len(self) * self.options.batch_size
+        return order[:whole] + order[-1:] * (whole - len(order))
+
+    def _start(self, order: list[int]) -> None:
+        """A pipeline for this epoch and those behind it, as far as the sampler tells."""
+        self._planned = [order, *self._foretold(len(order))]
+        files = [self.dataset.case(i) for epoch in self._planned
+                 for i in self._padded(epoch)]
+        self._batches = self._run(files, self.options.batch_size, self.options.workers)
+
+    def _foretold(self, samples: int) -> list[list[int]]:
+        """Orders of the epochs to come, of a sampler that is told its epoch."""
+        sampler = copy.copy(self.options.sampler)
+        epoch = getattr(sampler, "epoch", None)
+        if epoch is None or not hasattr(sampler, "set_epoch"):
+            return []
+        orders = []
+        for ahead in range(1, HORIZON // max(1, samples)):
+            sampler.set_epoch(epoch + ahead)
+            orders.append(list(sampler))
+        return orders
+
+    def _run(self, cases: Sequence[Case], batch_size: int, threads: int) -> Iterator[Any]:
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        generator = self.options.generator
+        seed = generator.initial_seed() if generator is not None else torch.initial_seed()
+        pipeline = make_pipeline(
+            [os.fspath(case.image) for case in cases],
+            [os.fspath(case.label) for case in cases], self.dataset.transform,
+            batch_size=batch_size, threads=max(1, threads), seed=seed & 0x7FFFFFFF,
+            device=self.options.device, cache_objects=self.cache_objects,
+            mmap=self.options.dali_mmap)
+        return iter(DALIGenericIterator(pipeline, list(OUTPUTS), prepare_first_batch=False))
+
+    def _epoch(self, batches: Iterator[Any], order: list[int]) -> Iterator[list[torch.Tensor]]:
+        size = self.options.batch_size
+        for number in range(len(self)):
+            chosen = order[number * size:(number + 1) * size]
+            try:
+                made = next(batches)[0]
+            except RuntimeError as error:
+                raise DataError(f"DALI failed at the samples {chosen}: {error}") from error
+            self._check(chosen, made)
+            rows = len(chosen)
+            yield [made["image"][:rows], made["label"][:rows], torch.tensor(chosen)]
+
+    def _check(self, chosen: list[int], made: dict[str, torch.Tensor]) -> None:
+        """Compare the files that DALI read with those of the samples asked for."""
+        for row, index in enumerate(chosen):
+            case = self.dataset.case(index)
+            for output, path in (("image_file", case.image), ("label_file", case.label)):
+                found = _name(made[output][row])
+                if found != os.fspath(path):
+                    raise DataError(f"sample {index}: DALI read {found}, not {path}")
+
+    def sample_cost(self, indices: Sequence[int]) -> float:
+        """Mean seconds a sample of these takes one thread; the first pass warms up."""
+        import time
+
+        cases = [self.dataset.case(index) for index in indices]
+        batches = self._run(cases, 1, 1)
+        for _ in cases:
+            next(batches)
+        began = time.perf_counter()
+        for _ in cases:
+            next(batches)
+        return (time.perf_counter() - began) / len(cases)
+
+
+def require() -> None:
+    """Raise LoaderUnavailable, saying how to install it, unless DALI can be imported."""
+    from unet3d.loaders import LoaderUnavailable
+
+    try:
+        import nvidia.dali.plugin.pytorch  # noqa: F401
+    except ImportError as error:
+        raise LoaderUnavailable(f"NVIDIA DALI is not installed: {INSTALL} (Linux; brings "
+                                f"nvidia-dali-cuda120, works without a GPU) ({error})") from error

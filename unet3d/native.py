@@ -1,0 +1,33 @@
+"""The training samples from minato's C operators: the same specification, no Python a voxel."""
+from __future__ import annotations
+
+from minato import ops
+
+from unet3d.data import Case, VolumeDataset
+from unet3d.transforms import TrainTransforms
+
+
+class NativeVolumes(ops.VolumeDataset):
+    """A VolumeDataset of unet3d as one of minato.ops, under any loader.
+
+    Same cases, repeats, seed, and sample (image float32 [1, *patch], label uint8
+    [1, *patch], index int). The random numbers are the operators' own, so the bytes differ
+    from the NumPy transforms', not their distribution; among loaders they are the same.
+    Without a seed each sample is keyed by its loader.
+    """
+
+    def __init__(self, reference: VolumeDataset) -> None:
+        transform = reference.transform
+        if not isinstance(transform, TrainTransforms):
+            raise TypeError("only the specified training transforms have native twins, "
+                            f"got {type(transform).__name__}")
+        pipeline = ops.unet3d_training(transform.patch, around_one=transform.around_one,
+                                       include_last=not transform.reference_starts)
+        super().__init__(reference.cases, pipeline, seed=reference.seed or 0,
+                         keyed_by="sample" if reference.seed is None else "epoch",
+                         repeat=reference.repeat, with_index=True)
+        self.volumes = list(reference.cases)
+
+    def case(self, index: int) -> Case:
+        """The case behind sample `index`."""
+        return self.volumes[index % len(self.volumes)]
