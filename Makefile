@@ -20,9 +20,9 @@ $(VENV)/.ready:
 	touch $@
 
 setup: $(VENV)/.ready
-	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm" \
+	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
 	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
-	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm
+	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
 
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .

@@ -1,11 +1,17 @@
 """Run each loader in turn on the same work; print a table and draw plots.
 
     python -m unet3d.compare --preset quick --data data/npy --out runs/compare
+    python -m unet3d.compare --workload speech --data data/speech --out runs/speech -- \\
+        --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 
-Every run is a `train.py` process with the same arguments but for ``--loader``; repeats
-are interleaved (all loaders once, then all again) so that a drift of the machine does not
-favour one. All loaders must have delivered the same samples with the same bytes, or the
-comparison fails. Arguments after ``--`` go to train.py as they are.
+Every run is a process of its own (`unet3d.train`, or `unet3d.workloads.run` for the detection
+and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
+(all loaders once, then all again, each time beginning with another) so that a drift of the
+machine does not favour one. All loaders must have delivered the same samples with the same
+bytes, each once, or the comparison fails. Arguments after ``--`` go to the runs as they are.
+
+Written to --out: compare.txt (the table), compare.csv, compare.json (every epoch of every run),
+compare.png, and a folder for each run.
 """
 from __future__ import annotations
 
@@ -13,41 +19,62 @@ import argparse
 import csv
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unet3d import plot, records
-from unet3d.loaders import LOADERS
-from unet3d.spec import PRESETS
+import torch
 
-CSV_COLUMNS = (
-    "cache", "loader", "runs", "epoch_s", "epoch_s_min", "epoch_s_max", "relative",
-    "samples_s", "mb_s", "startup_s", "wait_share", "wait_mean_s", "wait_p50_s",
-    "wait_p99_s", "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "bound_s",
-)
-MEDIANS = tuple(name for name in CSV_COLUMNS if name not in
-                ("cache", "loader", "runs", "epoch_s_min", "epoch_s_max", "relative",
-                 "bound_s"))
+from unet3d import data, loaders, pagecache, plot, records, settings, slow
+from unet3d.nifti import DataError
+from unet3d.parallel import available_cores
+from unet3d.spec import PRESETS
+from unet3d.transforms import train_transforms
+from unet3d.workloads import base, run
+
+WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
+MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "cpu",
+           "cpu_seconds", "gpu", "memory_mb")
+CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
+               "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
+               "slow_share", "slow_batch_max", "others", "work_bound_s", "bound_s")
+#: of the 3D U-Net, where not asked for others; DALI where it is installed
+UNET3D_LOADERS = ("minato", "minato-native", "pytorch", "pytorch-ooo", "dali", "synthetic")
 
 
 class ComparisonError(RuntimeError):
     """A run failed, or the loaders did not do the same work."""
 
 
-def run_once(loader: str, cache: str, folder: Path, common: Sequence[str]) -> dict[str, Any]:
-    """One train.py process; returns its result. Raises ComparisonError."""
-    command = [sys.executable, "-m", "unet3d.train", "--loader", loader, "--cache", cache,
-               "--out", str(folder), "--hash-content", "--no-eval", *common]
+def busy_seconds() -> float | None:
+    """CPU seconds the whole machine has spent, stolen ones included; None where unknown."""
+    try:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _wait, irq, soft, steal = numbers[:8]
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def run_once(module: str, loader: str, cache: str, folder: Path,
+             common: Sequence[str]) -> dict[str, Any]:
+    """One process; returns its result, with the share of the machine that `others` had
+    meanwhile. Raises ComparisonError."""
+    command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
+               "--out", str(folder), "--hash-content", *common]
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parent.parent)
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{path}{os.pathsep}{root}" if path else root
+    before, times, began = busy_seconds(), os.times(), time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, check=False)
+    after, ended, span = busy_seconds(), os.times(), time.monotonic() - began
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "output.txt").write_text(done.stdout + done.stderr)
     for line in done.stderr.splitlines():
@@ -56,26 +83,31 @@ def run_once(loader: str, cache: str, folder: Path, common: Sequence[str]) -> di
     if done.returncode:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise ComparisonError(f"{loader}: exit status {done.returncode}\n{tail}")
-    return json.loads((folder / records.RESULT_NAME).read_text())
+    result = json.loads((folder / records.RESULT_NAME).read_text())
+    result["others"] = None
+    if before is not None and after is not None:
+        own = sum(ended[:4]) - sum(times[:4])
+        result["others"] = max(0.0, after - before - own) / span / (os.cpu_count() or 1)
+    return result
 
 
 def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
     """Raise ComparisonError unless all runs delivered the same samples and bytes.
 
-    `results` maps a loader to its runs. The synthetic loader's bytes are its own, only
-    its sample numbers are compared; so are all bytes if the loaders seed by themselves.
+    `results` maps a loader to its runs. Sample numbers are compared between all, bytes between
+    loaders of the same kind of samples, and not at all if the loaders seed by themselves.
     """
     seen: dict[tuple[int, str], dict[str, list[str]]] = {}
     for loader, runs in results.items():
-        for run in runs:
-            by_sample = run["config"]["seeding"] == "sample"
-            for row in run["epochs"]:
-                kinds = ["index_hash"]
-                if loader != "synthetic" and by_sample:
-                    kinds.append("content_hash")
-                for kind in kinds:
+        for one in runs:
+            by_sample = one["config"]["seeding"] == "sample"
+            kinds = {"index_hash": "index_hash"}
+            if loaders.samples_of(loader) is not None and by_sample:
+                kinds[f"{loaders.samples_of(loader)} content_hash"] = "content_hash"
+            for row in one["epochs"]:
+                for kind, name in kinds.items():
                     values = seen.setdefault((row["epoch"], kind), {})
-                    values.setdefault(row[kind], []).append(loader)
+                    values.setdefault(row[name], []).append(loader)
     for (epoch, kind), values in seen.items():
         if len(values) > 1:
             found = "; ".join(f"{value} by {', '.join(sorted(set(names)))}"
@@ -83,25 +115,59 @@ def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
             raise ComparisonError(f"epoch {epoch}: the {kind}es differ: {found}")
 
 
-def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
-              costs: dict[str, float]) -> list[dict[str, Any]]:
-    """One row a loader: medians over all epochs of all its runs, and their spread.
+def counted_epochs(cache: str, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The epochs that count. With more than one in each run the first is left out of a warm
+    comparison: imports, page faults and worker starts are its own."""
+    epochs = [row for one in runs for row in one["epochs"]]
+    if cache == "warm" and all(len(one["epochs"]) > 1 for one in runs):
+        epochs = [row for row in epochs if row["epoch"] > 1]
+    return epochs
 
-    With more than one epoch the first is left out of a warm comparison: imports, page
-    faults and worker starts are its own. `relative` is epoch time over synthetic's.
+
+def bounds_of(result: dict[str, Any], profile: slow.Profile | None) -> dict[str, float]:
+    """The bounds that a run measured, with the work of all samples where it is known."""
+    row, config = result["epochs"][-1], result["config"]
+    found = {name: row[name] for name in row if name.endswith("_bound_s")}
+    if profile is None or "work_bound_s" not in found:
+        return found
+    workers, whole = config["workers"], profile.work_s(range(len(profile.costs)))
+    if workers > 0:
+        if "core_bound_s" in found:
+            found["core_bound_s"] += (whole - found["work_bound_s"] * workers) / available_cores()
+        found["work_bound_s"] = whole / workers
+    return found
+
+
+def read_batches(folder: Path, epoch: int) -> list[list[int]]:
+    """The sample numbers of each batch of an epoch, from a run's log."""
+    with open(folder / records.LINES_NAME) as stream:
+        rows = [json.loads(line) for line in stream]
+    return [row["samples"] for row in rows if row["event"] == "step" and row["epoch"] == epoch]
+
+
+def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
+              bounds: dict[str, float]) -> list[dict[str, Any]]:
+    """One row a loader: medians over all counted epochs of all its runs, and their spread.
+
+    `relative` is epoch time over synthetic's, `over_work` over the work bound.
     """
     rows = []
     for loader, runs in results.items():
-        epochs = [row for run in runs for row in run["epochs"]]
-        if cache == "warm" and all(len(run["epochs"]) > 1 for run in runs):
-            epochs = [row for row in epochs if row["epoch"] > 1]
-        row: dict[str, Any] = {"cache": cache, "loader": loader, "runs": len(runs)}
+        epochs = counted_epochs(cache, runs)
+        row: dict[str, Any] = {"cache": cache, "loader": loader, "runs": len(runs),
+                               "epochs": len(epochs), "samples": epochs[0].get("samples")}
         for name in MEDIANS:
             values = [epoch[name] for epoch in epochs if epoch[name] is not None]
             row[name] = statistics.median(values) if values else None
-        times = [epoch["epoch_s"] for epoch in epochs]
-        row |= {"epoch_s_min": min(times), "epoch_s_max": max(times)}
-        row |= {name: value for name, value in costs.items() if name.endswith("bound_s")}
+        for name in ("epoch_s", "wait_share"):
+            values = [epoch[name] for epoch in epochs]
+            row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
+        others = [one["others"] for one in runs if one.get("others") is not None]
+        row["others"] = statistics.median(others) if others else None
+        row |= bounds
+        row["bound_s"] = max(bounds.values()) if bounds else None
+        work = bounds.get("work_bound_s")
+        row["over_work"] = row["epoch_s"] / work if work else None
         rows.append(row)
     ceiling = next((r["epoch_s"] for r in rows if r["loader"] == "synthetic"), None)
     for row in rows:
@@ -109,20 +175,43 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
     return rows
 
 
+def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
+                    profile: slow.Profile) -> None:
+    """How the slow samples lie in the batches of the profiled epoch, over all runs."""
+    for row in rows:
+        row["slow_shares"] = None
+        if loaders.samples_of(row["loader"]) != "reference":
+            continue  # other draws, other slow samples
+        found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
+                                             profile.epoch)) for n in range(repeats)]
+        row["slow_shares"] = found[0]
+        row["slow_share"] = len(profile.slow) / len(profile.costs)
+        row["slow_batch_max"] = statistics.median(max(shares) for shares in found)
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "-" if value is None else format(value * factor, form)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text, one loader a line, bounds below."""
-    head = ("cache", "loader", "runs", "epoch s (min-max)", "x synth", "samples/s", "MB/s",
-            "start ms", "wait %", "wait ms mean/p50/p99/max", "CPU %", "mem MB")
+    head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
+            "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
+            "GPU %", "mem MB", "slow %/batch mean, max", "others %")
     lines = [head]
     for row in rows:
-        waits = "/".join(f"{row[f'wait_{k}_s'] * 1e3:.1f}" for k in ("mean", "p50", "p99", "max"))
+        waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
         lines.append((
-            row["cache"], row["loader"], str(row["runs"]),
+            row["cache"], row["loader"], str(row["runs"]), _number(row["samples"], "d", 1),
             f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
-            f"{row['relative']:.3f}" if row["relative"] else "-",
-            f"{row['samples_s']:.1f}", f"{row['mb_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
-            f"{row['wait_share'] * 100:.1f}", waits, f"{row['cpu'] * 100:.0f}",
-            f"{row['memory_mb']:.0f}" if row["memory_mb"] else "-"))
+            _number(row["relative"], ".3f"), _number(row["over_work"], ".3f"),
+            f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
+            f"{row['wait_share'] * 100:.1f} ({row['wait_share_min'] * 100:.1f}-"
+            f"{row['wait_share_max'] * 100:.1f})", waits, f"{row['cpu'] * 100:.0f}",
+            _number(row["gpu"], ".0f"), _number(row["memory_mb"], ".0f"),
+            f"{_number(row.get('slow_share'), '.0f', 100)}, "
+            f"{_number(row.get('slow_batch_max'), '.0f', 100)}",
+            _number(row["others"], ".0f", 100)))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
             for line in lines]
@@ -130,7 +219,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         first = next(row for row in rows if row["cache"] == cache)
         text.append(f"bounds of an epoch, {cache} run: " + ", ".join(
             f"{name.removesuffix('_s').removesuffix('_bound')} {value:.3f} s"
-            for name, value in first.items() if name.endswith("bound_s")))
+            for name, value in first.items() if name.endswith("bound_s") and value is not None))
     return "\n".join(text)
 
 
@@ -142,72 +231,150 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def warm_up(data: Path) -> None:
-    """Read all volumes once, so that the first run finds what the later ones find."""
-    for path in sorted(data.glob("*.npy")):
+# -- the work that is compared ---------------------------------------------------------
+
+
+def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
+    chosen = settings.parse("", ["--loader", "pytorch", "--out", "unused", *common])
+    args, preset = chosen.args, chosen.preset
+    train, _ = data.split(data.list_cases(args.data), args.seed, args.split)
+    transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
+    dataset = data.VolumeDataset(train, transform, args.seed, preset.repeat)
+    return dataset, [p for c in train for p in (c.image, c.label)], args.seeding == "sample"
+
+
+def _open_workload(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
+    args = run.parse([*common, "--out", "unused"])
+    dataset = base.module(args.workload).open_job(args).dataset
+    return dataset, [dataset.file(index) for index in range(len(dataset))], True
+
+
+def program(workload: str) -> tuple[str, tuple[str, ...], Callable]:
+    """(module to run, its loaders, function of arguments that opens dataset and files)."""
+    if workload == "unet3d":
+        return "unet3d.train", tuple(loaders.LOADERS), _open_unet3d
+    return "unet3d.workloads.run", run.LOADERS, _open_workload
+
+
+def warm_up(files: Sequence[Path]) -> None:
+    """Read all files once, so that the first run finds what the later ones find."""
+    for path in files:
         with open(path, "rb") as stream:
             while stream.read(1 << 24):
                 continue
 
 
-def compare(loaders: Sequence[str], caches: Sequence[str], repeats: int, data: Path,
-            out: Path, common: Sequence[str]) -> list[dict[str, Any]]:
-    """Run everything below `out`; returns the table's rows. Raises ComparisonError."""
-    rows = []
+def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
+                 epochs: int) -> slow.Profile | None:
+    """Warm the page cache, say how cold runs are made cold, and find the slow samples in the
+    last epoch. Raises DataError."""
+    dataset, files, same_draws = program(workload)[2](common)
+    if "cold" in caches:
+        print("cold cache by", pagecache.evict_or_warn(files), file=sys.stderr)
+    warm_up(files)
+    if not same_draws:
+        return None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return slow.profile(dataset, epochs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
+            common: Sequence[str],
+            profile: slow.Profile | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run everything below `out`; returns the table's rows, and every run's epochs by cache
+    and loader. Raises ComparisonError."""
+    module = program(workload)[0]
+    extra = ["--no-eval"] if workload == "unet3d" else []
+    rows, every = [], {}
     for cache in caches:
-        if cache == "warm":
-            warm_up(data)
-        results: dict[str, list[dict[str, Any]]] = {name: [] for name in loaders}
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for repeat in range(repeats):
-            for loader in loaders:
+            turn = repeat % len(names)
+            for loader in [*names[turn:], *names[:turn]]:
                 print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
                       file=sys.stderr, flush=True)
                 # The bounds are the machine's: measured in the first run only.
-                first = repeat == 0 and loader == loaders[0]
+                first = repeat == 0 and loader == names[0]
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
                 results[loader].append(run_once(
-                    loader, cache, folder, [*common, *([] if first else ["--no-bounds"])]))
+                    module, loader, cache, folder,
+                    [*common, *extra, *([] if first else ["--no-bounds"])]))
         check_same_work(results)
-        rows += summarise(cache, results, results[loaders[0]][0]["epochs"][-1])
-    return rows
+        rows += summarise(cache, results, bounds_of(results[names[0]][0], profile))
+        every[cache] = results
+    if profile is not None:
+        add_slow_shares(rows, out, repeats, profile)
+    return rows, every
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line entry; returns the exit status."""
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse and check the command line; exits with a message if it makes no sense."""
     parser = argparse.ArgumentParser(prog="unet3d.compare", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="quick")
+    parser.add_argument("--workload", choices=["unet3d", *base.NAMES], default="unet3d")
+    parser.add_argument("--preset", choices=PRESETS, help="of unet3d (default quick)")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--loaders", default=",".join(LOADERS),
-                        help=f"comma-separated (default {','.join(LOADERS)})")
+    parser.add_argument("--loaders", help="comma-separated (default for unet3d: "
+                        f"{','.join(UNET3D_LOADERS)} as far as installed; else all)")
     parser.add_argument("--cache", choices=["warm", "cold", "both"], default="warm")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2,
                         help="per run; of several, a warm comparison leaves out the first")
-    parser.add_argument("rest", nargs="*", help="after --: further arguments of train.py")
+    parser.add_argument("rest", nargs="*", help="after --: further arguments of the runs")
     args = parser.parse_args(argv)
-    loaders = list(dict.fromkeys(args.loaders.split(",")))
-    unknown = [name for name in loaders if name not in LOADERS]
+    known = program(args.workload)[1]
+    if args.loaders is not None:
+        args.loaders = list(dict.fromkeys(args.loaders.split(",")))
+    else:
+        args.loaders = [name for name in (UNET3D_LOADERS if args.workload == "unet3d" else known)
+                        if loaders.unavailable(name) is None]
+    unknown = [name for name in args.loaders if name not in known]
     if unknown:
-        parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(LOADERS)}")
+        parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(known)}")
     if args.repeats < 1 or args.epochs < 1:
         parser.error("--repeats and --epochs must be at least 1")
+    if args.preset and args.workload != "unet3d":
+        parser.error(f"--preset is of unet3d, not of {args.workload}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    args = parse(argv)
     caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
-    common = ["--preset", args.preset, "--data", str(args.data), "--epochs",
-              str(args.epochs), *args.rest]
-    args.out.mkdir(parents=True, exist_ok=True)
+    common = ["--data", str(args.data), "--epochs", str(args.epochs), *args.rest]
+    common = (["--preset", args.preset or "quick"] if args.workload == "unet3d" else
+              ["--workload", args.workload]) + common
     try:
-        rows = compare(loaders, caches, args.repeats, args.data, args.out, common)
-    except ComparisonError as error:
+        profile = measure_work(args.workload, common, caches, args.epochs)
+        args.out.mkdir(parents=True, exist_ok=True)
+        rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
+                              common, profile)
+    except (ComparisonError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    write_csv(args.out / "compare.csv", rows)
-    text = table(rows)
+    write_csv(args.out / plot.CSV_NAME, rows)
+    facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
+             "machine": {"cpu": platform.processor(), "cores": available_cores(),
+                         "torch": torch.__version__, "python": platform.python_version(),
+                         "load": os.getloadavg()[0]},
+             "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
+    (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
+    text = f"{args.workload}: {' '.join(common)}\n{table(rows)}"
+    if profile is not None:
+        found = profile.as_json()
+        text += (f"\nsamples made alone: {found['work_s']:.2f} s for {found['samples']}, median "
+                 f"{found['median_s'] * 1e3:.1f} ms, most {found['max_s'] * 1e3:.1f} ms; slow "
+                 f"(over {slow.TIMES:g} medians): {len(found['slow'])}")
     (args.out / "compare.txt").write_text(text + "\n")
     picture = plot.draw(args.out, args.out / "compare.png")
     print(text)
-    print("all loaders delivered the same samples; plot:", picture)
+    print("all loaders delivered the same samples, each once; plot:", picture)
     return 0
 
 

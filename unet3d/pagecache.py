@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+ALMOST = 0.1  # a share of cached data that still counts as cold
 PROBES = 16  # places of a file that are tested for being cached
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -31,7 +33,12 @@ def cached_share(path: Path) -> float | None:
 
 
 def evict(paths: Iterable[Path]) -> float | None:
-    """Drop `paths` from the page cache; returns the share that is still cached.
+    """Drop `paths` from the page cache; returns the share that is still cached."""
+    return evict_by(paths)[0]
+
+
+def evict_by(paths: Iterable[Path]) -> tuple[float | None, str]:
+    """Drop `paths` from the page cache: the share that is still cached, and how it was done.
 
     By advice on each file first, which needs no privilege and leaves other programs'
     files alone; if much stays, by dropping all caches where that is permitted.
@@ -44,14 +51,24 @@ def evict(paths: Iterable[Path]) -> float | None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-    left = _mean_share(paths)
-    if left is not None and left > 0.1 and os.access(DROP_CACHES, os.W_OK):
+    how, left = "posix_fadvise(POSIX_FADV_DONTNEED) on each file", _mean_share(paths)
+    if left is not None and left > ALMOST and os.access(DROP_CACHES, os.W_OK):
         try:
             DROP_CACHES.write_text("1\n")
         except OSError:
-            return left
-        left = _mean_share(paths)
-    return left
+            return left, how
+        how, left = f"{how}, then {DROP_CACHES}", _mean_share(paths)
+    return left, how
+
+
+def evict_or_warn(paths: Iterable[Path]) -> str:
+    """Drop `paths`, with a warning on standard error if much stays; says what was done."""
+    left, how = evict_by(paths)
+    share = "an unknown share" if left is None else f"{left:.0%}"
+    if left is None or left > ALMOST:
+        print(f"warning: {share} of the data is still cached; this epoch is not cold",
+              file=sys.stderr)
+    return f"{how}; {share} still cached"
 
 
 def _mean_share(paths: list[Path]) -> float | None:

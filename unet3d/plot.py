@@ -1,23 +1,29 @@
-"""Draw a comparison: epoch time, share of waiting, CPU use over time.
+"""Draw a comparison: epoch time, waiting, CPU and GPU use over time, slow samples per batch.
 
     python -m unet3d.plot runs/compare --out compare.png
 """
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unet3d import records
 
-COLOURS = ("#2b6cb0", "#c05621", "#b7791f", "#718096", "#2f855a", "#6b46c1")
+CSV_NAME, JSON_NAME = "compare.csv", "compare.json"
+COLOURS = ("#2b6cb0", "#4fb3bf", "#c05621", "#b7791f", "#718096", "#2f855a", "#6b46c1",
+           "#97266d", "#1a202c")
+SMOOTH = 12  # the share of slow samples is averaged over this part of an epoch's batches
 
 
-def read_usage(run: Path) -> list[tuple[float, float]]:
-    """(seconds since the run's first epoch began, CPU share 0 to 1) of one run."""
+def read_usage(run: Path, name: str) -> list[tuple[float, float]]:
+    """(seconds since the run's first epoch began, value) of "cpu" (0 to 1) or "gpu" (percent)
+    of one run; empty if it was not measured."""
     points, offset, epoch, last = [], 0.0, None, 0.0
     with open(run / records.LINES_NAME) as stream:
         for line in stream:
@@ -27,8 +33,16 @@ def read_usage(run: Path) -> list[tuple[float, float]]:
             if row["epoch"] != epoch:
                 epoch, offset = row["epoch"], offset + last
             last = row["t"]
-            points.append((offset + row["t"], row["cpu"]))
+            if row[name] is not None:
+                points.append((offset + row["t"], row[name]))
     return points
+
+
+def smooth(shares: Sequence[float]) -> np.ndarray:
+    """Moving average over a part of the batches; the ends over what there is."""
+    width = max(1, len(shares) // SMOOTH)
+    kernel = np.ones(width)
+    return np.convolve(shares, kernel, "same") / np.convolve(np.ones(len(shares)), kernel, "same")
 
 
 def draw(folder: Path, target: Path) -> Path:
@@ -38,46 +52,96 @@ def draw(folder: Path, target: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with open(folder / "compare.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    facts = json.loads((folder / JSON_NAME).read_text())
+    rows = facts["rows"]
     caches = list(dict.fromkeys(row["cache"] for row in rows))
-    loaders = list(dict.fromkeys(row["loader"] for row in rows))
-    colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(loaders)}
-    figure, axes = pyplot.subplots(len(caches), 3, figsize=(13, 3.6 * len(caches)),
-                                   squeeze=False, constrained_layout=True)
+    names = list(dict.fromkeys(row["loader"] for row in rows))
+    colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    has_gpu = any(row["gpu"] is not None for row in rows)
+    panels = [_times, _waits, _cpu, *([_gpu] if has_gpu else []), _slow]
+    figure, axes = pyplot.subplots(len(caches), len(panels), squeeze=False,
+                                   figsize=(4.6 * len(panels), 3.9 * len(caches)),
+                                   constrained_layout=True)
     for line, cache in zip(axes, caches):
         chosen = [row for row in rows if row["cache"] == cache]
-        _bars(line[0], chosen, colour)
-        names = [row["loader"] for row in chosen]
-        line[1].bar(names, [100 * float(row["wait_share"]) for row in chosen],
-                    color=[colour[name] for name in names])
-        line[1].set(title=f"waiting for data, {cache} cache", ylabel="% of the epoch")
-        for name in names:
-            points = read_usage(folder / f"{cache}-{name}-1")
-            line[2].plot([t for t, _ in points], [100 * cpu for _, cpu in points],
-                         color=colour[name], label=name, linewidth=1.2)
-        line[2].set(title=f"CPU use, first run, {cache} cache", xlabel="s in epochs",
-                    ylabel="% of all cores", ylim=(0, 105))
-        line[2].legend(fontsize=8)
-        for axis in line[:2]:
-            axis.tick_params(axis="x", rotation=20)
+        for axis, panel in zip(line, panels):
+            panel(axis, chosen, colour, folder)
+    machine = facts["machine"]
+    figure.suptitle(f"{facts['workload']}: medians of {facts['repeats']} interleaved runs, "
+                    f"{machine['cores']} cores", fontsize=11)
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
     return target
 
 
-def _bars(axis: Any, rows: list[dict[str, str]], colour: dict[str, str]) -> None:
-    """Median epoch times with their range, and the largest bound as a line."""
-    times = [float(row["epoch_s"]) for row in rows]
-    spread = [[t - float(row["epoch_s_min"]) for t, row in zip(times, rows)],
-              [float(row["epoch_s_max"]) - t for t, row in zip(times, rows)]]
-    axis.bar([row["loader"] for row in rows], times, yerr=spread, capsize=4,
-             color=[colour[row["loader"]] for row in rows])
-    if rows[0]["bound_s"]:
-        axis.axhline(float(rows[0]["bound_s"]), color="black", linestyle="--", linewidth=1,
-                     label="largest bound")
-        axis.legend(fontsize=8)
-    axis.set(title=f"epoch time, {rows[0]['cache']} cache", ylabel="s (median, min-max)")
+def _bars(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], name: str,
+          factor: float) -> None:
+    """Medians with their range and value, one loader a line."""
+    values = np.array([factor * row[name] for row in rows])
+    spread = np.abs([[factor * row[f"{name}_{end}"] for row in rows] for end in ("min", "max")]
+                    - values)
+    names = [row["loader"] for row in rows]
+    axis.barh(names, values, xerr=spread, capsize=3, color=[colour[n] for n in names])
+    ends = values + spread[1]
+    for place, (value, end) in enumerate(zip(values, ends)):
+        axis.text(end + 0.015 * ends.max(), place, f"{value:.3g}", va="center", fontsize=8)
+    axis.set_xlim(0, 1.17 * max(ends.max(), 1e-9))
+    axis.invert_yaxis()
+
+
+def _times(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
+    _bars(axis, rows, colour, "epoch_s", 1.0)
+    for name, style, text in (("bound_s", "--", "largest bound"),
+                              ("work_bound_s", ":", "work bound")):
+        value = rows[0].get(name)
+        if value and (name == "bound_s" or value != rows[0]["bound_s"]):
+            axis.axvline(value, color="black", linestyle=style, linewidth=1, label=text)
+            axis.set_xlim(0, max(axis.get_xlim()[1], 1.05 * value))
+            axis.legend(fontsize=7, loc="lower right")
+    axis.set(title=f"epoch time, {rows[0]['cache']} cache", xlabel="s (median, min-max)")
+
+
+def _waits(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
+    _bars(axis, rows, colour, "wait_share", 100.0)
+    axis.set(title="waiting for data", xlabel="% of the epoch (median, min-max)")
+
+
+def _over_time(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: Path,
+               name: str, factor: float) -> None:
+    for row in rows:
+        points = read_usage(folder / f"{row['cache']}-{row['loader']}-1", name)
+        axis.plot([t for t, _ in points], [factor * value for _, value in points],
+                  color=colour[row["loader"]], label=row["loader"], linewidth=1.2)
+    axis.set(xlabel="s in epochs, first run", ylim=(0, 105))
+    axis.legend(fontsize=7)
+
+
+def _cpu(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: Path) -> None:
+    _over_time(axis, rows, colour, folder, "cpu", 100.0)
+    axis.set(title="CPU use", ylabel="% of all cores")
+
+
+def _gpu(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: Path) -> None:
+    _over_time(axis, rows, colour, folder, "gpu", 1.0)
+    axis.set(title="GPU use", ylabel="%")
+
+
+def _slow(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
+    """Where in an epoch the slow samples come: their share of a batch, smoothed."""
+    shown = [row for row in rows if row.get("slow_shares")]
+    for row in shown:
+        shares = row["slow_shares"]
+        axis.plot((np.arange(len(shares)) + 0.5) / len(shares) * 100, 100 * smooth(shares),
+                  color=colour[row["loader"]], label=row["loader"], linewidth=1.2)
+    if shown:
+        axis.axhline(100 * shown[0]["slow_share"], color="black", linestyle="--", linewidth=1,
+                     label="share in the epoch")
+        axis.legend(fontsize=7)
+        axis.set(ylim=(0, 105))
+    else:
+        axis.text(0.5, 0.5, "not known", ha="center", transform=axis.transAxes)
+    axis.set(title="slow samples in a batch", xlabel="% of the epoch's batches, first run",
+             ylabel=f"% (mean over 1/{SMOOTH} of the batches)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,8 +151,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="output folder of unet3d.compare")
     parser.add_argument("--out", type=Path, help="PNG (default: FOLDER/compare.png)")
     args = parser.parse_args(argv)
-    if not (args.folder / "compare.csv").is_file():
-        print(f"error: {args.folder / 'compare.csv'}: missing", file=sys.stderr)
+    if not (args.folder / JSON_NAME).is_file():
+        print(f"error: {args.folder / JSON_NAME}: missing", file=sys.stderr)
         return 1
     print(draw(args.folder, args.out or args.folder / "compare.png"))
     return 0

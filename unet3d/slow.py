@@ -1,0 +1,57 @@
+"""Which samples are slow, whatever loads them: their cost in one process, one after the other.
+
+A sample counts as slow if it costs more than `TIMES` the median of its epoch, so that where
+costs barely vary none is slow, and the share is the workload's own, not a percentile's.
+"""
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+TIMES = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Seconds of each sample of `epoch`, by index, made in one process from a warm cache."""
+
+    epoch: int
+    costs: list[float]
+
+    @property
+    def slow(self) -> set[int]:
+        """Indices of the slow samples."""
+        limit = TIMES * statistics.median(self.costs)
+        return {index for index, cost in enumerate(self.costs) if cost > limit}
+
+    def work_s(self, indices: Sequence[int]) -> float:
+        """Seconds of work in these samples."""
+        return sum(self.costs[index] for index in indices)
+
+    def shares(self, batches: Sequence[Sequence[int]]) -> list[float]:
+        """The share of slow samples in each batch, 0 to 1."""
+        slow = self.slow
+        return [sum(index in slow for index in batch) / len(batch) for batch in batches]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for the records."""
+        return {"epoch": self.epoch, "samples": len(self.costs), "slow": sorted(self.slow),
+                "work_s": sum(self.costs), "median_s": statistics.median(self.costs),
+                "max_s": max(self.costs)}
+
+
+def profile(dataset: Dataset, epoch: int) -> Profile:
+    """Make every sample of `epoch` once, here. The data should be in the page cache."""
+    dataset.set_epoch(epoch)
+    costs = []
+    dataset[0]  # imports and first allocations are not the sample's
+    for index in range(len(dataset)):
+        began = time.perf_counter()
+        dataset[index]
+        costs.append(time.perf_counter() - began)
+    return Profile(epoch, costs)
