@@ -1,0 +1,265 @@
+"""The DALI loader against the real package: exactly once, and by distribution as specified."""
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from unet3d import dali, data, loaders, nifti, sampling, spec, transforms
+
+PATCH = (16, 16, 16)
+CPU = torch.device("cpu")
+DRAWS = 3000
+
+real = pytest.mark.skipif(loaders.unavailable("dali") is not None,
+                          reason="NVIDIA DALI is not installed (pip install 'minato[dali]')")
+
+
+def dataset_of(folder, repeat=3, chain=None):
+    return data.VolumeDataset(data.list_cases(folder),
+                              chain or transforms.train_transforms(PATCH), 7, repeat)
+
+
+def loader_of(dataset, sampler=None, name="dali", **options):
+    sampler = sampler or sampling.epoch_sampler(dataset, 0)
+    return sampler, loaders.build(name, dataset, sampler=sampler,
+                                  **({"batch_size": 4, "workers": 2} | options))
+
+
+@real
+@pytest.mark.parametrize("name", ["dali", "dali-cached"])
+def test_epochs_follow_the_sampler_in_one_pipeline(data_folder, monkeypatch, name):
+    """15 samples in batches of 4; the pipeline is made anew only where its list ends."""
+    made = []
+    make = dali.make_pipeline
+    monkeypatch.setattr(dali, "make_pipeline", lambda *a, **k: made.append(1) or make(*a, **k))
+    monkeypatch.setattr(dali, "HORIZON", 45)
+    dataset = dataset_of(data_folder)
+    sampler, loader = loader_of(dataset, name=name)
+    contents = []
+    for epoch in range(1, 6):
+        sampler.set_epoch(epoch)
+        batches = list(loader)
+        assert [len(b[2]) for b in batches] == [4, 4, 4, 3]
+        assert [i for b in batches for i in b[2].tolist()] == list(sampler)
+        for image, label, index in batches:
+            assert image.shape == label.shape == (len(index), 1, *PATCH)
+            assert (image.dtype, label.dtype) == (torch.float32, torch.uint8)
+        contents.append(torch.cat([b[0] for b in batches]).sum().item())
+    assert len(made) == 2 and len(set(contents)) == 5
+
+
+@real
+def test_an_epoch_left_early_does_not_leak_into_the_next(data_folder):
+    dataset = dataset_of(data_folder)
+    sampler, loader = loader_of(dataset, drop_last=True)
+    sampler.set_epoch(1)
+    first = next(iter(loader))[2].tolist()
+    assert first == list(sampler)[:4]
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        assert [i for b in loader for i in b[2].tolist()] == list(sampler)[:12]
+    rest = sampling.RestSampler([9, 2, 14])
+    _, loader = loader_of(dataset, sampler=rest, batch_size=2)
+    for _ in range(2):
+        assert [b[2].tolist() for b in loader] == [[9, 2], [14]]
+
+
+@real
+def test_two_ranks_share_the_epoch(data_folder):
+    dataset = dataset_of(data_folder)
+    seen = []
+    for rank in range(2):
+        sampler = sampling.epoch_sampler(dataset, 0, rank, 2)
+        sampler.set_epoch(3)
+        _, loader = loader_of(dataset, sampler=sampler)
+        seen += [i for b in loader for i in b[2].tolist()]
+    assert len(seen) == len(set(seen)) == 14
+
+
+@real
+def test_a_file_that_dali_cannot_read_is_an_error(data_folder, tmp_path):
+    import shutil
+
+    folder = tmp_path / "damaged"
+    shutil.copytree(data_folder, folder)
+    (folder / "case_00002_x.npy").write_bytes(b"nonsense")
+    dataset = dataset_of(folder, repeat=1)
+    _, loader = loader_of(dataset, batch_size=1)
+    with pytest.raises(nifti.DataError, match="case_00002_x.npy"):
+        list(loader)
+
+
+@real
+def test_a_wrong_file_is_noticed(data_folder):
+    dataset = dataset_of(data_folder, repeat=1)
+    sampler, loader = loader_of(dataset)
+    cases = iter(dataset.cases)
+    dataset.case = lambda index: next(cases, dataset.cases[index])
+    with pytest.raises(nifti.DataError, match="DALI read .*, not "):
+        list(loader)
+
+
+@real
+def test_cost_of_a_sample_on_one_thread(data_folder):
+    _, loader = loader_of(dataset_of(data_folder))
+    assert 0 < loader.sample_cost([0, 3, 7]) < 60
+
+
+def test_without_the_package_it_is_said_how_to_install_it(data_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", None)
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for name in ("dali", "dali-cached"):
+        assert "pip install 'minato[dali]'" in loaders.unavailable(name)
+        with pytest.raises(loaders.LoaderUnavailable, match=r"pip install 'minato\[dali\]'"):
+            loader_of(dataset_of(data_folder), name=name)
+
+
+@real
+def test_choices_that_dali_lacks_are_refused(data_folder):
+    chain = transforms.train_transforms(PATCH, reference_starts=True)
+    with pytest.raises(ValueError, match="last position"):
+        loader_of(dataset_of(data_folder, chain=chain))
+
+
+# -- distributions ------------------------------------------------------------------------
+
+
+def volumes(folder, label):
+    """Files of an image whose values are coordinates, counted up in C order, and `label`."""
+    image = np.arange(label.size, dtype=np.float32).reshape(label.shape)
+    paths = str(folder / "x.npy"), str(folder / "y.npy")
+    np.save(paths[0], image)
+    np.save(paths[1], label)
+    return paths
+
+
+def draw(folder, label, patch, draws=DRAWS, around_one=False, cache_objects=False):
+    """`draws` samples of one case: images [draws, *patch], float64, and labels."""
+    x, y = volumes(folder, label)
+    pipeline = dali.make_pipeline(
+        [x], [y], transforms.train_transforms(patch, around_one), batch_size=500, threads=2,
+        seed=11, device=CPU, cache_objects=cache_objects)
+    batches = [pipeline.run() for _ in range(draws // 500)]
+    return [np.concatenate([np.asarray(b[i].as_array())[:, 0] for b in batches])
+            for i in range(2)]
+
+
+def undo(images, shape):
+    """(factor, flipped axes [n, 3], starts [n, 3], noise [n, voxels]) of coordinate images.
+
+    Along the first axis a step is `stride` coordinates: its mean slope gives the factor
+    (of brightness) to a ten-thousandth even under noise, signs of slopes give the flips.
+    """
+    axes = (1, 2, 3)
+    flipped = np.stack([np.diff(images, axis=a).mean(axes) < 0 for a in axes], 1)
+    upright = np.stack([np.flip(im, np.flatnonzero(f)) for im, f in zip(images, flipped)])
+    stride = shape[2] * shape[3] * (images.shape[1] - 1)
+    factor = (upright[:, -1] - upright[:, 0]).mean((1, 2)) / stride
+    corner = np.rint((upright / factor[:, None, None, None]).min(axes)).astype(int)
+    starts = np.stack(np.unravel_index(corner, shape[1:]), 1)
+    grid = np.indices(images.shape[1:]).reshape(3, -1)
+    clean = np.stack([np.ravel_multi_index(grid + s[:, None], shape[1:]) for s in starts])
+    return factor, flipped, starts, upright.reshape(len(images), -1) - factor[:, None] * clean
+
+
+def uniform(counts):
+    return stats.chisquare(counts).pvalue
+
+
+@real
+@pytest.mark.parametrize("around_one", [False, True])
+def test_augmentations_are_distributed_as_specified(tmp_path, around_one):
+    """Without foreground: uniform starts, flips of a third each, brightness, noise."""
+    shape = (1, 12, 11, 10)
+    label = np.zeros(shape, np.uint8)
+    images, labels = draw(tmp_path, label, (8, 8, 8), 9000, around_one)
+    assert not labels.any()
+    factor, flipped, starts, noise = undo(images.astype(np.float64), shape)
+    for axis, count in enumerate((5, 4, 3)):
+        counts = np.bincount(starts[:, axis], minlength=count)
+        assert len(counts) == count and uniform(counts) > 0.001
+    share = np.array([2 / 3, 1 / 3])
+    expected = np.einsum("i,j,k->ijk", share, share, share).ravel() * len(images)
+    counts = np.bincount(flipped @ [4, 2, 1], minlength=8)
+    assert stats.chisquare(counts, expected).pvalue > 0.001
+    low, high = (0.7, 1.3) if around_one else (1.7, 2.3)
+    changed = np.abs(factor - 1) > 0.002  # a factor around one may come that close
+    assert changed.mean() == pytest.approx(0.1, abs=0.012)
+    assert stats.kstest(factor[changed], stats.uniform(low, high - low).cdf).pvalue > 0.001
+    deviation = noise.std(1)
+    noisy = deviation > 0.001
+    assert noisy.mean() == pytest.approx(0.1, abs=0.012)
+    assert stats.kstest(deviation[noisy], stats.uniform(0, 0.1).cdf).pvalue > 0.001
+    values = (noise[noisy] / deviation[noisy, None]).ravel()[:5000]
+    assert stats.kstest(values, "norm").pvalue > 0.001
+
+
+@real
+def test_image_and_label_are_the_same_place(tmp_path):
+    """The label's parity pattern must fit the coordinates of the image beside it."""
+    shape = (1, 20, 12, 10)
+    label = (np.arange(np.prod(shape)) % 3).astype(np.uint8).reshape(shape)
+    images, labels = draw(tmp_path, label, (8, 8, 8), 500)
+    factor, flipped, starts, noise = undo(images.astype(np.float64), shape)
+    for row in range(len(images)):
+        window = tuple(slice(s, s + 8) for s in starts[row])
+        np.testing.assert_array_equal(
+            np.flip(labels[row], np.flatnonzero(flipped[row])), label[(0, *window)])
+
+
+@real
+def test_foreground_share(tmp_path):
+    label = np.zeros((1, 40, 8, 8), np.uint8)
+    label[0, 30, 2, 2] = 1
+    images, labels = draw(tmp_path, label, (8, 8, 8))
+    hits = labels.any((1, 2, 3)).mean()
+    assert hits == pytest.approx(0.4 + 0.6 * 8 / 33, abs=0.03)
+
+
+@real
+@pytest.mark.parametrize("cache_objects", [False, True])
+def test_foreground_class_and_component(tmp_path, monkeypatch, cache_objects):
+    """A class uniformly, then one of its two components with the largest boxes."""
+    monkeypatch.setattr(spec, "FOREGROUND_PROBABILITY", 1.0)
+    label = np.zeros((1, 60, 8, 8), np.uint8)
+    label[0, 2:6, 1:5, 1:5] = 1      # box 64
+    label[0, 20, 1, 1] = 1           # box 1: the third, never chosen
+    label[0, 30:33, 0:4, 0:4] = 1    # box 48
+    label[0, 50:52, 2:4, 2:4] = 2
+    label[0, 52:54, 4:6, 4:6] = 2    # touches by a corner only: a component of its own
+    images, labels = draw(tmp_path, label, (8, 8, 8), cache_objects=cache_objects)
+    z = undo(images.astype(np.float64), label.shape)[2][:, 0]
+    groups = [(z < 13).sum(), ((22 < z) & (z <= 30)).sum(), (z > 40).sum()]
+    assert sum(groups) == DRAWS  # none around the small one, which would need 13 to 20
+    expected = np.array([0.25, 0.25, 0.5]) * DRAWS
+    assert stats.chisquare(groups, expected).pvalue > 0.001
+    # Two boxes of 2 among slices 50 to 53: starts 44 to 50 and 46 to 52, half each.
+    counts = np.bincount(z[z > 40] - 44, minlength=9)
+    expected = np.convolve(np.ones(7), [0.5, 0, 0.5]) / 7 * counts.sum()
+    assert len(counts) == 9 and stats.chisquare(counts, expected).pvalue > 0.001
+
+
+@real
+def test_slack_is_split_uniformly_and_the_window_pushed_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec, "FOREGROUND_PROBABILITY", 1.0)
+    label = np.zeros((1, 40, 40, 12), np.uint8)
+    label[0, 20:23, 15:25, 11] = 1  # 3, 10 and 1 voxels; the last at the volume's edge
+    images, labels = draw(tmp_path, label, (8, 8, 8))
+    z, y, x = undo(images.astype(np.float64), label.shape)[2].T
+    assert uniform(np.bincount(z - 15, minlength=6)) > 0.001 and set(z) == set(range(15, 21))
+    # Longer than the patch: the window lies inside the box.
+    assert uniform(np.bincount(y - 15, minlength=3)) > 0.001 and set(y) == {15, 16, 17}
+    assert set(x) == {4}
+    label = np.zeros((1, 16, 16, 16), np.uint8)
+    label[0, 1, 13, 8] = 1  # starts -6..1, 6..13, 1..8 before they are pushed back
+    images, labels = draw(tmp_path, label, (8, 8, 8))
+    z, y, x = undo(images.astype(np.float64), label.shape)[2].T
+    for found, expected in ((z, [7, 1]), (y, [1, 1, 6])):
+        counts = np.bincount(found - found.min())
+        share = np.array(expected) / 8 * DRAWS
+        assert len(counts) == len(share) and stats.chisquare(counts, share).pvalue > 0.001
+    assert (z.min(), y.min()) == (0, 6) and uniform(np.bincount(x - 1, minlength=8)) > 0.001
