@@ -36,19 +36,20 @@ def sources(*patterns):
     return sorted({f for p in patterns for f in glob(p, recursive=True)})
 
 
-headers = sources("csrc/**/*.h")
+headers = sources("csrc/**/*.h", "minato/include/**/*.h")
 core = [
     f
     for f in sources("csrc/base/*.c", "csrc/os/*.c", "csrc/sync/*.c", "csrc/load/*.c", "csrc/py/*.c")
     if not os.path.basename(f).startswith("mn_ops")
 ]
+core.append("csrc/py/mn_ops_raise.c")  # both say what an operator's failure means
 ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/mn_ops*.c")
 
 extensions = [
     Extension(
         "minato._core",
         core,
-        include_dirs=["csrc", numpy.get_include()],
+        include_dirs=["csrc", "minato/include", numpy.get_include()],
         extra_compile_args=flags,
         extra_link_args=[*links, "-pthread"],
         depends=headers,
@@ -59,7 +60,7 @@ if glob("csrc/py/mn_ops*.c"):
         Extension(
             "minato._ops",
             ops,
-            include_dirs=["csrc", "csrc/ops/include", numpy.get_include()],
+            include_dirs=["csrc", "minato/include", numpy.get_include()],
             extra_compile_args=flags,
             extra_link_args=[*links, "-pthread", "-lm"],
             depends=headers,

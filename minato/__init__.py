@@ -6,6 +6,8 @@ Same arguments, same batches in the same order; workers share one warm arena of 
 take samples, not batches, so a slow sample holds up nobody else.
 """
 
+import os as _os
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError:
@@ -34,6 +36,16 @@ from .determinism import check_determinism
 from .loader import DataLoader
 from .patch import patch_torch
 
+
+def get_include() -> str:
+    """The folder to build C code against that includes ``minato/ops.h``.
+
+    For operators and datasets of your own, in setuptools:
+    ``Extension(..., include_dirs=[minato.get_include()])``.
+    """
+    return _os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "include")
+
+
 _torch_bridge.bind()
 _fork.watch()
 
@@ -50,6 +62,7 @@ __all__ = [
     "check_determinism",
     "default_collate",
     "default_convert",
+    "get_include",
     "get_worker_info",
     "patch_torch",
 ]

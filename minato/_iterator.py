@@ -27,6 +27,7 @@ from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
 from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
+from ._native import NativePool, integers, offer_of
 from ._pool import Pool, start_method_context
 from ._resume import Counted, Progress, TORCH_SAMPLERS
 from ._stats import engine_stats
@@ -84,7 +85,7 @@ class _Batch:
 class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     """What both iterators share: the pool, waiting, shutting down."""
 
-    _pool: Pool | None = None
+    _pool: Pool | NativePool | None = None
     _shutdown = False
     _trace: Trace | None = None
 
@@ -108,9 +109,14 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         self._reset(loader, first_iter=True)
 
     def _start_pool(self, loader: Any) -> None:
-        balanced = self._balanced
         trace_writer()  # a file that cannot be made is no reason to leave workers behind
-        self._pool = Pool(
+        self._pool = self._make_pool(loader)
+        self._engine = self._pool.engine
+        self._trace = tracer(self, self._memo)
+
+    def _make_pool(self, loader: Any) -> Pool | NativePool:
+        balanced = self._balanced
+        return Pool(
             context=start_method_context(loader),
             workers=self._num_workers,
             max_retries=loader.max_retries if balanced else 0,
@@ -130,8 +136,6 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
                 worker_init_fn=self._worker_init_fn,
             ),
         )
-        self._engine = self._pool.engine
-        self._trace = tracer(self, self._memo)
 
     def _living(self) -> bool:
         return self._pool is not None and not self._pool.stopped
@@ -240,6 +244,21 @@ class BalancedIterator(_MinatoIterator):
             costs=self._memo.costs,
             max_workers=self._max_workers,
             slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
+        )
+
+    def _make_pool(self, loader: Any) -> Pool | NativePool:
+        offer = offer_of(loader)
+        self._native = offer is not None
+        if offer is None:
+            return super()._make_pool(loader)
+        self._shape = offer.shape
+        return NativePool(
+            offer=offer,
+            workers=self._num_workers,
+            memory_limit=loader._memory_limit_bytes(),
+            options=self._engine_options(),
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
         )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -364,11 +383,12 @@ class BalancedIterator(_MinatoIterator):
     def _plan(self, index: Any) -> bool:
         if self._cost_hint is not None and self._epoch == 0:
             self._hint(index)
-        whole = self._is_whole(index)
-        pickled = _pickled(index)
-        rows = len(index) if not whole else 1
+        sent = integers(index) if self._native else index
+        whole = self._is_whole(sent)
+        pickled = _pickled(sent)
+        rows = len(sent) if not whole else 1
         taken = self._engine.plan(
-            index,
+            sent,
             pickled,
             self._sequence,
             self._number,

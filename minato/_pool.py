@@ -30,7 +30,7 @@ class WorkerHandle:
 
     daemon = True
 
-    def __init__(self, pool: Pool, number: int) -> None:
+    def __init__(self, pool: Any, number: int) -> None:
         self._pool = pool
         self._number = number
         self._last: dict[str, Any] | None = None
@@ -91,6 +91,8 @@ class WorkerHandle:
 
 class Pool:
     """The engine, the zygote and its workers. Belongs to one iterator."""
+
+    kind = "process"
 
     def __init__(
         self,

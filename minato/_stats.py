@@ -17,6 +17,7 @@ cost                        of a sample: mean, p50, p75, p90, p99, slow (thresho
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in samples
+worker_type                 "process" or "native" (threads of this process)
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
@@ -51,6 +52,7 @@ _NONE: dict[str, Any] = {
     "batch_queue": None,
     "started": None,
     "displacement": None,
+    "worker_type": None,
     "workers": [],
     "retries": 0,
     "deaths": 0,
@@ -90,6 +92,7 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
         **_NONE,
         "errors": iterator._errors,
         "wait": _waits(waits),
+        "worker_type": iterator._pool.kind,
         "workers": [_worker(w) for w in engine.workers()],
         "retries": health["retries"],
         "deaths": health["deaths"],

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
 from ._inline import InlineIterator
 from ._iterator import make_iterator
 from ._memo import memo_of
+from ._native import impossible, why_not
 from ._resume import opened, state_of
 from ._stats import collect
 
@@ -91,6 +92,18 @@ def _check_batching(loader: Any) -> None:
         raise ValueError(f"batching='ready' needs {wrong}")
 
 
+def _check_worker_type(loader: Any) -> None:
+    if loader.worker_type not in (None, "process", "native"):
+        raise ValueError(
+            "worker_type option should be None, 'process' or 'native', but got "
+            f"{loader.worker_type!r}"
+        )
+    if loader.worker_type == "native":
+        reason = why_not(loader) if loader.num_workers > 0 else "num_workers is 0"
+        if reason is not None:
+            raise ValueError(impossible(reason))
+
+
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
 
@@ -114,6 +127,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             further than ``minato._ready.DISPLACEMENT`` batches from its place; needs
             ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. A
             collate_fn of your own then runs in the training process.
+        worker_type: ``"process"``: worker processes, for any dataset. ``"native"``: threads
+            of this process that make samples in C without the GIL, for datasets that offer a
+            ``native_pipeline()`` (``minato.ops.VolumeDataset``); same batches, nothing is
+            forked or pickled, a sample in hand is always waited for. ``None``: native
+            where the dataset offers it and nothing asks for Python in a worker (a
+            collate_fn or worker_init_fn, ``scheduling="static"``, a
+            ``multiprocessing_context``, ``batch_size=None``), else processes.
         max_workers: ``None``: exactly ``num_workers``. A number: the worker scheduler moves
             between 1 and it, starting at ``num_workers``; also the ceiling for standby workers.
         slow_timeout: seconds after which a sample in flight counts as slow and a standby
@@ -135,6 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     memory_limit: int | str | None = None
     max_retries: int = 1
     batching: str = "sampler"
+    worker_type: str | None = None
     max_workers: int | None = None
     slow_timeout: float | str | None = "auto"
     prefetch_next_epoch: bool = False
@@ -164,6 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memory_limit: int | str | None = None,
         max_retries: int = 1,
         batching: str = "sampler",
+        worker_type: str | None = None,
         max_workers: int | None = None,
         slow_timeout: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
@@ -190,6 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if prefetch_next_epoch and not persistent_workers:
             raise ValueError("prefetch_next_epoch needs persistent_workers=True")
         self.batching = batching
+        self.worker_type = worker_type
         self.max_workers = max_workers
         self.slow_timeout = slow_timeout
         self.prefetch_next_epoch = prefetch_next_epoch
@@ -217,6 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         _check_batching(self)
+        _check_worker_type(self)
 
     def _memory_limit_bytes(self) -> int:
         return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)

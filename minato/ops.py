@@ -546,7 +546,7 @@ class VolumeDataset:
                 if self._native is None:
                     made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
                                       self.with_index, _KEYINGS[self.keyed_by],
-                                      self.seed & _MASK)
+                                      self.seed & _MASK, self._epoch)
                     self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
                     self._native = made
                 native = self._native

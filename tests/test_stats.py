@@ -31,6 +31,7 @@ FIELDS: dict[str, Any] = {
     },
     "slow": list,
     "displacement": {"max": NUMBER, "mean": NUMBER},
+    "worker_type": str,
     "workers": list,
     "retries": int,
     "deaths": int,
@@ -80,7 +81,7 @@ def test_the_documentation_names_every_field() -> None:
     assert {n for n in names if n} == set(FIELDS)
 
 
-ENGINE = {"wait", "batch_queue", "started", "displacement", "scheduler", "memory"}
+ENGINE = {"worker_type", "wait", "batch_queue", "started", "displacement", "scheduler", "memory"}
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -187,6 +187,10 @@ mn_engine_poke_zygote(struct mn_engine *e)
     if (e->zygote_cmd >= 0) {
         ssize_t n = write(e->zygote_cmd, "!", 1);
         (void)n; /* full: it has been poked already; closed: its death is seen elsewhere */
+        return;
+    }
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) { /* threads: each its own zygote */
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
     }
 }
 

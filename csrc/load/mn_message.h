@@ -193,12 +193,19 @@ enum mn_lease_state {
     MN_LEASE_REFUSED = 3,
 };
 
+enum mn_leave {
+    MN_LEAVE_NOT = 0,
+    MN_LEAVE_SHRINK = 1, /* there are too many workers */
+    MN_LEAVE_ENDED = 2,  /* the user ended it: terminate() of a thread */
+};
+
 struct mn_worker {
     struct mn_bell bell;  /* rung by the trainer */
     mn_a32 state;
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
-    uint64_t start_time;
+    uint32_t tid;     /* the thread that works; 0: the process's first */
+    uint32_t pad0;
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
@@ -217,7 +224,7 @@ struct mn_worker {
     mn_a64 rows_done;
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
-    mn_a32 leave;  /* trainer: exit when you have nothing in hand; 1: shrink, 2: standby over */
+    mn_a32 leave;  /* trainer: exit when you have nothing in hand; enum mn_leave */
     uint32_t pad2;
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");

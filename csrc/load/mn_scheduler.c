@@ -93,7 +93,7 @@ static void
 ask_to_leave(struct mn_engine *e, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
-    mn_a32_store_seqcst(&k->leave, 1);
+    mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
     mn_bell_ring(&k->bell);
 }
 
@@ -212,7 +212,7 @@ static uint64_t
 cpu_of(const struct mn_worker *k)
 {
     uint64_t ns = 0;
-    return mn_cputime_process((pid_t)k->pid, &ns) == 0 ? ns : 0;
+    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
 }
 
 /* A core for the standby worker: the machine's idle, or the one the sample does not use. */

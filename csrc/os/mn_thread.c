@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/mn_assert.h"
@@ -61,6 +62,12 @@ mn_thread_join(struct mn_thread *thread)
         thread->owner = 0;
     }
     return -rc;
+}
+
+uint32_t
+mn_thread_number(void)
+{
+    return (uint32_t)syscall(SYS_gettid); /* libraries before 2019 have no gettid() */
 }
 
 int

@@ -17,6 +17,7 @@
 #define MN_THREAD_H
 
 #include <pthread.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #define MN_THREAD_NAME_MAX 16 /* the kernel's limit, terminator included */
@@ -40,6 +41,10 @@ mn_thread_start(struct mn_thread *thread, const char *name, void (*fn)(void *), 
 /* Waits for the end of fn. -EINVAL when not running, -ESRCH in a forked child. */
 int
 mn_thread_join(struct mn_thread *thread);
+
+/* The calling thread's number, by which /proc knows it. */
+uint32_t
+mn_thread_number(void);
 
 /* 0 or -ENOMEM, -EAGAIN. */
 int

@@ -217,6 +217,24 @@ mn_engine_retire_worker(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
+const char mn_engine_end_worker_doc[] =
+    "end_worker(number): a native worker leaves when it has finished what it has in hand; that\n"
+    "counts as a death by SIGTERM, and nobody takes its place.";
+
+PyObject *
+mn_engine_end_worker(PyObject *self, PyObject *number)
+{
+    PyObject *done = mn_engine_retire_worker(self, number);
+    unsigned long w = PyLong_AsUnsignedLong(number);
+    struct mn_engine *e = done != NULL ? mn_engine_get(self) : NULL;
+    if (e != NULL && w < e->shm.ctl->nworkers) {
+        struct mn_worker *k = mn_worker_at(&e->shm, (uint32_t)w);
+        mn_a32_store_seqcst(&k->leave, MN_LEAVE_ENDED);
+        mn_bell_ring(&k->bell);
+    }
+    return done;
+}
+
 const char mn_engine_health_doc[] =
     "health() -> {zygote_lost, deaths, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, workers that may still finish something, and the last death.";

@@ -83,6 +83,9 @@ PyObject *
 mn_engine_workers(PyObject *self, PyObject *ignored);
 PyObject *
 mn_engine_retire_worker(PyObject *self, PyObject *number);
+extern const char mn_engine_end_worker_doc[];
+PyObject *
+mn_engine_end_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_health_doc[];
 PyObject *
 mn_engine_health(PyObject *self, PyObject *ignored);

@@ -79,3 +79,26 @@ mn_envelope_write(struct mn_worker_side *side, struct mn_task *t, const char *pi
     }
     return rc == MN_CLOSED ? 1 : 0;
 }
+
+int
+mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+                 Py_ssize_t pickle_bytes, PyObject *list)
+{
+    Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
+    Py_buffer *bufs = PyMem_Calloc((size_t)n + 1, sizeof(*bufs));
+    if (bufs == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    while (got < n
+           && PyObject_GetBuffer(PyList_GET_ITEM(list, got), &bufs[got], PyBUF_C_CONTIGUOUS)
+                  == 0) {
+        got++;
+    }
+    int rc = got == n ? mn_envelope_write(side, t, pickle, pickle_bytes, bufs, n) : -1;
+    for (Py_ssize_t i = 0; i < got; i++) {
+        PyBuffer_Release(&bufs[i]);
+    }
+    PyMem_Free(bufs);
+    return rc;
+}

@@ -38,4 +38,9 @@ int
 mn_envelope_write(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
                   Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n);
 
+/* The same for a list of objects with such buffers. */
+int
+mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+                 Py_ssize_t pickle_bytes, PyObject *list);
+
 #endif

@@ -97,6 +97,7 @@ static PyMethodDef core_methods[] = {
     {"watch_forks", watch_forks, METH_O,
      PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
     {"peek", mn_peek, METH_O, mn_peek_doc},
+    {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},
@@ -122,7 +123,7 @@ core_exec(PyObject *module)
     if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
-        || mn_costs_add_type(module, st) < 0
+        || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;

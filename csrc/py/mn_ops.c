@@ -3,33 +3,7 @@
  */
 #include "py/mn_ops.h"
 
-#include <errno.h>
 #include <string.h>
-
-PyObject *
-mn_ops_raise(int rc, const struct mn_text *text)
-{
-    /* As file names are decoded: a path in the text need not be valid UTF-8. */
-    PyObject *words = PyUnicode_DecodeFSDefault(text->chars);
-    if (words == NULL) {
-        return NULL;
-    }
-    if (rc == -ENOMEM || rc == -EINVAL || rc == -ERANGE) {
-        PyErr_SetObject(rc == -ENOMEM   ? PyExc_MemoryError
-                        : rc == -EINVAL ? PyExc_ValueError
-                                        : PyExc_IndexError,
-                        words);
-    }
-    else {
-        PyObject *args = Py_BuildValue("(iO)", -rc, words);
-        if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args); /* the subclass that fits errno */
-            Py_DECREF(args);
-        }
-    }
-    Py_DECREF(words);
-    return NULL;
-}
 
 static const struct {
     char format;

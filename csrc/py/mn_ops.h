@@ -12,8 +12,7 @@
 
 #include "ops/mn_cases.h"
 #include "ops/mn_pipeline.h"
-
-#define MN_OPS_TEXT 512 /* bytes of an error text */
+#include "py/mn_ops_raise.h"
 
 struct mn_ops_state {
     PyTypeObject *pipeline_type;
@@ -30,10 +29,11 @@ extern struct PyModuleDef mn_ops_module;
 extern PyType_Spec mn_ops_pipeline_spec;
 extern PyType_Spec mn_ops_cases_spec;
 
-/* Raises what a result code means: ValueError, MemoryError, IndexError or OSError with
- * errno. Returns NULL. */
-PyObject *
-mn_ops_raise(int rc, const struct mn_text *text);
+static inline PyObject *
+mn_ops_raise(int rc, const struct mn_text *text)
+{
+    return mn_ops_raise_chars(rc, text->chars);
+}
 
 /* An array of four axes of a supported dtype; *buffer must be released. `writable` also
  * asks for C contiguity. Returns -1 with an exception. */

@@ -10,6 +10,7 @@ struct mn_ops_cases {
     PyObject_HEAD
     struct mn_cases *cases;
     PyObject *pipeline; /* its struct mn_pipeline is borrowed by cases */
+    Py_buffer epoch;    /* the number of the dataset's epoch, one uint64_t */
 };
 
 static struct mn_ops_cases *
@@ -72,15 +73,15 @@ static PyObject *
 new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     struct mn_ops_state *state = PyType_GetModuleState(type);
-    PyObject *pipeline, *list;
+    PyObject *pipeline, *list, *epoch;
     long long repeat;
     int with_index;
     unsigned int keying;
     unsigned long long seed;
     char chars[MN_OPS_TEXT] = "";
     struct mn_text text = {chars, sizeof(chars)};
-    if (!PyArg_ParseTuple(args, "O!O!LpIK", state->pipeline_type, &pipeline, &PyList_Type,
-                          &list, &repeat, &with_index, &keying, &seed)) {
+    if (!PyArg_ParseTuple(args, "O!O!LpIKO", state->pipeline_type, &pipeline, &PyList_Type,
+                          &list, &repeat, &with_index, &keying, &seed, &epoch)) {
         return NULL;
     }
     PyObject *object = type->tp_alloc(type, 0);
@@ -98,6 +99,11 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
         Py_DECREF(object);
         return mn_ops_raise(rc, &text);
     }
+    if (mn_ops_memory(epoch, sizeof(uint64_t), &self->epoch) < 0) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    self->cases->native.epoch = self->epoch.buf;
     self->cases->native.keying = keying;
     self->cases->native.seed = seed;
     return object;
@@ -117,6 +123,9 @@ dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     mn_cases_close(self_of(object)->cases);
+    if (self_of(object)->epoch.obj != NULL) {
+        PyBuffer_Release(&self_of(object)->epoch);
+    }
     Py_XDECREF(self_of(object)->pipeline);
     type->tp_free(object);
     Py_DECREF(type);
@@ -264,7 +273,7 @@ static PyType_Slot type_slots[] = {
     {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, traverse},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed)"},
+    {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed, epoch)"},
     {0, NULL},
 };
 

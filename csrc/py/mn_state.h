@@ -60,6 +60,14 @@ mn_layout_add_type(PyObject *module, struct mn_state *st);
 int
 mn_view_add_type(PyObject *module, struct mn_state *st);
 
+int
+mn_native_add_type(PyObject *module);
+
+/* What a dataset's native pipeline makes: mn_native_type.c. */
+extern const char mn_native_info_doc[];
+PyObject *
+mn_native_info(PyObject *module, PyObject *capsule);
+
 /* The model in a CostModel, NULL with an exception for another object. */
 struct mn_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);

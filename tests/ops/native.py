@@ -21,7 +21,8 @@ class Native(ctypes.Structure):
     _fields_ = [("abi", ctypes.c_uint32), ("size", ctypes.c_uint32),
                 ("state", ctypes.c_void_p), ("length", ctypes.c_int64),
                 ("keying", ctypes.c_uint32), ("n_fields", ctypes.c_int32),
-                ("seed", ctypes.c_uint64), ("fields", Field * 8), ("run", RUN)]
+                ("seed", ctypes.c_uint64), ("fields", Field * 8), ("run", RUN),
+                ("epoch", ctypes.POINTER(ctypes.c_uint64))]
 
 
 class Host:

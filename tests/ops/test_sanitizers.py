@@ -27,7 +27,7 @@ def build(folder, kind: str) -> str:
     target = folder / f"drive_{kind.replace(',', '_')}"
     sources = sorted(str(path) for path in (ROOT / "csrc" / "ops").glob("*.c"))
     command = [compiler, *FLAGS, f"-fsanitize={kind}", f"-I{ROOT / 'csrc'}",
-               f"-I{ROOT / 'csrc/ops/include'}", str(DRIVER), *sources, "-lm", "-o", str(target)]
+               f"-I{ROOT / 'minato/include'}", str(DRIVER), *sources, "-lm", "-o", str(target)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "cannot find" in built.stderr and "san" in built.stderr:
         pytest.skip(f"this compiler has no -fsanitize={kind}")

@@ -16,18 +16,11 @@ import minato
 from minato import ops
 
 from . import reference
-from .conftest import ROOT, make_pair
+from .conftest import make_pair
 from .native import Host
 
 SOURCE = Path(__file__).with_name("user_operator")
 KEY = (5, 6)
-
-
-def include() -> str:
-    """Where minato/ops.h is: as a user finds it, or in the tree."""
-    if hasattr(minato, "get_include"):
-        return minato.get_include()
-    return str(ROOT / "csrc" / "ops" / "include")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +29,9 @@ def mine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user_operator")
     for name in ("mirror_operator.c", "setup.py"):
         shutil.copy(SOURCE / name, folder)
+    packages = str(Path(minato.__file__).parents[1])
     built = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-                           cwd=folder, env={**os.environ, "MINATO_INCLUDE": include()},
+                           cwd=folder, env={**os.environ, "PYTHONPATH": packages},
                            capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr
     sys.path.insert(0, str(folder))

@@ -1,9 +1,8 @@
 """How a user builds operators of their own: the header is all that is needed."""
-import os
-
+import minato
 from setuptools import Extension, setup
 
 setup(name="mirror-operator", version="1",
       ext_modules=[Extension("mirror_operator", ["mirror_operator.c"],
-                             include_dirs=[os.environ["MINATO_INCLUDE"]],
+                             include_dirs=[minato.get_include()],
                              extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-Werror"])])

@@ -140,7 +140,7 @@ struct mn_native_field {
     char kind;        /* as in NumPy: 'f' float, 'u' unsigned, 'i' signed */
     uint8_t itemsize; /* bytes an element */
     uint16_t reserved;
-    int32_t ndim;     /* 0: a scalar, which Python code gets as an int */
+    int32_t ndim;     /* 0: kind 'i' of 8 bytes, which Python code gets as an int */
     int64_t shape[MN_NATIVE_DIMS];
     uint64_t bytes; /* of the whole field, C contiguous */
 };
@@ -165,6 +165,9 @@ struct mn_native_pipeline {
      * failure out holds nothing of use. */
     int (*run)(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **out,
                char *err, size_t errlen);
+    /* MN_KEYED_BY_EPOCH: where the dataset keeps the number of its epoch, aligned, read
+     * before each sample; NULL: the epoch is what the loader's set_epoch was told, else 0. */
+    const uint64_t *epoch;
 };
 
 /* The key of the two keyings. The Python side uses this very function, so a sample has the

@@ -1,0 +1,17 @@
+/* From the results of minato/ops.h to exceptions.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_OPS_RAISE_H
+#define MN_OPS_RAISE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define MN_OPS_TEXT 512 /* bytes of an error text */
+
+/* Raises what a result code means: ValueError, MemoryError, IndexError or OSError with
+ * errno. Returns NULL. */
+PyObject *
+mn_ops_raise_chars(int rc, const char *chars);
+
+#endif /* MN_OPS_RAISE_H */
