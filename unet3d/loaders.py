@@ -80,6 +80,14 @@ def _minato_static(dataset: Dataset, options: Options) -> Iterable[Batch]:
     return _minato(dataset, options, scheduling="static")
 
 
+def _minato_native(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    return _minato(dataset, options, worker_type="native" if options.workers else None)
+
+
+def _minato_process(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    return _minato(dataset, options, worker_type="process")
+
+
 def _dali(dataset: Dataset, options: Options) -> Iterable[Batch]:
     from unet3d.dali import DaliLoader
     return DaliLoader(dataset, options)
@@ -120,7 +128,8 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato": _minato,
     "minato-ready": _minato_ready,
     "minato-static": _minato_static,
-    "minato-native": _minato,
+    "minato-native": _minato_native,
+    "minato-native-process": _minato_process,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
     "pytorch-native": _pytorch,
@@ -130,7 +139,9 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
 }
 # Loaders of the same kind deliver the same bytes for the same sample, seeded alike; of the
 # kind None, bytes of their own. "reference", the NumPy transforms, where not listed.
-SAMPLES: dict[str, str | None] = {"minato-native": "native", "pytorch-native": "native",
+SAMPLES: dict[str, str | None] = {"minato-native": "native",
+                                  "minato-native-process": "native",
+                                  "pytorch-native": "native",
                                   "dali": None, "dali-cached": None, "synthetic": None}
 
 

@@ -23,6 +23,7 @@ class Records:
 
     def __init__(self, folder: Path, active: bool, append: bool) -> None:
         self.folder, self.active = folder, active
+        self.fresh = not append or not (folder / MLPERF_NAME).exists()
         if not active:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,12 +50,14 @@ class Records:
             row = {"event": event, "time": time.time(), **fields}
             self._lines.write(json.dumps(row) + "\n")
 
-    def mlperf(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
-        """One line in the manner of MLPerf logging; `kind` is start, end or event."""
+    def mlperf(self, kind: str, key: str, value: Any = None, *, at_ms: int | None = None,
+               **metadata: Any) -> None:
+        """One line in the manner of MLPerf logging; `kind` is start, end or event. `at_ms`:
+        when it happened, if not now."""
         if self.active:
             kinds = {"start": "INTERVAL_START", "end": "INTERVAL_END",
                      "event": "POINT_IN_TIME"}
-            row = {"namespace": "", "time_ms": int(time.time() * 1000),
+            row = {"namespace": "", "time_ms": at_ms or int(time.time() * 1000),
                    "event_type": kinds[kind], "key": key, "value": value,
                    "metadata": metadata}
             self._mlperf.write(f":::MLLOG {json.dumps(row)}\n")

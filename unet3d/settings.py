@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unet3d.evaluate import AMP
 from unet3d.loaders import LOADERS
 from unet3d.parallel import available_cores
 from unet3d.spec import PRESETS, Preset
@@ -26,7 +27,8 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         help="go on from OUT/checkpoint.pt, or from the file named")
     add("--seed", type=int, default=0)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--amp", choices=["none", "bf16"], default="none")
+    add("--amp", choices=list(AMP), default="none",
+        help="mixed precision; fp16 with loss scaling, as the reference")
     add("--threads", type=int, help="CPU threads of the model while training "
         "(default: the cores that the workers leave, at least 1)")
     work = parser.add_argument_group("work (default: the preset's)")
@@ -48,6 +50,11 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                       help="brightness x f, not the reference's x (1 + f)")
     work.add_argument("--reference-starts", action="store_true",
                       help="never crop at an axis's last position, as the reference")
+    dali = parser.add_argument_group("the dali loader")
+    dali.add_argument("--dali-cache-objects", action="store_true",
+                      help="remember the boxes of labels seen: the loader dali-cached")
+    dali.add_argument("--dali-no-mmap", action="store_true",
+                      help="read files instead of mapping them")
     watch = parser.add_argument_group("checkpoints, evaluation, measurement")
     watch.add_argument("--checkpoint-every", type=int, default=0, metavar="BATCHES",
                        help="also within epochs (default: at epoch ends only)")
@@ -92,6 +99,13 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     """Parse and check the command line; exits with a message if it makes no sense."""
     parser = make_parser(description)
     args = parser.parse_args(argv)
+    is_dali = args.loader.startswith("dali")
+    if (args.dali_cache_objects or args.dali_no_mmap) and not is_dali:
+        parser.error("--dali-cache-objects and --dali-no-mmap are of the loader dali")
+    if is_dali and args.reference_starts:
+        parser.error("DALI's crop takes an axis's last position, too: no --reference-starts")
+    if args.dali_cache_objects:
+        args.loader = "dali-cached"
     names = {field.name for field in dataclasses.fields(Preset)}
     changes = {name: tuple(value) if isinstance(value, list) else value
                for name, value in vars(args).items() if name in names and value is not None}

@@ -30,6 +30,9 @@ BRIGHTNESS_RANGE = (0.7, 1.3)
 NOISE_PROBABILITY = 0.1
 NOISE_STD_MAX = 0.1
 
+WEIGHT_DECAY = 0.0
+MOMENTUM = 0.9
+
 
 @dataclasses.dataclass(frozen=True)
 class Preset:

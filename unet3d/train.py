@@ -9,9 +9,11 @@ a checkpoint (--stop-after, SIGTERM, SIGINT): go on with --resume.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from unet3d import bounds, checkpoint, pagecache, records, sampling
+from unet3d import bounds, checkpoint, mlperf, pagecache, records, resume, sampling, spec
 from unet3d.data import VolumeDataset, list_cases, mix, split
-from unet3d.evaluate import evaluate
+from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import LoaderUnavailable, build, dataset_for
 from unet3d.losses import dice_ce_loss
 from unet3d.meters import DeliveryHash, EpochClock, wait_summary
@@ -37,7 +39,6 @@ from unet3d.usage import UsageSampler
 
 STOPPED = 3
 BOUND_SAMPLES = 32  # samples timed for the work bound
-WEIGHT_DECAY, MOMENTUM = 0.0, 0.9
 
 
 class Progress:
@@ -58,6 +59,7 @@ class Trainer:
     """One run, from settings to result."""
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self.began_ms = int(time.time() * 1000)
         self.settings, self.ranks = settings, ranks
         self.args, self.preset, self.device = settings.args, settings.preset, ranks.device
         args, preset = self.args, self.preset
@@ -77,47 +79,53 @@ class Trainer:
             raise DataError(f"{args.data}: fewer samples than ranks")
         self.sampler = sampling.epoch_sampler(self.dataset, args.seed, ranks.rank, ranks.world)
         self.generator = torch.Generator()
-        self.model, self.optimizer = self._make_model()
+        self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)
         self.progress = Progress(args.hash_content)
-        self.delivered_before: list[int] = []  # by all ranks, in the epoch resumed
+        self.resumed: resume.Resumed | None = None  # until its epoch begins
         self.loader: Iterable | None = None
+        self.loader_runs = False  # and not one for the rest of an epoch
         self.stop_asked = False
         self.batches_run = 0
         self.costs: dict[str, float] | None = None
         self.rows: list[dict[str, Any]] = []
 
-    def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer]:
+    def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.args.seed)
         model = UNet3D(self.preset.filters).to(self.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.preset.learning_rate,
-                                    momentum=MOMENTUM, nesterov=True,
-                                    weight_decay=WEIGHT_DECAY)
-        return model, optimizer
+                                    momentum=spec.MOMENTUM, nesterov=True,
+                                    weight_decay=spec.WEIGHT_DECAY)
+        scaler = torch.amp.GradScaler(self.device.type, enabled=self.args.amp == "fp16")
+        return model, optimizer, scaler
 
     # -- checkpoints ---------------------------------------------------------------
 
     def save(self) -> None:
         """Write the checkpoint; every rank must call it."""
-        states = self.ranks.gather(self.progress.state())
+        own = self.loader if self.loader_runs and self.progress.delivered else None
+        states = self.ranks.gather(self.progress.state() | {
+            "whole": self.loader_runs, "loader": resume.state_of(own)})
         if self.ranks.rank == 0:
             checkpoint.save(self.args.out / records.CHECKPOINT_NAME, {
                 "config": self.config, "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(), "ranks": states})
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(), "ranks": states})
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint, possibly of another number of ranks."""
         state = checkpoint.load(path, self.config)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
         ranks = state["ranks"]
-        self.delivered_before = [i for rank in ranks for i in rank["delivered"]]
+        self.resumed = resume.plan(path, state, self.config, self.ranks)
         if len(ranks) == self.ranks.world:
             self.progress = Progress(self.args.hash_content, ranks[self.ranks.rank])
         else:  # rank 0 carries on what all had; the sums come out the same
             self.progress = Progress(self.args.hash_content, ranks[0])
             if self.ranks.rank == 0:
-                self.progress.delivered = list(self.delivered_before)
+                self.progress.delivered = [i for rank in ranks for i in rank["delivered"]]
                 for other in ranks[1:]:
                     self.progress.hash.merge(other["hash"])
             else:
@@ -127,10 +135,14 @@ class Trainer:
     # -- one epoch -----------------------------------------------------------------
 
     def _loader(self, sampler: torch.utils.data.Sampler) -> Iterable:
-        return build(self.args.loader, self.dataset, batch_size=self.preset.batch_size,
+        args = self.args
+        # Workers that live on carry their random streams from epoch to epoch, which no
+        # checkpoint could bring back; samples that seed themselves need no streams.
+        return build(args.loader, self.dataset, batch_size=self.preset.batch_size,
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
-                     timeout_s=self.args.timeout,
+                     timeout_s=args.timeout, persistent=args.seeding == "sample",
+                     dali_mmap=not args.dali_no_mmap,
                      pin_memory=self.device.type == "cuda", device=self.device)
 
     def _plan(self, epoch: int) -> tuple[Iterable, list[int]]:
@@ -141,14 +153,21 @@ class Trainer:
         # Samples made in this process (no workers) draw from its own generators.
         random.seed(mix(self.args.seed, epoch, self.ranks.rank))
         np.random.seed(mix(self.args.seed, epoch, self.ranks.rank) & 0xFFFFFFFF)
-        done, self.delivered_before = self.delivered_before, []
-        if done:
+        resumed, self.resumed = self.resumed, None
+        if resumed is not None and resumed.way == "rest":
             order = sampling.epoch_order(self.dataset, self.args.seed, epoch)
-            rest = sampling.remaining(order, done, self.ranks.rank, self.ranks.world)
+            rest = sampling.remaining(order, resumed.delivered, self.ranks.rank,
+                                      self.ranks.world)
+            self.loader_runs = False
             return self._loader(sampling.RestSampler(rest)), rest
         if self.loader is None:
             self.loader = self._loader(self.sampler)
-        return self.loader, list(self.sampler)
+        self.loader_runs = True
+        if resumed is None:
+            return self.loader, list(self.sampler)
+        done = set(self.progress.delivered)
+        rest = [index for index in self.sampler if index not in done]
+        return resumed.applied(self.loader, len(self.progress.losses)), rest
 
     def _set_rate(self, epoch: int) -> float:
         """Linear warm-up by whole epochs, as the reference; returns the rate."""
@@ -173,12 +192,13 @@ class Trainer:
         if not ends_group and self.ranks.world > 1:
             hold = self.wrapped.no_sync()
         with hold:
-            with torch.autocast(self.device.type, torch.bfloat16,
-                                enabled=self.args.amp == "bf16"):
+            with torch.autocast(self.device.type, AMP[self.args.amp],
+                                enabled=self.args.amp != "none"):
                 loss = dice_ce_loss(self.wrapped(image), label)
-            (loss / size).backward()
+            self.scaler.scale(loss / size).backward()
         if ends_group:
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
@@ -302,11 +322,15 @@ class Trainer:
         """What the bounds are computed from, measured once on a throw-away model."""
         order = sampling.epoch_order(self.dataset, self.args.seed, self.progress.epoch)
         self.dataset.set_epoch(self.progress.epoch)
-        synthetic = build("synthetic", self.dataset, batch_size=self.preset.batch_size,
+        dataset = self.dataset
+        if hasattr(dataset, "warm"):  # a copy: the run is to find its boxes by itself
+            dataset = pickle.loads(pickle.dumps(dataset))
+            dataset.warm()
+        synthetic = build("synthetic", dataset, batch_size=self.preset.batch_size,
                           sampler=self.sampler, workers=0, device=self.device)
         image, label, _ = next(iter(synthetic))
-        kept = self.model, self.optimizer, self.wrapped
-        self.model, self.optimizer = self._make_model()
+        kept = self.model, self.optimizer, self.scaler, self.wrapped
+        self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model.train()
         # Group of one batch, out of any rank's way: a copy that is never synchronised.
         world, self.ranks.world = self.ranks.world, 1
@@ -314,9 +338,12 @@ class Trainer:
             step_s = bounds.step_cost(lambda: self._step(image, label, 0, 1))
         finally:
             self.ranks.world = world
-            self.model, self.optimizer, self.wrapped = kept
-        return {"sample_s": bounds.sample_cost(self.dataset, order[:BOUND_SAMPLES]),
-                "step_s": step_s,
+            self.model, self.optimizer, self.scaler, self.wrapped = kept
+        if self.args.loader.startswith("dali"):
+            sample_s = self._loader(self.sampler).sample_cost(order[:BOUND_SAMPLES])
+        else:
+            sample_s = bounds.sample_cost(dataset, order[:BOUND_SAMPLES])
+        return {"sample_s": sample_s, "step_s": step_s,
                 "copy_bytes_s": bounds.copy_rate(image.nbytes + label.nbytes)}
 
     def _evaluate(self, log: records.Records, epoch: int) -> dict[str, Any]:
@@ -325,7 +352,7 @@ class Trainer:
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, available_cores() // self.ranks.world))
         scores = evaluate(self.model, self.evaluation, self.preset.patch, self.device,
-                          self.preset.overlap, self.args.amp == "bf16",
+                          self.preset.overlap, self.args.amp,
                           progress=sys.stderr.isatty())
         torch.set_num_threads(self.settings.threads)
         log.mlperf("event", "eval_accuracy", scores["mean_dice"], epoch_num=epoch)
@@ -342,37 +369,33 @@ class Trainer:
             and epoch % preset.eval_every == 0
 
     def _log_start(self, log: records.Records) -> None:
-        preset, args = self.preset, self.args
         log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
                  cores=available_cores(), torch=torch.__version__)
-        for key, value in {
-                "submission_benchmark": "unet3d", "seed": args.seed,
-                "global_batch_size": preset.batch_size * self.ranks.world * preset.accumulate,
-                "gradient_accumulation_steps": preset.accumulate,
-                "train_samples": len(self.dataset), "eval_samples": len(self.evaluation),
-                "opt_name": "sgd", "opt_base_learning_rate": preset.learning_rate,
-                "opt_learning_rate_warmup_epochs": preset.warmup_epochs}.items():
-            log.mlperf("event", key, value)
+        if log.fresh:  # a resumed run goes on in the same log
+            mlperf.log_start(log, self.settings, self.ranks.world, len(self.dataset),
+                             len(self.evaluation), self.began_ms)
 
     def run(self, log: records.Records) -> int:
         """Train to the last epoch or the target; returns the exit status."""
         if not self.args.no_bounds:
             self.costs = self.measure_costs()
         self._log_start(log)
-        log.mlperf("start", "run_start")
         reached = False
         while self.progress.epoch <= self.preset.epochs and not reached:
             epoch = self.progress.epoch
+            log.mlperf("start", "block_start", first_epoch_num=epoch, epoch_count=1)
             log.mlperf("start", "epoch_start", epoch, epoch_num=epoch)
             if not self.run_epoch(log):
                 log.line("stopped", epoch=epoch, batches=len(self.progress.losses))
                 return STOPPED
-            log.mlperf("end", "epoch_stop", epoch, epoch_num=epoch)
             row = self.rows[-1]
+            log.mlperf("end", "epoch_stop", epoch, epoch_num=epoch,
+                       current_lr=row["learning_rate"])
             if self._eval_due(epoch):
                 scores = self._evaluate(log, epoch)
                 row |= scores
                 reached = scores["mean_dice"] >= self.preset.target_dice
+            log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
             self.save()

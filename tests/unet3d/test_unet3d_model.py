@@ -115,7 +115,7 @@ def test_sliding_window_pads_with_the_given_value():
     assert (window[..., 1:-1] == 0).all()
 
 
-def test_evaluation_weighs_volumes_equally(tmp_path):
+def test_evaluation_weighs_volumes_equally(tmp_path, monkeypatch):
     """One volume found, one missed: the mean is a half, whatever their sizes."""
     cases = []
     for number, size in enumerate((8, 16)):
@@ -136,3 +136,17 @@ def test_evaluation_weighs_volumes_equally(tmp_path):
     assert scores["volumes"] == 2
     assert scores["kidney"] == pytest.approx(0.5, abs=1e-3)
     assert scores["mean_dice"] == pytest.approx(0.5, abs=1e-3)
+
+    # Three volumes over two ranks: what the ranks add up is what one process finds.
+    cases.append(cases[0])
+    alone = evaluate.evaluate(Reader(), cases, (8, 8, 8), torch.device("cpu"), progress=False)
+    totals = []
+    monkeypatch.setattr(evaluate.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(evaluate.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(evaluate.distributed, "all_reduce", lambda t: totals.append(t.clone()))
+    for rank in range(2):
+        monkeypatch.setattr(evaluate.distributed, "get_rank", lambda rank=rank: rank)
+        evaluate.evaluate(Reader(), cases, (8, 8, 8), torch.device("cpu"), progress=False)
+    assert [total[-1] for total in totals] == [2, 1]
+    kidney, tumour, volumes = sum(totals).tolist()
+    assert [kidney / volumes, tumour / volumes] == [alone["kidney"], alone["tumour"]]
