@@ -49,7 +49,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    for name in {"common", "loader", "startup", "balance"} - before:
+    for name in {"common", "loader", "startup", "balance", "ops", "volumes"} - before:
         sys.modules.pop(name, None)
 
 
@@ -81,6 +81,37 @@ def test_balance(tmp_path: Path) -> None:
             # no epoch beats the work that is in it
             assert min(run["walls"]) >= run["bound"]
     assert "ready first" in text or "as they complete" in text
+
+
+def test_volumes(tmp_path: Path) -> None:
+    names = ["torch, NumPy and SciPy", "torch, native dataset, boxes kept",
+             "minato native, boxes kept", "minato processes, boxes sought"]
+    result, text = quick("volumes.py", tmp_path, "--only", *names)
+    [turn] = result["runs"]
+    assert set(turn["loaders"]) == set(names)
+    found = {name: turn["loaders"][name] for name in names}
+    assert found[names[1]]["check"] == found[names[2]]["check"] == found[names[3]]["check"]
+    needed = 32**3 * 5
+    for name in names:
+        [epoch] = found[name]["epochs"]
+        assert epoch["ms"] > 0 and epoch["read"] >= needed, name
+        assert f"\n{name}  " in text
+    # two volumes of 40 x 44 x 48 voxels: no more than the whole of them, nor less than a patch
+    assert needed <= found["minato native, boxes kept"]["epochs"][0]["counted"] <= 84480 * 6
+
+
+def test_volumes_of_other_bytes_or_shapes_are_noticed(benchmark: Any) -> None:
+    volumes = benchmark("volumes")
+
+    def made(content: str, shape: str = "[1, 2, 2, 2]") -> dict[str, Any]:
+        return {"check": {"fields": [shape], "content": content}}
+
+    torchs, minatos = "torch, native dataset, boxes kept", "minato native, boxes sought"
+    volumes.check({torchs: made("a"), minatos: made("a"), "dali": made("b")})
+    with pytest.raises(AssertionError, match="bytes of the native samples differ"):
+        volumes.check({torchs: made("a"), minatos: made("b")})
+    with pytest.raises(AssertionError, match="shapes or dtypes differ"):
+        volumes.check({torchs: made("a"), "dali": made("b", "[1, 2, 2, 3]")})
 
 
 def test_different_samples_are_noticed(benchmark: Any) -> None:

@@ -1,0 +1,362 @@
+"""Loaders alone on 3D U-Net volumes: torch, DALI and minato, one specification, two workers.
+
+    python benchmarks/volumes.py [--data FOLDER] [--labels FOLDER] [--repeats 3] [--json FILE]
+        [--add] [--quick]
+
+Six cases are made from real KiTS19 label files with painted intensities (MINATO_KITS19, else
+../shared/data/kits19; phantoms where there are none) and kept in --data. Every loader delivers
+the same samples of an epoch in batches of two patches of 128^3, crop, flips, brightness and noise
+after unet3d's specification, to a caller that does nothing with them; the files are in the page
+cache. Each contender runs in a fresh process: an epoch to warm up, in which counts, shapes, dtypes
+and bytes are checked (loaders with the same random numbers must deliver the same bytes), then
+timed epochs from before iter() to the last batch. Contenders take turns within a repeat; ratios are
+of the same repeat. `--add` goes on from the repeats in --json's file.
+
+"boxes kept" remembers the bounding boxes of labels seen before, as DALI's object cache does;
+"boxes sought" looks for them in every foreground sample. Bytes read are those of read calls
+(rchar of the process tree), checked against the operators' own count; DALI maps its files, so for
+it they are what its readers hand on by the files' sizes: the label, and the image's crop.
+
+Bounds: copying just the crop out of files that stay mapped, and one scan of the label, on
+one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import torch
+from ops import ROOT, bounds, prepare, warm
+
+import minato
+from minato import ops
+from unet3d import loaders, sampling, transforms
+from unet3d.data import Case, VolumeDataset
+from unet3d.meters import DeliveryHash
+
+BATCH = 2
+MANY = 1 << 12  # samples a dataset must be able to name
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """How samples are made: `make(job)` returns a loader of [image, label, index] batches.
+
+    `samples`: loaders of the same kind deliver the same bytes; None: bytes of their own.
+    `slow` ones get fewer samples. `against`: the DALI contender to compare with.
+    """
+
+    make: Callable[["Job"], Iterable[Any]]
+    samples: str | None
+    slow: bool = False
+    against: str = "dali"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a child is asked to do."""
+
+    cases: list[list[str]]
+    patch: list[int]
+    workers: int
+    epoch: int  # samples
+    epochs: int  # timed ones
+    seed: int
+    contender: str
+
+    def opened(self) -> list[Case]:
+        return [Case(name, Path(image), Path(label), os.stat(image).st_size
+                     + os.stat(label).st_size) for name, image, label in self.cases]
+
+    def sampler(self) -> Any:
+        """Torch's own, over the first `epoch` samples of any dataset."""
+        return sampling.epoch_sampler(range(self.epoch), self.seed)
+
+
+def reference(job: Job) -> VolumeDataset:
+    return VolumeDataset(job.opened(), transforms.train_transforms(job.patch), job.seed, MANY)
+
+
+def native(job: Job, keep: bool) -> ops.VolumeDataset:
+    pipeline = ops.Pipeline([
+        ops.ReadNpy(), ops.RandBalancedCrop(job.patch, keep_boxes=keep), ops.RandFlip(),
+        ops.Cast(), ops.RandScaleIntensity(), ops.RandGaussianNoise()])
+    dataset = ops.VolumeDataset(job.opened(), pipeline, seed=job.seed, repeat=MANY,
+                                with_index=True)
+    if keep:
+        dataset.warm()
+    return dataset
+
+
+def by_torch(dataset: Any, job: Job, cls: type = torch.utils.data.DataLoader,
+             **more: Any) -> Iterable[Any]:
+    return cls(dataset, batch_size=BATCH, sampler=job.sampler(), num_workers=job.workers,
+               persistent_workers=True, **more)
+
+
+def by_dali(name: str) -> Callable[[Job], Iterable[Any]]:
+    return lambda job: loaders.build(name, reference(job), batch_size=BATCH,
+                                     sampler=job.sampler(), workers=job.workers)
+
+
+def by_minato(kind: str, keep: bool) -> Callable[[Job], Iterable[Any]]:
+    return lambda job: by_torch(native(job, keep), job, minato.DataLoader, worker_type=kind)
+
+
+CONTENDERS = {
+    "torch, NumPy and SciPy": Contender(
+        lambda job: by_torch(reference(job), job), "reference", slow=True),
+    "torch, the same out of order": Contender(
+        lambda job: by_torch(reference(job), job, in_order=False), "reference", slow=True),
+    "dali": Contender(by_dali("dali"), None, slow=True),
+    "dali, boxes kept": Contender(by_dali("dali-cached"), None, slow=True,
+                                  against="dali, boxes kept"),
+}
+for _keep, _what in ((False, "boxes sought"), (True, "boxes kept")):
+    _with = {"samples": "native", "against": "dali, boxes kept" if _keep else "dali"}
+    CONTENDERS |= {
+        f"torch, native dataset, {_what}": Contender(
+            lambda job, keep=_keep: by_torch(native(job, keep), job), **_with),
+        f"minato processes, {_what}": Contender(by_minato("process", _keep), **_with),
+        f"minato native, {_what}": Contender(by_minato("native", _keep), **_with),
+    }
+BASE = "torch, NumPy and SciPy"
+
+
+# ---- in the child ----------------------------------------------------------------------
+
+
+def read_bytes() -> int:
+    """Bytes that read calls of this process and its children returned so far."""
+    total = 0
+    for process in common.tree(os.getpid()):
+        try:
+            text = Path(f"/proc/{process.pid}/io").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        total += int(text.split("rchar:")[1].split()[0])
+    return total
+
+
+def epoch_of(loader: Any, number: int) -> Iterable[Any]:
+    """Tell everybody of a new epoch, and begin it."""
+    told = [loader.dataset, getattr(loader, "sampler", None) or loader.options.sampler]
+    for part in told:
+        part.set_epoch(number)
+    return iter(loader)
+
+
+def check_epoch(job: Job, loader: Any) -> dict[str, Any]:
+    """An epoch that is not timed: what was delivered. Raises what check_delivery raises."""
+    counted, indices, kinds = DeliveryHash(True), [], set()
+    for image, label, index in epoch_of(loader, 1):
+        numbers = index.tolist()
+        counted.add(image, label, numbers)
+        indices += numbers
+        kinds |= {str([list(t.shape[1:]), str(t.dtype)]) for t in (image, label)}
+    sampling.check_delivery(range(job.epoch), indices, BATCH, False, 1)
+    return {"fields": sorted(kinds), **counted.state()}
+
+
+def time_epoch(job: Job, loader: Any, number: int) -> dict[str, float]:
+    """Milliseconds and bytes a sample of one epoch, with the loader's own count of bytes."""
+    pipeline = getattr(loader.dataset, "pipeline", None)
+
+    def own() -> int:
+        return pipeline.stats()["bytes_read"] if pipeline is not None else 0
+
+    cpu, read, before = common.cpu_seconds(), read_bytes(), own()
+    begin, samples = time.perf_counter(), 0
+    for batch in epoch_of(loader, number):
+        samples += len(batch[2])
+    wall = time.perf_counter() - begin
+    if samples != job.epoch:
+        raise AssertionError(f"{samples} samples delivered, {job.epoch} expected")
+    return {"ms": wall * 1e3 / samples, "cpu_ms": (common.cpu_seconds() - cpu) * 1e3 / samples,
+            "read": (read_bytes() - read) / samples, "counted": (own() - before) / samples}
+
+
+def child(request: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    job = Job(**request)
+    loader = CONTENDERS[job.contender].make(job)
+    found = check_epoch(job, loader)
+    return {"check": found,
+            "epochs": [time_epoch(job, loader, 2 + number) for number in range(job.epochs)]}
+
+
+# ---- in the parent ---------------------------------------------------------------------
+
+
+def tiny_cases(folder: Path) -> list[Case]:
+    """Two small cases for a smoke run."""
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        label = np.zeros((1, 40, 44, 48), np.uint8)
+        label[:, 5:20, 8:30, 10:30] = 1
+        label[:, 9:14, 12:20, 12:20] = 2
+        np.save(folder / f"case_{number}_x.npy", rng.normal(0, 1, label.shape).astype("f4"))
+        np.save(folder / f"case_{number}_y.npy", label)
+    (folder / "complete").touch()
+    return prepare(folder, folder, 2)
+
+
+def check(results: dict[str, dict[str, Any]]) -> None:
+    """All deliver the same kinds of fields, and those with the same samples the same bytes."""
+    if len({str(result["check"]["fields"]) for result in results.values()}) != 1:
+        raise AssertionError(f"shapes or dtypes differ: "
+                             f"{ {n: r['check']['fields'] for n, r in results.items()} }")
+    hashes: dict[str, dict[str, list[str]]] = {}
+    for name, result in results.items():
+        kind = CONTENDERS[name].samples
+        if kind is not None:
+            hashes.setdefault(kind, {}).setdefault(result["check"]["content"], []).append(name)
+    for kind, found in hashes.items():
+        if len(found) > 1:
+            raise AssertionError(f"bytes of the {kind} samples differ: {found}")
+
+
+def time_bounds(cases: list[Case], patch: tuple[int, ...], samples: int) -> dict[str, float]:
+    """ms a sample of the two bounds, on this core."""
+    found = {}
+    for bound in bounds(cases, patch)[:2]:
+        for index in range(2):
+            bound.make(index)
+        bound.turn(list(range(samples)))
+        found[bound.name.removeprefix("bound: ")] = bound.wall_ms[0]
+    return found
+
+
+def measure(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
+    result: dict[str, Any] = {"machine": common.machine(), "runs": [], "skipped": {}}
+    if args.add and Path(args.json).exists():
+        result = json.loads(Path(args.json).read_text())
+    names = [name for name in CONTENDERS if not args.only or name in args.only]
+    for name in list(names):
+        why = loaders.unavailable("dali") if name.startswith("dali") else None
+        if why is not None:
+            result["skipped"][name] = why
+            names.remove(name)
+    warm(cases)
+    quiet = common.Quiet(args.quiet, args.quiet_minutes)
+    files = [[case.name, str(case.image), str(case.label)] for case in cases]
+    for number in range(len(result["runs"]), len(result["runs"]) + args.repeats):
+        turn = {"loaders": {}, "bounds": time_bounds(cases, args.patch, args.samples)}
+        for name in names:
+            few = 1 if CONTENDERS[name].slow else args.more
+            job = Job(files, list(args.patch), args.workers, args.samples * few, args.epochs,
+                      number, name)
+            request = dataclasses.asdict(job)
+            turn["loaders"][name] = quiet.run(lambda r=request: common.run_child(__file__, r))
+        check(turn["loaders"])
+        result["runs"].append(turn)
+    sizes = [(case.image.stat().st_size, case.label.stat().st_size) for case in cases]
+    result |= {"quiet": quiet.report(), "patch": list(args.patch), "workers": args.workers,
+               "mean_image": statistics.mean(image for image, _ in sizes),
+               "mean_label": statistics.mean(label for _, label in sizes),
+               "cases": {case.name: list(np.load(case.label, mmap_mode="r").shape[1:])
+                         for case in cases}}
+    return result
+
+
+def per_repeat(result: dict[str, Any], name: str, what: str) -> list[float]:
+    """Of each repeat, the mean over its timed epochs."""
+    return [statistics.mean(epoch[what] for epoch in turn["loaders"][name]["epochs"])
+            for turn in result["runs"] if name in turn["loaders"]]
+
+
+def row(result: dict[str, Any], name: str, needed: float) -> list[str]:
+    wall = per_repeat(result, name, "ms")
+    cells = [name, f"{common.median(wall):.2f}", f"{min(wall):.2f}-{max(wall):.2f}",
+             f"{common.median(per_repeat(result, name, 'cpu_ms')):.2f}"]
+    for other in (BASE, CONTENDERS[name].against):
+        theirs = per_repeat(result, other, "ms") if other != name and all(
+            other in turn["loaders"] for turn in result["runs"]) else []
+        cells.append(f"{common.ratios(wall, theirs):.1f}" if len(theirs) == len(wall) else "-")
+    counted = common.median(per_repeat(result, name, "counted"))
+    read = common.median(per_repeat(result, name, "read"))
+    how = "counted" if counted else "read calls"
+    if name.startswith("dali"):
+        read, how = result["mean_label"] + needed * 4 / 5, "sizes (mapped)"
+    read = counted or read
+    return [*cells, f"{read / 1e6:.1f}", f"{read / needed:.2f}", how]
+
+
+def report(result: dict[str, Any]) -> None:
+    needed = float(np.prod(result["patch"])) * 5
+    whole = (result["mean_image"] + result["mean_label"]) / 1e6
+    print(f"# {common.describe(result['machine'])}")
+    print(f"# {common.describe(result['quiet'])}; {len(result['runs'])} repeats")
+    print(f"# {len(result['cases'])} cases of {whole:.0f} MB on average, patch "
+          f"{'x'.join(map(str, result['patch']))} ({needed / 1e6:.1f} MB needed a sample), "
+          f"{result['workers']} workers")
+    head = ["ms a sample", "median", "min-max", "CPU", "x torch", "x DALI", "MB read",
+            "x needed", "read by"]
+    names = list(result["runs"][0]["loaders"])
+    print(common.table(head, [row(result, name, needed) for name in names]))
+    for name in result["runs"][0]["bounds"]:
+        values = [turn["bounds"][name] for turn in result["runs"]]
+        print(f"bound, one core: {name}: {common.median(values):.2f} ms")
+    for name, why in result["skipped"].items():
+        print(f"left out: {name}: {why}")
+    print("each epoch's samples were counted; equal bytes: "
+          + ", ".join(sorted({c.samples for n, c in CONTENDERS.items()
+                              if c.samples and n in names})))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder to keep the volumes in")
+    parser.add_argument("--labels", type=Path, default=Path(
+        os.environ.get("MINATO_KITS19") or ROOT / "../shared/data/kits19"))
+    parser.add_argument("--cases", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2, help="timed ones of a process")
+    parser.add_argument("--samples", type=int, default=48, help="of an epoch")
+    parser.add_argument("--more", type=int, default=5, help="times as many for fast loaders")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--patch", type=int, nargs=3, default=(128, 128, 128))
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME",
+                        help="; ".join(CONTENDERS))
+    parser.add_argument("--add", action="store_true", help="go on from --json's repeats")
+    common.add_options(parser)
+    args = parser.parse_args()
+    if args.add and not args.json:
+        parser.error("--add needs --json")
+    if args.quick:
+        args.repeats, args.epochs, args.samples, args.more = 1, 1, 6, 1
+        args.patch = (32, 32, 32)
+    return args
+
+
+def main() -> int:
+    if (request := common.child_request()) is not None:
+        common.answer(child(request))
+        return 0
+    args = arguments()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        if args.quick:
+            cases = tiny_cases(Path(scratch))
+        else:
+            cases = prepare(args.data or Path(scratch), args.labels, args.cases)
+        result = measure(args, cases)
+    report(result)
+    common.save(args.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
