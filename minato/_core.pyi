@@ -214,6 +214,7 @@ class _Costs(TypedDict):
     p75_ns: int
     p90_ns: int
     p99_ns: int
+    p995_ns: int
     slow_ns: int | None
 
 @final

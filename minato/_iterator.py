@@ -36,8 +36,8 @@ from ._trace import writer as trace_writer
 from ._worker import BATCH, ERROR, FAILED, OBJECTS, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
-#: may start is decided by costs and memory. Half a thousand batches see far enough.
-LOOK_AHEAD_BATCHES = 512
+#: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
+LOOK_AHEAD_BATCHES = 64, 512
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
@@ -220,6 +220,8 @@ class BalancedIterator(_MinatoIterator):
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         self._cost_hint = getattr(loader.dataset, "cost_hint", None)
         self._far = _may_look_ahead(loader)
+        self._reach = 0  # how far it was looked ahead
+        self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
         self._draws_late = self._far and _draws_at_its_end(loader)
         self._planned: dict[int, _Batch] = {}  # by sequence
         self._sequence = 0
@@ -317,9 +319,9 @@ class BalancedIterator(_MinatoIterator):
         self._set_form()
         window = most = self._window()
         if self._far and self._delivered_any():
-            most = max(most, LOOK_AHEAD_BATCHES)
-            if len(self._planned) > most // 2:
+            if len(self._planned) > self._reach // 2:
                 return  # in bulk: each visit wakes sleeping workers
+            self._reach = most = max(2 * window, self._look_ahead())
         if self._early is not None:
             most = self._early.left + window
         while len(self._planned) < most and not self._exhausted:
@@ -344,6 +346,14 @@ class BalancedIterator(_MinatoIterator):
             elif not self._plan(self._drawn[0]):
                 return
             self._drawn = None
+
+    def _look_ahead(self) -> int:
+        """Batches from which a slow sample may have to start now, to be ready in time or not
+        to end the epoch: three times the batches that go by while one is made."""
+        costs, (least, most) = self._memo.costs.summary(), LOOK_AHEAD_BATCHES
+        batch = costs["mean_ns"] * self._batch_size / self._num_workers
+        slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
+        return int(min(max(slow, least), most))
 
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""

@@ -229,6 +229,8 @@ engine_main(void *arg)
         if (e->scheduler != NULL && !closing) {
             mn_scheduler_tick(e, mn_now_ns());
         }
+        int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
+        nap = e->plan != NULL ? mn_plan_nap(e->plan, nap) : nap;
         mn_mutex_unlock(&e->mutex);
         if (closing || busy) {
             mn_bell_retract(bell);
@@ -237,7 +239,6 @@ engine_main(void *arg)
             }
             continue;
         }
-        int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
         (void)mn_bell_sleep(bell, nap); /* every return means: look again */
     }
 }

@@ -20,6 +20,7 @@
 #define MOST_TASKS 1024u
 /* Board depth: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
+#define PATIENCE_NS (INT64_C(5) * 1000 * 1000)
 
 struct mn_planned {
     uint64_t sequence;
@@ -172,7 +173,7 @@ retime(struct mn_engine *e, uint32_t nrows)
     }
     struct mn_costs_view v = mn_costs_look(p->costs);
     struct mn_dispatch_rates r = p->dispatch.rates;
-    r.typical_ns = v.median_ns;
+    r.typical_ns = p->cut_tasks != 0 ? v.median_ns * p->cut_rows / p->cut_tasks : v.median_ns;
     r.period_ns = mn_dispatch_period(p->consumer_ns, v.mean_ns, nrows != 0 ? nrows : 1,
                                      e->active);
     r.workers = e->active;
@@ -210,6 +211,8 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         free(cost);
         return -ENOMEM;
     }
+    p->cut_rows = b->nrows;
+    p->cut_tasks = q->ntasks;
     *place_of(p, b->sequence) = q;
     for (uint32_t t = 0; t < q->ntasks; t++) {
         uint32_t from = q->row0[t];
@@ -353,6 +356,18 @@ on_board(const struct mn_engine *e)
     return tail > hint ? tail - hint : 0;
 }
 
+/* Work past the window takes memory that torch's loader would not: a worker has to idle for a
+ * while first. Shorter stalls are the machine's, and there is always another. */
+static bool
+starved(struct mn_plan *p)
+{
+    uint64_t now = mn_now_ns();
+    if (p->starved_ns == 0) {
+        p->starved_ns = now;
+    }
+    return (int64_t)(now - p->starved_ns) >= PATIENCE_NS;
+}
+
 uint32_t
 mn_plan_pump(struct mn_engine *e)
 {
@@ -372,6 +387,9 @@ mn_plan_pump(struct mn_engine *e)
         if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
             break;
         }
+        if (c.why == MN_DISPATCH_AHEAD && (on != 0 || !starved(p))) {
+            break;
+        }
         if (!memory_allows(e, &c.task)) {
             /* The head's own tasks are always let through: see policy_memory.h. */
             if (mn_dispatch_first(&p->dispatch, &c) != MN_OK || !memory_allows(e, &c.task)) {
@@ -389,6 +407,13 @@ mn_plan_pump(struct mn_engine *e)
     return started;
 }
 
+int64_t
+mn_plan_nap(const struct mn_plan *p, int64_t nap_ns)
+{
+    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : PATIENCE_NS;
+    return idle < PATIENCE_NS && PATIENCE_NS - idle < nap_ns ? PATIENCE_NS - idle : nap_ns;
+}
+
 void
 mn_plan_taken(struct mn_plan *p, uint64_t sequence)
 {
@@ -399,6 +424,7 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
     }
     while (p->head < p->next && *place_of(p, p->head) == NULL) {
         p->head++;
+        p->starved_ns = 0;
     }
 }
 

@@ -57,8 +57,11 @@ struct mn_plan {
     uint64_t horizon;            /* no batch from this sequence on may start */
     int64_t consumer_ns;         /* what it takes for one, running mean */
     uint64_t batch_bytes;        /* of the largest batch so far */
+    uint32_t cut_rows;           /* of the batch planned last, and into how many tasks */
+    uint32_t cut_tasks;
     uint32_t window;             /* batches: torch's prefetch window */
     bool in_order;
+    uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
 };
 
@@ -79,6 +82,10 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
 /* Starts what should start now. Returns how many tasks went to the board. */
 uint32_t
 mn_plan_pump(struct mn_engine *e);
+
+/* When the engine has to look again if nothing happens: never later than in nap_ns. */
+int64_t
+mn_plan_nap(const struct mn_plan *p, int64_t nap_ns);
 
 /* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
 int64_t

@@ -156,7 +156,8 @@ costs_predict(PyObject *self, PyObject *arg)
 }
 
 PyDoc_STRVAR(summary_doc,
-"summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, slow_ns}\n\n"
+"summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
+"slow_ns}\n\n"
 "slow_ns: from when on a sample in flight counts as slow, None when nothing does.");
 
 static PyObject *
@@ -164,9 +165,9 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_costs *c = own(self);
     mn_mutex_lock(&c->mutex);
-    long long q[4];
-    static const int permille[4] = {500, 750, 900, 990};
-    for (int i = 0; i < 4; i++) {
+    long long q[5];
+    static const int permille[5] = {500, 750, 900, 990, 995};
+    for (int i = 0; i < 5; i++) {
         q[i] = mn_histogram_quantile(&c->model.wall, permille[i]);
     }
     double mean = c->model.mean_wall_ns;
@@ -175,9 +176,9 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     mn_mutex_unlock(&c->mutex);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
-    return Py_BuildValue("{sK sL sd sL sL sL sL sN}", "samples", samples, "known", known,
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN}", "samples", samples, "known", known,
                          "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
-                         "p99_ns", q[3], "slow_ns", slow);
+                         "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow);
 }
 
 static PyMethodDef costs_methods[] = {
