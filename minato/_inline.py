@@ -28,6 +28,8 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
                 super().__init__(loader)
                 for _ in range(again):
                     self._dataset_fetcher.fetch(super()._next_index())
+        name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
+        self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = 0
         self._begun = False
         self._progress = self._new_progress(self._start)

@@ -92,6 +92,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         with self._taking_up(loader, memo_of(loader)):
             _BaseDataLoaderIter.__init__(self, loader)
+        name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's
+        self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         if self._num_workers <= 0:

@@ -114,14 +114,16 @@ class StaticIterator(_MinatoIterator):
         """The batch that finished first, as torch's result queue would give it."""
         while True:
             number, sent = self._first_done()
+            ended = not self._workers_status[sent.worker]  # and has nothing to say any more
             try:
-                status, data = self._whole(sent.block)
+                status, data = (EXHAUSTED, None) if ended else self._whole(sent.block)
             finally:
                 self._engine.retire(sent.block)
             if status != EXHAUSTED:
                 break
-            # torch's workers say once that they are at their end
-            if self._workers_status[sent.worker]:
+            if not ended:
+                if not self._persistent_workers:
+                    self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note = f"minato: batch {number}, sample indices {_short(sent.index)}"
@@ -140,7 +142,7 @@ class StaticIterator(_MinatoIterator):
             numbers = done()
         number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
         batch = sent[number]
-        if engine.poll(batch.block) == 2:
+        if engine.poll(batch.block) == 2 and self._workers_status[batch.worker]:
             _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
             raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
         if self._trace is not None:

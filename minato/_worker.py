@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from . import _codec, _core
 from ._errors import Failure
 from ._job import Job
-from ._layout import open_layout
+from ._layout import open_layout, plain
 
 #: kinds of tasks, numbers of csrc/load/mn_message.h
 ROWS, SAMPLES, BATCH, RESUME = range(4)
@@ -154,14 +154,33 @@ def _load_index(data: bytes) -> Any:
 
 
 def _encode(answer: Any, where: str) -> tuple[bytes, list]:
+    samples = isinstance(answer, list)
     try:
-        return _codec.dumps(answer)
+        return _codec.dumps(answer, samples)
     except Exception as error:
         # torch prints this from a thread of the worker and then waits for ever
         failure = Failure.of(error, where)
-        if isinstance(answer, list):
-            return _codec.dumps([(answer[0][0], ERROR, failure)])
+    if not samples:
         return _codec.dumps((FAILED, failure))
+    try:
+        return _codec.dumps([(row, what, _sendable(what, obj)) for row, what, obj in answer])
+    except Exception:
+        return _codec.dumps([_refused(answer, failure, where)])
+
+
+def _sendable(what: int, sample: Any) -> Any:
+    return plain(sample) if what == SAMPLE else sample
+
+
+def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Failure]:
+    """Samples only travel to be collated by default: what that says of them comes first."""
+    for row, what, sample in entries:
+        if what == SAMPLE:
+            try:
+                _utils.collate.default_collate([sample])
+            except Exception as error:
+                return row, ERROR, Failure.of(error, where)
+    return entries[0][0], ERROR, failure
 
 
 def _orphaned(segment: Any, parent: int) -> bool:

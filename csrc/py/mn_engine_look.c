@@ -217,6 +217,20 @@ mn_engine_retire_worker(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+ask_to_leave(PyObject *self, PyObject *number, enum mn_leave how)
+{
+    PyObject *done = mn_engine_retire_worker(self, number);
+    unsigned long w = PyLong_AsUnsignedLong(number);
+    struct mn_engine *e = done != NULL ? mn_engine_get(self) : NULL;
+    if (e != NULL && w < e->shm.ctl->nworkers) {
+        struct mn_worker *k = mn_worker_at(&e->shm, (uint32_t)w);
+        mn_a32_store_seqcst(&k->leave, how);
+        mn_bell_ring(&k->bell);
+    }
+    return done;
+}
+
 const char mn_engine_end_worker_doc[] =
     "end_worker(number): a native worker leaves when it has finished what it has in hand; that\n"
     "counts as a death by SIGTERM, and nobody takes its place.";
@@ -224,15 +238,17 @@ const char mn_engine_end_worker_doc[] =
 PyObject *
 mn_engine_end_worker(PyObject *self, PyObject *number)
 {
-    PyObject *done = mn_engine_retire_worker(self, number);
-    unsigned long w = PyLong_AsUnsignedLong(number);
-    struct mn_engine *e = done != NULL ? mn_engine_get(self) : NULL;
-    if (e != NULL && w < e->shm.ctl->nworkers) {
-        struct mn_worker *k = mn_worker_at(&e->shm, (uint32_t)w);
-        mn_a32_store_seqcst(&k->leave, MN_LEAVE_ENDED);
-        mn_bell_ring(&k->bell);
-    }
-    return done;
+    return ask_to_leave(self, number, MN_LEAVE_ENDED);
+}
+
+const char mn_engine_let_go_doc[] =
+    "let_go(number): the worker has nothing more to do and leaves; that is no death, and\n"
+    "nobody takes its place.";
+
+PyObject *
+mn_engine_let_go(PyObject *self, PyObject *number)
+{
+    return ask_to_leave(self, number, MN_LEAVE_SHRINK);
 }
 
 const char mn_engine_health_doc[] =

@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from .datasets import Replicated, Sharded, Uneven, as_is
-from .support import Kind, assert_same, drain, flat, remembered
+from .support import Kind, assert_same, drain, flat, remembered, wait_for
 
 
 def _batches(make: Any, dataset: Any, **kwargs: Any) -> list[Any]:
@@ -45,6 +45,24 @@ def test_uneven_ends(loader: Kind, counts: list[int], prefetch: int) -> None:
     got = _batches(loader, Uneven(counts), **kwargs)
     assert_same(got, want)
     assert sum(len(batch) for batch in got) == sum(counts)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_leave_at_the_end_of_their_stream(loader: Kind, persistent: bool) -> None:
+    made = loader(Uneven([1, 9]), batch_size=None, num_workers=2, prefetch_factor=2,
+                  persistent_workers=persistent)
+    for _ in range(2):
+        iterator = iter(made)
+        workers = list(iterator._workers)
+        rows = [next(iterator).tolist() for _ in range(7)]
+        assert wait_for(lambda: not workers[0].is_alive(), 0.5 if persistent else 20) \
+            is not persistent
+        assert workers[1].is_alive()
+        rows += [row.tolist() for row in iterator]
+        assert sorted(rows) == [[0, 0]] + [[1, i] for i in range(9)]
+        if not persistent:
+            workers[0].join(20)
+        assert workers[0].exitcode == (None if persistent else 0)
 
 
 def test_drop_last_acts_on_each_worker(loader: Kind) -> None:
