@@ -237,7 +237,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
     chosen = settings.parse("", ["--loader", "pytorch", "--out", "unused", *common])
     args, preset = chosen.args, chosen.preset
-    train, _ = data.split(data.list_cases(args.data), args.seed, args.split)
+    train, _ = data.split(data.list_cases(args.data), args.split_seed, args.split)
     transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
     dataset = data.VolumeDataset(train, transform, args.seed, preset.repeat)
     return dataset, [p for c in train for p in (c.image, c.label)], args.seeding == "sample"

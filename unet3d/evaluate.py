@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         cases = list_cases(args.data)
         if args.split != "all":
-            _, cases = split(cases, state["config"]["seed"], args.split)
+            _, cases = split(cases, state["config"]["split_seed"], args.split)
         device = torch.device(args.device)
         model = UNet3D(state["config"]["filters"]).to(device)
         model.load_state_dict(state["model"])

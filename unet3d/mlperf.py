@@ -21,8 +21,7 @@ def log_start(log: Records, settings: Settings, world: int, train_samples: int,
     """Everything up to and with run_start; `began_ms` is when the set-up began."""
     preset, args = settings.preset, settings.args
     log.mlperf("start", "init_start", at_ms=began_ms)
-    if args.cache == "cold":
-        log.mlperf("event", "cache_clear", True)
+    log.mlperf("event", "cache_clear", args.cache == "cold")
     for key, value in SUBMISSION.items():
         log.mlperf("event", key, value)
     for key, value in {

@@ -42,6 +42,8 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     work.add_argument("--learning-rate", type=float)
     work.add_argument("--drop-last", action=argparse.BooleanOptionalAction, default=None)
     work.add_argument("--split", choices=["auto", "kits19", "seeded"], default="auto")
+    work.add_argument("--split-seed", type=int, metavar="SEED",
+                      help="draws the evaluation cases of a seeded split (default: --seed)")
     work.add_argument("--seeding", choices=["sample", "loader"], default="sample",
                       help="sample: the dataset seeds itself by (seed, epoch, index), the "
                       "same bytes under every loader; loader: as the loader seeds its "
@@ -87,8 +89,8 @@ class Settings:
         """Plain data: what the run does, for the logs and the checkpoint."""
         args = self.args
         config = {name: getattr(args, name) for name in (
-            "loader", "seed", "device", "amp", "split", "seeding", "brightness_around_one",
-            "reference_starts", "hash_content", "cache")}
+            "loader", "seed", "device", "amp", "split", "split_seed", "seeding",
+            "brightness_around_one", "reference_starts", "hash_content", "cache")}
         config |= dataclasses.asdict(self.preset)
         config |= {"preset": args.preset, "data": str(args.data), "threads": self.threads,
                    "train_cases": train_cases}
@@ -104,6 +106,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--dali-cache-objects and --dali-no-mmap are of the loader dali")
     if is_dali and args.reference_starts:
         parser.error("DALI's crop takes an axis's last position, too: no --reference-starts")
+    if args.split_seed is None:
+        args.split_seed = args.seed
     if args.dali_cache_objects:
         args.loader = "dali-cached"
     names = {field.name for field in dataclasses.fields(Preset)}

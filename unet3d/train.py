@@ -64,7 +64,7 @@ class Trainer:
         self.args, self.preset, self.device = settings.args, settings.preset, ranks.device
         args, preset = self.args, self.preset
         torch.set_num_threads(settings.threads)
-        train, self.evaluation = split(list_cases(args.data), args.seed, args.split)
+        train, self.evaluation = split(list_cases(args.data), args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
                                      args.reference_starts)
         seed = args.seed if args.seeding == "sample" else None

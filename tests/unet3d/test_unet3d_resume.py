@@ -176,7 +176,7 @@ def test_mlperf_lines_open_once_and_pair_up(data_folder, tmp_path):
                for row in rows)
     keys = [row["key"] for row in rows]
     for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "opt_momentum",
-                "global_batch_size", "oversampling", "eval_samples", *mlperf.SUBMISSION):
+                "global_batch_size", "cache_clear", "eval_samples", *mlperf.SUBMISSION):
         assert keys.count(key) == 1, key
     order = ["init_start", "init_stop", "run_start", "block_start", "epoch_start",
              "epoch_stop", "eval_start", "eval_accuracy", "eval_stop", "block_stop"]
