@@ -33,7 +33,7 @@ from ._resume import Counted, Progress, TORCH_SAMPLERS
 from ._stats import engine_stats
 from ._trace import Trace, tracer
 from ._trace import writer as trace_writer
-from ._worker import BATCH, ERROR, FAILED, OBJECTS, ROWS, SAMPLES
+from ._worker import BATCH, ERROR, FAILED, OBJECTS, OK, PART, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
@@ -136,6 +136,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
                 dataset=self._dataset,
                 collate_fn=self._collate_fn,
                 worker_init_fn=self._worker_init_fn,
+                splits=self._splits,
+                probing=self._splits and self._memo.costs.summary()["send_ns"] is None,
             ),
         )
 
@@ -144,6 +146,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     _balanced = True
     _seeds = False
+    _splits = False  # whether batches that one worker makes may be split over several
 
     def _engine_options(self) -> dict[str, Any]:
         return {}
@@ -188,11 +191,14 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     # ---- receiving -------------------------------------------------------------------
 
     def _whole(self, block: int) -> Any:
-        """Answer of a BATCH task: (status, payload), see _worker.py."""
+        """Answer of a BATCH or COLLATE task: (status, payload, ...), see _worker.py."""
         (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
         if data is None:
             return FAILED, _no_room()
-        return _codec.loads(data, buffers)
+        status, data, *more = _codec.loads(data, buffers)
+        if status == OK and more:
+            self._memo.costs.sends(more[0])
+        return status, data, *more
 
     def _pinned(self, data: Any) -> Any:
         if self._pin_memory:
@@ -220,6 +226,9 @@ class BalancedIterator(_MinatoIterator):
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
+        self._splits = loader._auto_collation and not getattr(
+            loader.dataset, "__getitems__", None
+        )
         self._cost_hint = getattr(loader.dataset, "cost_hint", None)
         self._far = _may_look_ahead(loader)
         self._reach = 0  # how far it was looked ahead
@@ -255,6 +264,7 @@ class BalancedIterator(_MinatoIterator):
         self._native = offer is not None
         if offer is None:
             return super()._make_pool(loader)
+        self._splits = False
         self._shape = offer.shape
         return NativePool(
             offer=offer,
@@ -411,6 +421,7 @@ class BalancedIterator(_MinatoIterator):
             self._seeds,
             whole,
             self._planning.user_epoch,
+            self._splits and type(index) is list and len(index) > 1,
         )
         if taken:
             self._planned[self._sequence] = _Batch(self._number, index, whole)
@@ -488,10 +499,10 @@ class BalancedIterator(_MinatoIterator):
         if engine.poll(block) == 2:
             return self._lost(batch, block)
         kind, layout_at = engine.form(block)
-        if kind == BATCH:
-            status, data = self._whole(block)
+        if kind == BATCH or kind == PART:
+            status, data, *row = self._whole(block)
             if status == FAILED:
-                data.note = _note(batch, None)
+                data.note = _note(batch, row[0] if row else None)
             return data
         layout = self._shape.layout if layout_at else None
         if layout is not None:

@@ -79,4 +79,6 @@ class Job:
     dataset: Any = None
     collate_fn: Callable | None = None
     worker_init_fn: Callable | None = None
+    splits: bool = False  # batches that one worker makes may be split
+    probing: bool = False  # workers find out what sending a sample takes
     sys_path: list[str] = field(default_factory=list)

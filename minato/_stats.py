@@ -13,7 +13,8 @@ batch_queue                 window (batches), ready (complete), planned (not sta
 started                     tasks by reason: window (steady), early (known to be slow), ahead
                             (workers would have idled), finale (costliest first), order
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
-                            samples seen, indices known
+                            samples seen, indices known; of a batch beside its samples where
+                            workers collate: collate; split: whether several fetch for one
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in samples
@@ -126,6 +127,7 @@ def _waits(w: dict[str, Any]) -> dict[str, float]:
 def _costs(s: Any) -> dict[str, Any]:
     out = {k[:-3]: s[k] * _NS for k in ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns")}
     out["slow"] = None if s["slow_ns"] is None else s["slow_ns"] * _NS
+    out["collate"], out["split"] = s["collate_ns"] * _NS, s["split"]
     return {**out, "samples": s["samples"], "known": s["known"]}
 
 

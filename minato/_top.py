@@ -23,6 +23,7 @@ from typing import Any
 
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
+COLLATES = "collate"  # in place of an index: the worker collates what several have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
 _NS = 1e-9
 
@@ -174,6 +175,8 @@ def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
         return _STATES[state] if state < len(_STATES) else "?", "", "", ""
     batch, row, _row0, _nrows, index = task
     sample = f"row {row}" if index is None else f"{index} (row {row})"
+    if index == COLLATES:
+        sample = "(collates it)"
     return "working", str(batch), sample, _seconds((now_ns - entry["since_ns"]) * _NS)
 
 
@@ -242,6 +245,8 @@ def _slow(seen: dict[str, Any]) -> list[str]:
     items = []
     for ns, (batch, row, _row0, _nrows, index) in flying[:MOST_SLOW]:
         name = f"row {row} of batch {batch}" if index is None else str(index)
+        if index == COLLATES:
+            name = f"collating batch {batch}"
         items.append(f"{name} ({_seconds(ns * _NS)})")
     return [f"  longest in flight, by index: {', '.join(items)}"]
 

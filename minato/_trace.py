@@ -2,7 +2,8 @@
 
 The file is a JSON array of trace events (the Trace Event Format). A group ("process") is
 one set of workers; in it there is a track for each worker (a span a sample, or a batch that
-one worker made whole), one for the trainer's waits in ``next()``, one for decisions; batches
+one worker made whole, or the collating of one that several have fetched), one for the
+trainer's waits in ``next()``, one for decisions; batches
 are asynchronous spans from the first sample's begin to the end of the last. Times are of
 the monotonic clock, in microseconds.
 
@@ -25,7 +26,7 @@ import warnings
 import weakref
 from typing import Any
 
-from ._worker import BATCH
+from ._worker import BATCH, COLLATE
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
@@ -152,6 +153,11 @@ class Trace:
         for worker, attempt, kind, why, row0, _nrows, done, wall, cpu, rows in tasks:
             begin, tid = done - wall, FIRST_WORKER + worker
             args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
+            if kind == COLLATE:
+                name = f"collate {number}"
+                args.update(cpu_us=cpu / 1000)
+                events.append(self._span(name, "collate", tid, begin, wall, **args))
+                continue
             if kind == BATCH and not all(rows):
                 args.update(indices=_plain(indices), cpu_us=cpu / 1000)
                 events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))

@@ -17,11 +17,13 @@ from . import _codec, _core
 from ._errors import Failure
 from ._job import Job
 from ._layout import open_layout, plain
+from ._split import sendable, sending_ns
 
 #: kinds of tasks, numbers of csrc/load/mn_message.h
-ROWS, SAMPLES, BATCH, RESUME = range(4)
-#: entries of a row's envelope, numbers of csrc/py/mn_worker_type.c
-SAMPLE, ERROR, OBJECTS = range(3)
+ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
+#: entries of a row's envelope, numbers of csrc/py/mn_worker_type.c; REFUSED: of a PART, a
+#: sample that may not come out of a message as it went in
+SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
 #: what a BATCH task answers
 OK, FAILED, EXHAUSTED = range(3)
 
@@ -48,6 +50,8 @@ class _Runner:
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
         self.mark: Any = None  # Worker.mark, once there is one
+        self.probing = job.probing
+        self.sending: tuple[int, ...] = ()  # what the next answer says of it, at its end
         self.init_failure: Failure | None = None
         self.exhausted = False
         try:
@@ -75,6 +79,35 @@ class _Runner:
             for row, what, obj in extras
         ]
 
+    def part(self, extras: list) -> list:
+        """The same of rows that another worker may collate."""
+        return [
+            (row, REFUSED, None) if what == SAMPLE and not sendable(obj) else (row, what, obj)
+            for row, what, obj in self.rows(extras)
+        ]
+
+    def collate(self, index: Any, parts: list, task: tuple) -> tuple:
+        """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
+        followed by its row. What could not be sent is fetched again, all of it: seeds make
+        it what it was."""
+        try:
+            entries = [entry for part in parts for entry in _codec.loads(*part)]
+        except Exception:  # no room for a part, or a class that cannot be found here
+            entries = []
+        for row, what, obj in entries:
+            if what == ERROR:
+                return FAILED, obj, row  # the first in the order of rows, as torch has it
+        if len(entries) != len(index) or any(what == REFUSED for _, what, _ in entries):
+            self.sending = (-1,)
+            return self.batch(index, task)
+        number, epoch, _position, base_seed, seeded = task
+        try:
+            if seeded and self.seeder is not None:
+                self.seeder.seed(base_seed, epoch, number, 2)
+            return OK, self.job.collate_fn([sample for _, _, sample in entries])
+        except Exception as error:
+            return FAILED, self._failure(error)
+
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, _Init):
             return error.failure
@@ -95,7 +128,9 @@ class _Runner:
         try:
             if isinstance(index, _IndexError):
                 raise index.error
-            return OK, self._fetch(index, *task)
+            data = self._fetch(index, *task)
+            sending, self.sending = self.sending, ()
+            return OK, data, *sending
         except StopIteration as error:
             if self.job.dataset_kind == _DatasetKind.Iterable:
                 self.exhausted = True
@@ -109,8 +144,11 @@ class _Runner:
     ) -> Any:
         job = self.job
         if not (seeded and self.seeder is not None):
-            return self.fetcher.fetch(index)
-        seed = self.seeder.seed
+            if not job.splits:
+                return self.fetcher.fetch(index)
+            seed: Any = _unseeded
+        else:
+            seed = self.seeder.seed
         if not job.auto_collation:
             seed(base_seed, epoch, position, 0)
             data = job.dataset[index]
@@ -124,6 +162,9 @@ class _Runner:
                 seed(base_seed, epoch, position + k, 0)
                 data.append(job.dataset[i])
                 self.mark(k)
+            if self.probing:
+                self.probing = False
+                self.sending = (sending_ns(data),)
         seed(base_seed, epoch, number, 2)
         return job.collate_fn(data)
 
@@ -153,22 +194,28 @@ def _load_index(data: bytes) -> Any:
         return _IndexError(error)
 
 
-def _encode(answer: Any, where: str) -> tuple[bytes, list]:
+def _unseeded(*_place: int) -> None:
+    """In place of a seeder."""
+
+
+def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
     samples = isinstance(answer, list)
     try:
         return _codec.dumps(answer, samples)
     except Exception as error:
+        if kind == PART:
+            return _codec.dumps([(row, REFUSED, None) for row, _, _ in answer])
         # torch prints this from a thread of the worker and then waits for ever
         failure = Failure.of(error, where)
     if not samples:
         return _codec.dumps((FAILED, failure))
     try:
-        return _codec.dumps([(row, what, _sendable(what, obj)) for row, what, obj in answer])
+        return _codec.dumps([(row, what, _plain(what, obj)) for row, what, obj in answer])
     except Exception:
         return _codec.dumps([_refused(answer, failure, where)])
 
 
-def _sendable(what: int, sample: Any) -> Any:
+def _plain(what: int, sample: Any) -> Any:
     return plain(sample) if what == SAMPLE else sample
 
 
@@ -222,9 +269,14 @@ def main(job: Job, number: int) -> None:
             answer: Any = runner.resume()
         elif kind == BATCH:
             answer = runner.batch(payload, (number_, epoch, position, base_seed, seeded))
+        elif kind == COLLATE:
+            place = (number_, epoch, position, base_seed, seeded)
+            answer = runner.collate(payload, worker.parts(), place)
+        elif kind == PART:
+            answer = runner.part(payload)
         else:
             answer = runner.rows(payload)
-        data, buffers = _encode(answer, runner.where)
+        data, buffers = _encode(answer, runner.where, kind)
         del task, payload, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):
             return

@@ -28,6 +28,7 @@ FIELDS: dict[str, Any] = {
     "cost": {
         "mean": NUMBER, "p50": NUMBER, "p75": NUMBER, "p90": NUMBER, "p99": NUMBER,
         "slow": (float, int, type(None)), "samples": int, "known": int,
+        "collate": NUMBER, "split": bool,
     },
     "slow": list,
     "displacement": {"max": NUMBER, "mean": NUMBER},

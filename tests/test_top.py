@@ -147,7 +147,7 @@ def stuck() -> Iterator[int]:
 
 
 def test_what_a_stuck_loader_does(stuck: int) -> None:
-    (seen,) = _top.snapshots(stuck)
+    seen = until(stuck, lambda s: all(w["state"] == _top.READY for w in s["workers"]))
     assert seen["trainer_pid"] == stuck and not seen["stopped"] and seen["given"] == 3
     ((batch, row, _row0, _nrows, index),) = at(seen, 13)
     assert (batch, row, index) == (3, 1, 13)

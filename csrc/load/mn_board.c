@@ -113,7 +113,7 @@ mn_board_cancel(const struct mn_shm *shm, uint32_t task)
 {
     struct mn_task *t = mn_task_at(shm, task);
     uint64_t word = mn_a64_load_relaxed(&t->word); /* the CAS decides */
-    while (mn_word_status(word) == MN_TASK_QUEUED) {
+    while (mn_word_status(word) == MN_TASK_QUEUED || mn_word_status(word) == MN_TASK_WAITING) {
         uint64_t none = mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_CANCELLED);
         if (mn_a64_cas_acqrel(&t->word, &word, none)) {
             return true;

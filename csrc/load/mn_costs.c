@@ -21,6 +21,7 @@ mn_costs_init(struct mn_costs *c, int64_t n)
     }
     mn_slow_init(&c->slow);
     c->timeout_ns = MN_SLOW_NEVER;
+    c->send_ns = MN_SPLIT_CANNOT;
     return mn_cost_init(&c->model, c->cells, n);
 }
 
@@ -40,8 +41,36 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
+        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
+                                  c->send_ns);
     }
     c->since++;
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
+mn_costs_sends(struct mn_costs *c, int64_t send_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    c->refused = c->refused || send_ns < 0;
+    if (c->refused) {
+        c->send_ns = MN_SPLIT_CANNOT;
+        c->split = false;
+    }
+    else {
+        /* of several workers' the cheapest: noise only adds */
+        c->send_ns = c->send_ns < 0 || send_ns < c->send_ns ? send_ns : c->send_ns;
+        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
+                                  c->send_ns);
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
+mn_costs_collated(struct mn_costs *c, int64_t ns)
+{
+    mn_mutex_lock(&c->mutex);
+    c->collate_ns = c->collate_ns == 0 ? ns : (3 * c->collate_ns + ns) / 4;
     mn_mutex_unlock(&c->mutex);
 }
 
@@ -60,7 +89,7 @@ mn_costs_look(struct mn_costs *c)
 {
     mn_mutex_lock(&c->mutex);
     struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->timeout_ns,
-                              c->model.samples};
+                              c->collate_ns, c->split, c->model.samples};
     mn_mutex_unlock(&c->mutex);
     return v;
 }

@@ -10,6 +10,7 @@
 
 #include "load/policy_cost.h"
 #include "load/policy_slow.h"
+#include "load/policy_split.h"
 #include "os/mn_thread.h"
 
 struct mn_costs {
@@ -20,6 +21,10 @@ struct mn_costs {
     uint64_t since; /* observations since the quantiles below were taken */
     int64_t median_ns;
     int64_t timeout_ns; /* of the slow verdict; MN_SLOW_NEVER */
+    int64_t send_ns;    /* of sending a sample to another worker; MN_SPLIT_CANNOT */
+    bool refused;       /* a sample could not be sent: never again */
+    bool split;         /* batches that one worker would make are split */
+    int64_t collate_ns; /* of a batch, beside its samples; running mean */
 };
 
 /* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
@@ -40,8 +45,18 @@ struct mn_costs_view {
     int64_t mean_ns;
     int64_t median_ns;
     int64_t timeout_ns;
+    int64_t collate_ns;
+    bool split;
     uint64_t samples;
 };
+
+/* What sending a sample to another worker takes; negative: it cannot be done. */
+void
+mn_costs_sends(struct mn_costs *c, int64_t send_ns);
+
+/* What a batch took beside its samples. */
+void
+mn_costs_collated(struct mn_costs *c, int64_t ns);
 
 struct mn_costs_view
 mn_costs_look(struct mn_costs *c);

@@ -307,18 +307,27 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     if (b == NULL) {
         return -ENOMEM;
     }
-    int rc = make_block(e, s, b, ntasks);
+    uint32_t total = ntasks + (s->kind == MN_KIND_PART);
+    int rc = make_block(e, s, b, total);
     if (rc < 0) {
         free(b->ranges);
         free(b);
         return rc;
     }
     uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
-    for (uint32_t i = 0; i < ntasks; i++) {
+    for (uint32_t i = 0; i < total; i++) {
         tasks[i] = e->free_tasks[--e->nfree];
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
+        /* Relaxed: on no lane, and no part is on one, so no worker looks at it. */
+        if (i == ntasks) {
+            fill_task(t, b->block_off, s, 0, s->nrows);
+            t->kind = MN_KIND_COLLATE;
+            t->lane = UINT32_MAX;
+            mn_a64_store_relaxed(&t->word,
+                                 mn_task_word(++e->gens[tasks[i]], 0, 0, MN_TASK_WAITING));
+            break;
+        }
         fill_task(t, b->block_off, s, row0[i], row0[i + 1] - row0[i]);
-        /* Relaxed: on no lane yet, so no worker looks at it. */
         mn_a64_store_relaxed(&t->word, mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     }
     batch_link(e, b);
@@ -368,6 +377,7 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
     struct mn_block *block = mn_block_at(&e->shm, block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     enum mn_block_status out = MN_BLOCK_DONE;
+    bool waiting = false; /* a collate task, which does not run once a part is lost */
     for (uint32_t i = 0; i < block->ntasks; i++) {
         /* seq_cst: the look after the announce, see [T3] in mn_message.h */
         uint64_t word = mn_a64_load_seqcst(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
@@ -375,11 +385,14 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
         if (st == MN_TASK_LOST) {
             out = MN_BLOCK_LOST;
         }
+        else if (st == MN_TASK_WAITING) {
+            waiting = true;
+        }
         else if (st != MN_TASK_DONE) {
             return MN_BLOCK_BUSY;
         }
     }
-    return out;
+    return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;
 }
 
 uint64_t

@@ -31,7 +31,8 @@ mn_batch_own(struct mn_batch *b, uint64_t off, uint64_t bytes);
 void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
 
-/* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]. 0, -ENOMEM over the
+/* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]; behind PART tasks one
+ * more to collate them. 0, -ENOMEM over the
  * limit while something is in flight, -EAGAIN without descriptors. */
 int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,

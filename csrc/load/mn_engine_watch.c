@@ -153,6 +153,34 @@ sweep_tasks(struct mn_engine *e, uint32_t w)
     }
 }
 
+/* The dead may have ended the last part of a batch and not claimed its collate task yet, and
+ * nobody else will. A living worker that is just about to finds it cancelled. */
+static void
+publish_collates(struct mn_engine *e)
+{
+    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+        struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+        if (b->abandoned || block->ntasks < 2) {
+            continue;
+        }
+        const uint32_t *tasks = mn_block_tasks(block);
+        uint32_t last = block->ntasks - 1, done = 0;
+        while (done < last
+               && mn_word_status(mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[done])->word))
+                      == MN_TASK_DONE) { /* [T4] */
+            done++;
+        }
+        uint64_t word = mn_a64_load_relaxed(&mn_task_at(&e->shm, tasks[last])->word);
+        if (done == last && mn_word_status(word) == MN_TASK_WAITING
+            && mn_board_cancel(&e->shm, tasks[last])) {
+            int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS,
+                                      tasks[last], ++e->gens[tasks[last]], 0);
+            mn_assert(rc == MN_OK);
+            (void)rc;
+        }
+    }
+}
+
 static void
 sweep(struct mn_engine *e, uint32_t w)
 {
@@ -167,6 +195,7 @@ sweep(struct mn_engine *e, uint32_t w)
         l->barren = mn_a64_load_relaxed(&k->tasks_done) != 0 ? 0 : l->barren + 1;
     }
     sweep_tasks(e, w);
+    publish_collates(e);
     end_lease(e, w, l->used_end);
     mn_a64_store_relaxed(&k->running, 0);
     mn_a64_store_relaxed(&k->tasks_done, 0);

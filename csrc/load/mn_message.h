@@ -28,6 +28,8 @@
  *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's bell;
  *        its partner is the bell's announce [B1] before the trainer's re-check [T4].
+ *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
+ *        together at least one sees all of them DONE, and claims the collate task by CAS
  *   [S1] zygote: worker state -> EXITED, release     with [S2] trainer: state, acquire
  *   [L1] worker: lease WANT, release                 with [L2] trainer: acquire
  *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
@@ -58,6 +60,9 @@
 #define MN_FIELD_BIG (64u * 1024u)
 #define MN_FIELD_ALIGN 64u
 
+/* PART tasks of a block at most: whoever ends one looks at all the others. */
+#define MN_PARTS_MOST 63u
+
 /* ---- task -------------------------------------------------------------------------- */
 
 enum mn_task_status {
@@ -68,6 +73,7 @@ enum mn_task_status {
     MN_TASK_LOST = 4,     /* its worker died and no retry is left */
     MN_TASK_CANCELLED = 5,
     MN_TASK_PLANNED = 6,  /* its block is there, it is on no lane yet */
+    MN_TASK_WAITING = 7,  /* for the other tasks of its block: who ends the last claims it */
 };
 
 enum mn_task_kind {
@@ -75,6 +81,10 @@ enum mn_task_kind {
     MN_KIND_SAMPLES = 1, /* the same without a known layout: samples into the envelope */
     MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope */
     MN_KIND_RESUME = 3,  /* a new epoch begins for this worker (torch's resume marker) */
+    MN_KIND_PART = 4,    /* samples into the envelope, for the block's collate task */
+    MN_KIND_COLLATE = 5, /* collates what the PART tasks of its block have left, in shared
+                          * memory; always the block's last task. On a lane only after a
+                          * death: see [C1] */
 };
 
 enum mn_task_flag {

@@ -25,6 +25,7 @@
 struct mn_planned {
     uint64_t sequence;
     uint64_t block_off; /* 0: not started */
+    uint64_t rows;      /* planned before it */
     uint32_t ntasks;
     struct mn_plan_batch batch; /* index points behind row0 */
     uint32_t row0[];            /* [ntasks + 1] */
@@ -108,21 +109,23 @@ sum(const int64_t *v, uint32_t n)
     return s;
 }
 
-/* Cuts the rows into tasks by their predicted costs; fills row0 and returns how many. */
+/* Cuts the rows into tasks by their predicted costs; fills row0 and returns how many. parts:
+ * also where one worker could make the batch. */
 static uint32_t
-cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost,
+cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost, bool parts,
     uint32_t *row0)
 {
     row0[0] = 0;
-    if (b->whole || b->nrows == 0) {
+    if ((b->whole && !parts) || b->nrows == 0) {
         row0[1] = b->nrows;
         return 1;
     }
+    int64_t most = b->whole ? MN_PARTS_MOST : MOST_TASKS;
     /* The first batches of an epoch are waited for by everybody: spread them. */
     int64_t idle = b->number == 0 ? (int64_t)e->active : 0;
     int64_t mean = sum(cost, b->nrows) / b->nrows;
     int64_t limit = mn_chunk_size(mean, TASK_OVERHEAD_NS, b->nrows, idle);
-    int64_t least = (b->nrows + MOST_TASKS - 1) / MOST_TASKS;
+    int64_t least = (b->nrows + most - 1) / most;
     uint32_t n = 0;
     while (row0[n] < b->nrows) {
         int64_t rows = mn_chunk_next(cost + row0[n], b->nrows - row0[n], TASK_OVERHEAD_NS,
@@ -134,8 +137,15 @@ cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cos
     return n;
 }
 
+/* Whether it is made in parts, which one more task collates. */
+static bool
+in_parts(const struct mn_planned *q)
+{
+    return q->batch.whole && q->ntasks > 1;
+}
+
 static struct mn_planned *
-make_planned(struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost)
+make_planned(const struct mn_plan_batch *b)
 {
     size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
     starts = (starts + 7) & ~(size_t)7;
@@ -145,7 +155,6 @@ make_planned(struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *
     }
     q->sequence = b->sequence;
     q->batch = *b;
-    q->ntasks = cut(e, b, cost, q->row0);
     char *index = (char *)q->row0 + starts;
     if (b->index_bytes != 0) {
         memcpy(index, b->index, b->index_bytes);
@@ -165,7 +174,7 @@ form_bytes(const struct mn_form *f, uint32_t nrows)
 }
 
 static void
-retime(struct mn_engine *e, uint32_t nrows)
+retime(struct mn_engine *e, uint32_t nrows, bool whole)
 {
     struct mn_plan *p = e->plan;
     if (p->costs == NULL) {
@@ -174,14 +183,56 @@ retime(struct mn_engine *e, uint32_t nrows)
     struct mn_costs_view v = mn_costs_look(p->costs);
     struct mn_dispatch_rates r = p->dispatch.rates;
     r.typical_ns = p->cut_tasks != 0 ? v.median_ns * p->cut_rows / p->cut_tasks : v.median_ns;
-    r.period_ns = mn_dispatch_period(p->consumer_ns, v.mean_ns, nrows != 0 ? nrows : 1,
-                                     e->active);
+    int64_t rows = nrows != 0 ? nrows : 1;
+    int64_t mean = v.mean_ns + (whole ? v.collate_ns / rows : 0);
+    r.period_ns = mn_dispatch_period(p->consumer_ns, mean, rows, e->active);
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
     r.hungry = r.window > 1 ? r.window / 2 : 1;
     r.consumer_ns = p->consumer_ns;
     if (r.period_ns > 0) {
         (void)mn_dispatch_retime(&p->dispatch, &r);
+    }
+}
+
+/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
+static bool
+room_for(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint32_t most = (b->whole && !b->splits) || b->nrows == 0 ? 1 : b->nrows;
+    most = most < MOST_TASKS ? most : MOST_TASKS;
+    return p->dispatch.count + most + others <= MN_PLAN_TASKS;
+}
+
+/* Cuts a batch that has not started into tasks and hands them to the dispatcher, with room
+ * left for one task of each of `others`. cost: room for its rows'. */
+static void
+cut_planned(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t others)
+{
+    struct mn_plan *p = e->plan;
+    const struct mn_plan_batch *b = &q->batch;
+    int64_t collate = 0;
+    memset(cost, 0, b->nrows * sizeof(*cost));
+    if (p->costs != NULL) {
+        mn_costs_predict(p->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL,
+                         b->nrows, cost);
+        collate = b->whole ? mn_costs_look(p->costs).collate_ns : 0;
+    }
+    bool parts = b->splits && p->split && room_for(p, b, others);
+    q->ntasks = cut(e, b, cost, parts, q->row0);
+    for (uint32_t t = 0; t < q->ntasks; t++) {
+        uint32_t from = q->row0[t];
+        struct mn_dispatch_task task = {
+            .position = (int64_t)(q->rows + from),
+            .batch = (int64_t)q->sequence,
+            /* in parts the last to end collates: any of them may be it */
+            .cost_ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks,
+            .bytes = (int64_t)form_bytes(&p->form, b->nrows),
+            .tag = q->sequence << 24 | t,
+        };
+        int rc = mn_dispatch_insert(&p->dispatch, &task);
+        mn_assert(rc == MN_OK);
+        (void)rc;
     }
 }
 
@@ -192,45 +243,59 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     if (b->sequence != p->next) {
         return -EINVAL;
     }
-    uint32_t most = b->whole || b->nrows == 0 ? 1 : b->nrows;
-    most = most < MOST_TASKS ? most : MOST_TASKS;
-    if (*place_of(p, b->sequence) != NULL || p->dispatch.count + most > MN_PLAN_TASKS) {
+    if (*place_of(p, b->sequence) != NULL || !room_for(p, b, 0)) {
         return MN_FULL;
     }
-    int64_t *cost = calloc((size_t)b->nrows + 1, sizeof(*cost));
-    if (cost == NULL) {
-        return -ENOMEM;
-    }
-    if (p->costs != NULL) {
-        mn_costs_predict(p->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL,
-                         b->nrows, cost);
-    }
-    retime(e, b->nrows);
-    struct mn_planned *q = make_planned(e, b, cost);
+    int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
+    struct mn_planned *q = cost != NULL ? make_planned(b) : NULL;
     if (q == NULL) {
         free(cost);
         return -ENOMEM;
     }
+    if (p->costs != NULL && p->head == p->next) {
+        p->split = mn_costs_look(p->costs).split; /* nothing else is planned */
+    }
+    retime(e, b->nrows, b->whole);
+    q->rows = p->rows;
+    *place_of(p, b->sequence) = q;
+    cut_planned(e, q, cost, 0);
     p->cut_rows = b->nrows;
     p->cut_tasks = q->ntasks;
-    *place_of(p, b->sequence) = q;
-    for (uint32_t t = 0; t < q->ntasks; t++) {
-        uint32_t from = q->row0[t];
-        struct mn_dispatch_task task = {
-            .position = (int64_t)(p->rows + from),
-            .batch = (int64_t)b->sequence,
-            .cost_ns = sum(cost + from, q->row0[t + 1] - from),
-            .bytes = (int64_t)form_bytes(&p->form, b->nrows),
-            .tag = b->sequence << 24 | t,
-        };
-        int rc = mn_dispatch_insert(&p->dispatch, &task);
-        mn_assert(rc == MN_OK);
-        (void)rc;
-    }
     p->next++;
     p->rows += b->nrows;
     free(cost);
     return MN_OK;
+}
+
+static bool
+not_started(const struct mn_dispatch_task *t, void *arg)
+{
+    const struct mn_planned *q = planned(arg, (uint64_t)t->batch);
+    return q->block_off == 0 && q->batch.splits;
+}
+
+/* The answer to whether batches are split has changed: cuts anew what has not started. */
+static void
+recut(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    uint32_t rows = 1;
+    for (uint64_t n = p->head; n < p->next; n++) {
+        const struct mn_planned *q = planned(p, n);
+        rows = q != NULL && q->batch.nrows > rows ? q->batch.nrows : rows;
+    }
+    int64_t *cost = malloc(rows * sizeof(*cost));
+    if (cost == NULL) {
+        return; /* then what is planned stays as it was cut */
+    }
+    mn_dispatch_drop(&p->dispatch, not_started, p);
+    for (uint64_t n = p->head; n < p->next; n++) {
+        struct mn_planned *q = planned(p, n);
+        if (q != NULL && q->block_off == 0 && q->batch.splits) {
+            cut_planned(e, q, cost, p->next - n);
+        }
+    }
+    free(cost);
 }
 
 /* ---- starting ---------------------------------------------------------------------- */
@@ -291,7 +356,9 @@ start_block(struct mn_engine *e, struct mn_planned *q)
                           .position = b->position,
                           .base_seed = b->base_seed,
                           .nrows = b->nrows,
-                          .kind = b->whole ? (uint32_t)MN_KIND_BATCH : p->form.kind,
+                          .kind = in_parts(q) ? (uint32_t)MN_KIND_PART
+                                  : b->whole  ? (uint32_t)MN_KIND_BATCH
+                                              : p->form.kind,
                           .lane = MN_LANE_NORMAL,
                           .seeded = b->seeded,
                           .user_epoch = b->user_epoch,
@@ -428,6 +495,23 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
     }
 }
 
+/* What the batch took beside its samples: its collate task, or the rest of its only one. */
+static void
+learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
+{
+    const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(b)[b->ntasks - 1]);
+    if (mn_word_status(mn_a64_load_acquire(&t->word)) != MN_TASK_DONE) { /* [T4] */
+        return;
+    }
+    if (t->kind == MN_KIND_COLLATE) {
+        mn_costs_collated(e->plan->costs, (int64_t)t->wall_ns);
+    }
+    else if (t->kind == MN_KIND_BATCH && rows_ns != 0) {
+        mn_costs_collated(e->plan->costs,
+                          t->wall_ns > rows_ns ? (int64_t)(t->wall_ns - rows_ns) : 0);
+    }
+}
+
 void
 mn_plan_learn(struct mn_engine *e, uint64_t block_off)
 {
@@ -437,10 +521,20 @@ mn_plan_learn(struct mn_engine *e, uint64_t block_off)
     }
     const struct mn_report *r = mn_block_reports(b);
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
+    uint64_t rows_ns = 0;
     for (uint32_t i = 0; i < b->nrows; i++) {
         if (r[i].wall_ns != 0) {
+            rows_ns += r[i].wall_ns;
             mn_costs_observe(e->plan->costs, index != NULL ? index[i] : -1,
                              (int64_t)r[i].wall_ns, 0);
         }
+    }
+    if (b->ntasks != 0) {
+        learn_collate(e, b, rows_ns);
+    }
+    bool split = mn_costs_look(e->plan->costs).split;
+    if (split != e->plan->split) {
+        e->plan->split = split;
+        recut(e);
     }
 }

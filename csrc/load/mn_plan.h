@@ -37,7 +37,8 @@ struct mn_plan_batch {
     uint32_t nrows;
     uint32_t seeded;
     uint32_t user_epoch;
-    bool whole;          /* always one BATCH task */
+    bool whole;          /* one BATCH task, */
+    bool splits;         /* or, where that pays, PART tasks and one that collates them */
     uint32_t index_kind; /* enum mn_index_kind */
     const void *index;
     uint64_t index_bytes;
@@ -61,6 +62,7 @@ struct mn_plan {
     uint32_t cut_tasks;
     uint32_t window;             /* batches: torch's prefetch window */
     bool in_order;
+    bool split;                  /* what the tasks of whole batches are cut by now */
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
 };

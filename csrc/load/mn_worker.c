@@ -133,15 +133,16 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
 }
 
 #define SIBLINGS 64u
+MN_STATIC_ASSERT(SIBLINGS > MN_PARTS_MOST, "parts and their collate task");
 
 /* The tasks of a block, read while ours keeps the block alive: after DONE the trainer may
  * retire it. More than fit here: the trainer is rung for each. */
 static uint32_t
-siblings(const struct mn_worker_side *w, uint64_t block_off, uint32_t *ids)
+siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
 {
-    struct mn_block *b = mn_block_at(&w->shm, block_off);
-    if (b->ntasks > SIBLINGS
-        || mn_a64_load_relaxed(&w->shm.ctl->wanted) != block_off) { /* a guess */
+    struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+    bool wanted = mn_a64_load_relaxed(&w->shm.ctl->wanted) == t->block_off; /* a guess */
+    if (b->ntasks > SIBLINGS || !(wanted || t->kind == MN_KIND_PART)) {
         return 0;
     }
     memcpy(ids, mn_block_tasks(b), b->ntasks * sizeof(*ids));
@@ -154,24 +155,62 @@ siblings(const struct mn_worker_side *w, uint64_t block_off, uint32_t *ids)
 static bool
 complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
+    bool waiting = false, lost = false;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING || st == MN_TASK_PLANNED) {
             return false;
         }
+        waiting |= st == MN_TASK_WAITING;
+        lost |= st == MN_TASK_LOST;
     }
+    return !waiting || lost; /* nothing is collated any more once a part is lost */
+}
+
+/* Whether all parts are done; of two workers that end together at least one sees it [C1]. */
+static bool
+all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
+{
+    uint32_t i = 0;
+    while (i < n
+           && mn_word_status(mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word))
+                  == MN_TASK_DONE) {
+        i++;
+    }
+    return i == n;
+}
+
+/* Claims a WAITING task if its word is still the one that was seen while the block was sure
+ * to live: a block that was given up meanwhile has cancelled it, and generations differ. */
+static bool
+claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
+{
+    if (mn_word_status(seen) != MN_TASK_WAITING || stopped(w)) {
+        return false;
+    }
+    uint64_t mine = mn_task_word(mn_word_gen(seen), w->number, mn_word_attempt(seen),
+                                 MN_TASK_RUNNING);
+    if (!mn_a64_cas_acqrel(&mn_task_at(&w->shm, task)->word, &seen, mine)) { /* [T2] */
+        return false;
+    }
+    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* for people */
+    MN_FAULT("worker.collate.claimed");
     return true;
 }
 
-void
+uint32_t
 mn_worker_done(struct mn_worker_side *w, uint32_t task)
 {
     struct mn_ctl *c = w->shm.ctl;
     struct mn_task *t = mn_task_at(&w->shm, task);
-    uint64_t block_off = t->block_off;
-    uint32_t ids[SIBLINGS];
-    uint32_t n = siblings(w, block_off, ids);
+    uint64_t block_off = t->block_off, collate_word = 0;
+    uint32_t ids[SIBLINGS], collate = MN_NO_TASK;
+    uint32_t n = siblings(w, t, ids);
+    if (t->kind == MN_KIND_PART) {
+        collate = ids[n - 1];
+        collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
+    }
     t->env_end = w->used_end;
     t->done_ns = mn_now_ns();
     /* Relaxed: counters for people, written by this worker alone. */
@@ -192,4 +231,9 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
         || (wanted == block_off && complete(w, ids, n))) {
         mn_bell_ring(&c->trainer);
     }
+    if (collate != MN_NO_TASK && all_done(w, ids, n - 1)
+        && claim_waiting(w, collate, collate_word)) {
+        return collate;
+    }
+    return MN_NO_TASK;
 }

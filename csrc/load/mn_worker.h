@@ -33,8 +33,11 @@ mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task);
 int
 mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
 
-/* RUNNING -> DONE, and tells the trainer if it waits for this. */
-void
+#define MN_NO_TASK UINT32_MAX
+
+/* RUNNING -> DONE, and tells the trainer if it waits for this. Returns the collate task of
+ * the block when that was its last part: RUNNING in this worker's hands. Else MN_NO_TASK. */
+uint32_t
 mn_worker_done(struct mn_worker_side *w, uint32_t task);
 
 #endif

@@ -231,6 +231,42 @@ mn_dispatch_take(struct mn_dispatch *d, uint32_t node)
     d->free = node;
 }
 
+static void
+heapify(struct mn_dispatch *d, int kind)
+{
+    for (uint32_t i = d->count / 2; i-- > 0;) {
+        sift_down(d, kind, i, d->count);
+    }
+}
+
+void
+mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_task *, void *),
+                 void *arg)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < d->count; i++) {
+        uint32_t id = d->heap[0][i];
+        struct mn_dispatch_node *node = &d->nodes[id];
+        if (drop(&node->task, arg)) {
+            account(d, node->task.cost_ns, -1);
+            node->next = d->free;
+            d->free = id;
+        }
+        else {
+            d->heap[0][kept++] = id;
+        }
+    }
+    d->count = kept;
+    for (uint32_t i = 0; i < kept; i++) {
+        for (int kind = HEAPS; kind-- > 0;) {
+            place(d, kind, i, d->heap[0][i]);
+        }
+    }
+    for (int kind = 0; kind < HEAPS; kind++) {
+        heapify(d, kind);
+    }
+}
+
 /* True when b lies more than an eighth of a away from a. */
 static bool
 moved(int64_t a, int64_t b)
@@ -259,9 +295,7 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
         struct mn_dispatch_node *node = &d->nodes[d->heap[BY_SLACK][i]];
         node->slack_ns = slack_of(&d->rates, &node->task);
     }
-    for (uint32_t i = d->count / 2; i-- > 0;) {
-        sift_down(d, BY_SLACK, i, d->count);
-    }
+    heapify(d, BY_SLACK);
     return true;
 }
 

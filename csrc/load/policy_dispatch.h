@@ -197,6 +197,11 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out);
 void
 mn_dispatch_take(struct mn_dispatch *d, uint32_t node);
 
+/* Takes out all tasks of which drop(task, arg) is true. O(n). */
+void
+mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_task *, void *),
+                 void *arg);
+
 /* New rates; re-keys when they moved enough. True if it did. Rates out of range are
  * ignored. */
 bool

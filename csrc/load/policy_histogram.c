@@ -95,3 +95,16 @@ mn_histogram_above(const struct mn_histogram *h, int64_t value_ns)
     }
     return (int)(above * 1000 / h->total);
 }
+
+int
+mn_histogram_weight(const struct mn_histogram *h, int64_t value_ns)
+{
+    unsigned first = bucket_of(value_ns > 0 ? (uint64_t)value_ns : 0) + 1;
+    double all = 0.0, above = 0.0;
+    for (unsigned b = 0; b < MN_HIST_BUCKETS; b++) {
+        double sum = (double)h->count[b] * (double)bucket_middle(b);
+        all += sum;
+        above += b >= first ? sum : 0.0;
+    }
+    return all > 0.0 ? (int)(1000.0 * above / all) : 0;
+}

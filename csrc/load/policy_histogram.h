@@ -49,4 +49,8 @@ mn_histogram_quantile(const struct mn_histogram *h, int permille);
 int
 mn_histogram_above(const struct mn_histogram *h, int64_t value_ns);
 
+/* The same, of 1000 parts of their sum instead of their number. */
+int
+mn_histogram_weight(const struct mn_histogram *h, int64_t value_ns);
+
 #endif /* MN_POLICY_HISTOGRAM_H */

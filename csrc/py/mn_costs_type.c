@@ -145,6 +145,17 @@ costs_load(PyObject *self, PyObject *args)
 }
 
 static PyObject *
+costs_sends(PyObject *self, PyObject *arg)
+{
+    int64_t ns = PyLong_AsLongLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_costs_sends(own(self), ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 costs_predict(PyObject *self, PyObject *arg)
 {
     int64_t index = PyLong_AsLongLong(arg), ns;
@@ -157,8 +168,11 @@ costs_predict(PyObject *self, PyObject *arg)
 
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
-"slow_ns}\n\n"
-"slow_ns: from when on a sample in flight counts as slow, None when nothing does.");
+"              slow_ns, collate_ns, send_ns, split}\n\n"
+"slow_ns: from when on a sample in flight counts as slow, None when nothing does.\n"
+"collate_ns: of a batch that workers collate, beside its samples. send_ns: of sending a\n"
+"sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
+"that one worker could make are split.");
 
 static PyObject *
 costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -172,18 +186,24 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     }
     double mean = c->model.mean_wall_ns;
     long long known = c->model.known, timeout = c->timeout_ns;
+    long long collate = c->collate_ns, send = c->send_ns;
+    bool split = c->split;
     unsigned long long samples = c->model.samples;
     mn_mutex_unlock(&c->mutex);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
-    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN}", "samples", samples, "known", known,
-                         "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
-                         "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow);
+    PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO}", "samples", samples, "known",
+                         known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
+                         "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow, "collate_ns", collate,
+                         "send_ns", sends, "split", split ? Py_True : Py_False);
 }
 
 static PyMethodDef costs_methods[] = {
     {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns, cpu_ns=0)")},
     {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
+    {"sends", costs_sends, METH_O,
+     PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
     {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
     {"save", costs_save, METH_NOARGS, save_doc},
     {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns, cpu_ns) -> taken")},

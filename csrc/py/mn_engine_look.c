@@ -63,7 +63,8 @@ mn_engine_envelopes(PyObject *self, PyObject *block)
     for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) != MN_TASK_DONE || t->flags == 0) {
+        if (mn_word_status(word) != MN_TASK_DONE || t->flags == 0
+            || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
@@ -354,7 +355,7 @@ static PyObject *
 span(struct mn_block *b, const struct mn_task *t, uint64_t word)
 {
     /* a BATCH task has as many reports as the block has rows */
-    uint32_t end = t->row0 + t->nrows;
+    uint32_t end = t->kind == MN_KIND_COLLATE ? t->row0 : t->row0 + t->nrows;
     end = end < b->nrows ? end : b->nrows;
     const struct mn_report *r = mn_block_reports(b);
     PyObject *rows = PyList_New(end - t->row0);

@@ -24,25 +24,27 @@ planner(PyObject *self)
 
 const char mn_engine_plan_doc[] =
     "plan(indices, pickled, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
-    "     user_epoch=0) -> bool\n"
+    "     user_epoch=0, splits=False) -> bool\n"
     "\n"
     "Takes the next batch in: indices a list of int, or None with pickled the bytes of what\n"
-    "the sampler gave. whole: one worker fetches and collates it. False: later.";
+    "the sampler gave. whole: one worker fetches and collates it, or with splits,\n"
+    "where that pays, several fetch and one collates. False: later.";
 
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "pickled", "sequence", "number", "epoch",
-                            "position", "base_seed", "nrows", "seeded", "whole", "user_epoch", NULL};
+                            "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
+                            "splits", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *pickled;
     unsigned long long sequence, number, epoch, position, seed;
-    int seeded, whole;
+    int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|I", names, &indices, &pickled,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &pickled,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows, &seeded,
-                                        &whole, &b.user_epoch)) {
+                                        &whole, &b.user_epoch, &splits)) {
         return NULL;
     }
     b.sequence = sequence;
@@ -52,6 +54,7 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     b.base_seed = seed;
     b.seeded = seeded != 0;
     b.whole = whole != 0;
+    b.splits = splits != 0;
     int64_t *owned;
     if (mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, pickled,
                       &owned) < 0) {

@@ -78,7 +78,8 @@ bring_block(PyObject *read, const struct mn_ctl *c, uint64_t off, struct mn_bloc
     return whole ? 0 : -2;
 }
 
-/* (batch, row, first row of the task, rows of it, index | None) of a running task, or None. */
+/* (batch, row, first row of the task, rows of it, index | "collate" | None) of a running task,
+ * or None. */
 static PyObject *
 at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
         const struct mn_task *tasks)
@@ -96,6 +97,10 @@ at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
     }
     if (rc < 0 || t->kind == MN_KIND_RESUME) {
         Py_RETURN_NONE;
+    }
+    if (t->kind == MN_KIND_COLLATE) {
+        return Py_BuildValue("(KKIIs)", (unsigned long long)b.number, (unsigned long long)row,
+                             t->row0, t->nrows, "collate");
     }
     PyObject *index = Py_NewRef(Py_None);
     if (b.index_kind == MN_INDEX_INT64 && (row + 1) * sizeof(int64_t) <= b.index_bytes) {
@@ -174,13 +179,13 @@ queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
     unsigned int n[8] = {0}, count = 0, batches = 0, ready = 0;
     for (uint32_t i = 0; i < c->ntasks; i++) {
         enum mn_task_status st = mn_word_status(mn_a64_load_relaxed(&tasks[i].word));
-        if (st == MN_TASK_FREE || st > MN_TASK_PLANNED) {
+        if (st == MN_TASK_FREE || st > MN_TASK_WAITING) {
             continue;
         }
         n[st]++;
         p[count++] = (struct place){tasks[i].block_off,
                                     st == MN_TASK_QUEUED || st == MN_TASK_RUNNING
-                                        || st == MN_TASK_PLANNED};
+                                        || st == MN_TASK_PLANNED || st == MN_TASK_WAITING};
     }
     qsort(p, count, sizeof(*p), by_block);
     for (unsigned int i = 0; i < count;) {
@@ -195,7 +200,7 @@ queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
     PyMem_Free(p);
     return Py_BuildValue("{sI sI sI sI sI sI}", "queued", n[MN_TASK_QUEUED], "running",
                          n[MN_TASK_RUNNING], "done", n[MN_TASK_DONE], "waiting",
-                         n[MN_TASK_PLANNED], "batches", batches, "ready", ready);
+                         n[MN_TASK_PLANNED] + n[MN_TASK_WAITING], "batches", batches, "ready", ready);
 }
 
 const char mn_peek_doc[] =

@@ -5,6 +5,8 @@
 
 #include "load/policy_chunk.h"
 #include "load/policy_dispatch.h"
+#include "load/policy_histogram.h"
+#include "load/policy_split.h"
 
 int
 mn_policy_add_type(PyObject *module, PyType_Spec *spec)
@@ -90,7 +92,40 @@ policy_period(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(mn_dispatch_period(consumer, mean, batch, workers));
 }
 
+PyDoc_STRVAR(split_doc,
+"policy_split(on, walls_ns, send_ns, /)\n--\n\n"
+"Whether batches that one worker could make are split over several, given the answer so far,\n"
+"what samples have cost, and what sending one costs (negative: it cannot be done).");
+
+static PyObject *
+policy_split(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *list;
+    long long send;
+    int on;
+    if (!PyArg_ParseTuple(args, "pO!L:policy_split", &on, &PyList_Type, &list, &send)) {
+        return NULL;
+    }
+    struct mn_histogram *h = PyMem_Malloc(sizeof(*h));
+    if (h == NULL) {
+        return PyErr_NoMemory();
+    }
+    mn_histogram_init(h);
+    Py_ssize_t n = PyList_GET_SIZE(list);
+    double sum = 0.0;
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++) {
+        long long ns = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
+        mn_histogram_add(h, ns);
+        sum += (double)ns;
+    }
+    bool split = mn_split_worth(on != 0, h, n > 0 ? (int64_t)(sum / (double)n) : 0, send);
+    PyMem_Free(h);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(split);
+}
+
 static PyMethodDef functions[] = {
+    {"policy_split", policy_split, METH_VARARGS, split_doc},
     {"policy_chunk", policy_chunk, METH_VARARGS, chunk_doc},
     {"policy_chunk_next", policy_chunk_next, METH_VARARGS, chunk_next_doc},
     {"policy_period", policy_period, METH_VARARGS, period_doc},

@@ -39,6 +39,7 @@ struct mn_worker_object {
     uint64_t indices_of, indices_number;
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;
+    uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
     uint64_t begin_ns, cpu_begin_ns;
     uint64_t mark_ns;     /* end of the last row that mark() was told of */
 };
@@ -68,6 +69,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->load_index = Py_NewRef(load_index);
     o->set_epoch = Py_NewRef(set_epoch);
     o->user_epoch = user_epoch;
+    o->collate = MN_NO_TASK;
     o->layouts = PyDict_New();
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
     if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
@@ -266,9 +268,10 @@ finish_task(struct mn_worker_object *o, struct mn_task *t)
     /* Relaxed: for people, written here alone. */
     mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
     mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
-    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + t->nrows);
+    uint64_t rows = t->kind != MN_KIND_COLLATE ? t->nrows : 0; /* counted by its parts */
+    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + rows);
     o->holding = false;
-    mn_worker_done(&o->side, o->task);
+    o->collate = mn_worker_done(&o->side, o->task);
 }
 
 /* Runs the rows of a task. The extras, or NULL with an exception that ends the worker. */
@@ -364,7 +367,7 @@ run_task(struct mn_state *st, struct mn_worker_object *o)
     if (tell_epoch(o, b) < 0) {
         return NULL;
     }
-    if (t->kind > MN_KIND_SAMPLES) {
+    if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
         PyObject *payload = batch_payload(o, b);
         return payload != NULL ? hand_over(t, b, payload) : NULL;
     }
@@ -395,7 +398,14 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     for (;;) {
-        int rc = mn_worker_try(&o->side, &o->task);
+        int rc = MN_OK;
+        if (o->collate != MN_NO_TASK) {
+            o->task = o->collate;
+            o->collate = MN_NO_TASK;
+        }
+        else {
+            rc = mn_worker_try(&o->side, &o->task);
+        }
         if (rc == MN_EMPTY) {
             o->cpu_begin_ns = 0; /* waiting is not the next task's */
             Py_BEGIN_ALLOW_THREADS
@@ -468,6 +478,57 @@ worker_finish(PyObject *self, PyObject *args)
     return PyBool_FromLong(rc == 0);
 }
 
+/* The parts are copied: a collate_fn may write into samples and may keep them, and its task is
+ * done again when this worker dies. */
+static PyObject *
+part_of(struct mn_worker_object *o, const struct mn_task *t)
+{
+    const struct mn_envelope *env = mn_at(&o->side.shm, t->env_off);
+    const struct mn_envelope_part *parts = (const struct mn_envelope_part *)(env + 1);
+    PyObject *list = PyList_New((Py_ssize_t)env->nparts);
+    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
+        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, t->env_off + parts[i].at),
+                                                    (Py_ssize_t)parts[i].bytes);
+        if (b == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, (Py_ssize_t)i, b);
+    }
+    return list == NULL ? NULL
+                        : Py_BuildValue("(y#N)",
+                                        (char *)mn_at(&o->side.shm, t->env_off + env->pickle_at),
+                                        (Py_ssize_t)env->pickle_bytes, list);
+}
+
+PyDoc_STRVAR(parts_doc,
+"parts() -> [(pickle, buffers) | None]\n\n"
+"What the parts of the batch whose collate task is in hand have left, in row order; None\n"
+"where one found no room. Buffers are the caller's own and can be written to.");
+
+static PyObject *
+worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    struct mn_task *own = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    if (own == NULL || own->kind != MN_KIND_COLLATE) {
+        PyErr_SetString(PyExc_RuntimeError, "no collate task in hand");
+        return NULL;
+    }
+    struct mn_block *b = mn_block_at(&o->side.shm, own->block_off);
+    const uint32_t *tasks = mn_block_tasks(b);
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i + 1 < b->ntasks; i++) {
+        struct mn_task *t = mn_task_at(&o->side.shm, tasks[i]); /* DONE, seen with [C1] */
+        PyObject *one = t->flags & MN_FLAG_ENVELOPE ? part_of(o, t) : Py_NewRef(Py_None);
+        if (one == NULL || PyList_Append(out, one) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(one);
+    }
+    return out;
+}
+
 PyDoc_STRVAR(mark_doc,
 "mark(row): this row of the batch in hand has just been fetched; teaches its cost.");
 
@@ -508,6 +569,7 @@ static PyMethodDef worker_methods[] = {
     {"ready", worker_ready, METH_NOARGS, PyDoc_STR("ready(): the loop begins.")},
     {"next", worker_next, METH_NOARGS, next_doc},
     {"mark", worker_mark, METH_O, mark_doc},
+    {"parts", worker_parts, METH_NOARGS, parts_doc},
     {"finish", worker_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };

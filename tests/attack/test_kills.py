@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import minato
+from minato._memo import memo_of
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
@@ -18,16 +19,22 @@ from .support import (
 )  # fmt: skip
 
 
-def make(dataset, **options):
+def make(dataset, split=False, **options):
+    """split: batches of a collate_fn are made in parts from the first one on."""
     torch.manual_seed(1234)
     options = {"batch_size": 8, "num_workers": 3, "shuffle": True, "max_retries": 100, **options}
-    return minato.DataLoader(dataset, **options)
+    loader = minato.DataLoader(dataset, **options)
+    for cost in [10**6, 10**6, 10**6, 10**9] * 16 if split else []:
+        memo_of(loader).costs.observe(-1, cost)
+        memo_of(loader).costs.sends(0)
+    return loader
 
 
 KINDS = {
     "rows": (Noisy, {}),
     "rows and envelopes": (Wordy, {}),
     "batches": (Ragged, {"collate_fn": keep_list}),
+    "batches in parts": (Ragged, {"collate_fn": keep_list, "split": True}),
     "large": (lambda: Noisy(60, 30000), {}),
     "small memory": (lambda: Wordy(80, 30000), {"memory_limit": "3MiB"}),
 }

@@ -614,8 +614,19 @@ balanced_step(struct crew *c, bool more)
     }
 }
 
+/* The answer to whether batches are split changes while some are planned and some have begun. */
 static void
-drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order)
+change_split(struct crew *c, struct mn_costs *costs)
+{
+    mn_mutex_lock(&costs->mutex);
+    costs->send_ns = mn_test_random(&c->seed) % 2 == 0 ? 0 : MN_SPLIT_CANNOT;
+    costs->split = costs->send_ns == 0;
+    mn_mutex_unlock(&costs->mutex);
+}
+
+static void
+drive_balanced_as(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order,
+                  bool parts)
 {
     static struct crew c;
     struct mn_costs costs;
@@ -626,17 +637,39 @@ drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, boo
     struct mn_engine *e;
     CHECK_EQ(mn_engine_open(&e, &cfg), 0);
     start_crew(&c, n, e, scale, env_max);
+    c.rig.parts = parts;
     uint64_t stop = mn_test_stop_ns();
     bool more = true;
     while (more || c.nflight != 0) {
         more = more && c.rig.position < POSITIONS - 1000
                && (mn_test_clock_ns() < stop || c.taken < 10 || c.abandoned == 0);
+        if (parts && mn_test_random(&c.seed) % 20 == 0) {
+            change_split(&c, &costs);
+        }
         balanced_step(&c, more);
     }
     mn_engine_plan_clear(e);
     c.abandoned++;
     end_crew(&c);
     mn_costs_fini(&costs);
+}
+
+static void
+drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order)
+{
+    drive_balanced_as(n, limit, scale, env_max, in_order, false);
+}
+
+static void
+balanced_parts(void)
+{
+    drive_balanced_as(4, 16 * MIB, 1000, 30000, true, true);
+}
+
+static void
+balanced_parts_out_of_order(void)
+{
+    drive_balanced_as(RIG_WORKERS, 64 * MIB, 1000, 3000, false, true);
 }
 
 static void
@@ -740,6 +773,8 @@ static const struct mn_test tests[] = {
     MN_TEST("thread", static_large_rows_and_envelopes),
     MN_TEST("thread", static_envelopes_over_the_limit),
     MN_TEST("thread", balanced_small_rows),
+    MN_TEST("thread", balanced_parts),
+    MN_TEST("thread", balanced_parts_out_of_order),
     MN_TEST("thread", balanced_out_of_order),
     MN_TEST("thread", balanced_large_rows_and_envelopes),
     MN_TEST("thread", balanced_over_the_limit),

@@ -109,12 +109,38 @@ rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
     return 0;
 }
 
+/* Whoever collates sees all that the parts have left, whole. */
+static MN_UNUSED void
+rig_collate(struct rig_worker *w, struct mn_task *t, struct mn_block *b)
+{
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i + 1 < b->ntasks; i++) {
+        const struct mn_task *part = mn_task_at(&w->side.shm, mn_block_tasks(b)[i]);
+        CHECK_EQ(mn_word_status(mn_a64_load_relaxed(&part->word)), MN_TASK_DONE);
+        CHECK_EQ(part->row0, rows);
+        rows += part->nrows;
+        CHECK(!(part->flags & MN_FLAG_ENVELOPE)
+              || rig_holds(mn_at(&w->side.shm, part->env_off), part->env_len,
+                           rig_env_key(b->position + part->row0)));
+    }
+    CHECK_EQ(rows, b->nrows);
+    for (uint32_t row = 0; row < rows; row++) {
+        CHECK_EQ(mn_block_reports(b)[row].status, MN_ROW_WRITTEN);
+    }
+    t->cpu_ns = b->number + 1; /* for rig_check */
+}
+
 /* Runs a claimed task. 0, or MN_CLOSED when the engine stopped meanwhile. */
 static MN_UNUSED int
 rig_run(struct rig_worker *w, uint32_t task)
 {
     struct mn_task *t = mn_task_at(&w->side.shm, task);
     struct mn_block *b = mn_block_at(&w->side.shm, t->block_off);
+    if (t->kind == MN_KIND_COLLATE) {
+        rig_collate(w, t, b);
+        CHECK_EQ(mn_worker_done(&w->side, task), MN_NO_TASK);
+        return 0;
+    }
     const int64_t *index = mn_block_index(b);
     uint64_t row_bytes[RIG_FIELDS];
     uint32_t attempt = mn_word_attempt(mn_a64_load_relaxed(&t->word));
@@ -138,8 +164,8 @@ rig_run(struct rig_worker *w, uint32_t task)
         && rig_envelope(w, t, b) == MN_CLOSED) {
         return MN_CLOSED;
     }
-    mn_worker_done(&w->side, task);
-    return 0;
+    uint32_t collate = mn_worker_done(&w->side, task);
+    return collate != MN_NO_TASK ? rig_run(w, collate) : 0;
 }
 
 /* Until the engine stops. */
@@ -176,6 +202,7 @@ struct rig {
     struct mn_form form;
     uint64_t row_bytes[2][RIG_FIELDS]; /* of the last two forms */
     bool first_try_only;
+    bool parts; /* batches are made in parts, which one more task collates */
 };
 
 /* From now on rows have this layout; 0: none, samples travel in envelopes. */
@@ -239,10 +266,17 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
                               .number = r->number,
                               .position = r->position,
                               .nrows = nrows,
+                              .whole = r->parts,
+                              .splits = r->parts,
                               .index_kind = MN_INDEX_INT64,
                               .index = index,
                               .index_bytes = nrows * sizeof(*index)};
     *out = (struct rig_block){0, b.number, b.position, nrows, b.sequence};
+    if (r->e->plan->costs == NULL) { /* else they say */
+        mn_mutex_lock(&r->e->mutex);
+        r->e->plan->split = r->parts;
+        mn_mutex_unlock(&r->e->mutex);
+    }
     int rc = mn_engine_plan(r->e, &b);
     free(index);
     if (rc == MN_OK) {
@@ -272,6 +306,11 @@ rig_check(const struct rig *r, const struct rig_block *b)
     uint64_t rows = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
         const struct mn_task *t = mn_task_at(&r->e->shm, mn_block_tasks(block)[i]);
+        if (t->kind == MN_KIND_COLLATE) {
+            CHECK(r->parts && i > 0 && i + 1 == block->ntasks);
+            CHECK_EQ(t->cpu_ns, block->number + 1);
+            break;
+        }
         CHECK_EQ(t->row0, rows);
         rows += t->nrows;
         if (t->flags & MN_FLAG_ENVELOPE) {

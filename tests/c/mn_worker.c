@@ -235,12 +235,14 @@ report(const struct nursery *n, uint64_t taken, uint64_t lost)
 
 /* least, most: how many tasks each death takes with it. */
 static void
-die_at(const char *label, const char *after, uint32_t every, uint64_t least, uint64_t most)
+die_at_with(bool parts, const char *label, const char *after, uint32_t every, uint64_t least,
+            uint64_t most)
 {
     static struct nursery n;
     uint64_t taken = 0;
     printf("  %s", label);
     open_nursery(&n, 200, 3000, 60000);
+    n.rig.parts = parts;
     n.orders.label = label;
     n.orders.after = after;
     n.orders.every = every;
@@ -252,6 +254,12 @@ die_at(const char *label, const char *after, uint32_t every, uint64_t least, uin
     CHECK(n.rig.e->retries <= n.deaths * most);
     CHECK(n.rig.e->retries >= n.deaths * least);
     close_nursery(&n);
+}
+
+static void
+die_at(const char *label, const char *after, uint32_t every, uint64_t least, uint64_t most)
+{
+    die_at_with(false, label, after, every, least, most);
 }
 
 static void
@@ -310,13 +318,27 @@ die_with_room(void)
     die_at("worker.room.granted", NULL, 6, 1, 1);
 }
 
+/* The last part of a batch is done, and nobody has claimed its collate task. */
+static void
+die_before_collating(void)
+{
+    die_at_with(true, "worker.done.after", NULL, 30, 0, 0);
+}
+
+static void
+die_collating(void)
+{
+    die_at_with(true, "worker.collate.claimed", NULL, 4, 1, 1);
+}
+
 /* Kills from outside, at no particular point. */
 static void
-die_anywhere(void)
+die_anywhere_with(bool parts)
 {
     static struct nursery n;
     uint64_t taken = 0;
     open_nursery(&n, 200, 12000, 200000);
+    n.rig.parts = parts;
     n.orders.kills_a_second = 200;
     start_nursery(&n);
     uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
@@ -326,13 +348,26 @@ die_anywhere(void)
     close_nursery(&n);
 }
 
+static void
+die_anywhere(void)
+{
+    die_anywhere_with(false);
+}
+
+static void
+die_anywhere_in_parts(void)
+{
+    die_anywhere_with(true);
+}
+
 /* Without retries a death costs its batch, and that one alone. */
 static void
-lost_batches_are_told(void)
+lost_batches_are_told_with(bool parts)
 {
     static struct nursery n;
     uint64_t taken = 0;
     open_nursery(&n, 0, 3000, 60000);
+    n.rig.parts = parts;
     n.orders.label = "worker.done.before";
     n.orders.every = 40;
     start_nursery(&n);
@@ -343,6 +378,18 @@ lost_batches_are_told(void)
     CHECK_EQ(n.rig.e->retries, 0);
     CHECK(n.rig.e->mean_envelope_bytes < 100 * MIB);
     close_nursery(&n);
+}
+
+static void
+lost_batches_are_told(void)
+{
+    lost_batches_are_told_with(false);
+}
+
+static void
+lost_parts_are_told(void)
+{
+    lost_batches_are_told_with(true);
 }
 
 /* What never succeeds is given up after its retries, and the others go on. */
@@ -376,7 +423,9 @@ static const struct mn_test tests[] = {
     MN_TEST("fork", die_before_waking_trainer),
     MN_TEST("fork", die_waiting_for_room), MN_TEST("fork", die_with_room),
     MN_TEST("fork", die_anywhere),       MN_TEST("fork", lost_batches_are_told),
-    MN_TEST("fork", poison_is_given_up),
+    MN_TEST("fork", poison_is_given_up), MN_TEST("fork", die_before_collating),
+    MN_TEST("fork", die_collating),      MN_TEST("fork", die_anywhere_in_parts),
+    MN_TEST("fork", lost_parts_are_told),
 };
 
 MN_TEST_MAIN(tests)

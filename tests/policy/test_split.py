@@ -1,0 +1,61 @@
+"""Splitting of batches: only where costs are uneven and samples travel cheaply."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from minato import _core
+
+from . import given
+
+CANNOT = -1
+MS = 10**6
+
+costs = st.lists(st.integers(1, 10**10), min_size=0, max_size=200)
+
+
+@given(costs, st.booleans())
+def test_never_what_cannot_be_sent(walls, on):
+    assert not _core.policy_split(on, walls, CANNOT)
+
+
+@given(costs, st.booleans(), st.integers(0, 10**9))
+def test_never_without_evidence(walls, on, send):
+    assert not _core.policy_split(on, walls[:31], send)
+
+
+@given(st.integers(1, 10**10), st.integers(32, 300), st.booleans(), st.data())
+def test_constant_costs_never_are_uneven(cost, count, on, data):
+    """Noise of up to a third more is no unevenness, and neither are a few hiccups."""
+    walls = [cost + data.draw(st.integers(0, cost // 3)) for _ in range(count)]
+    walls += [4 * cost] * (count // 100)
+    assert not _core.policy_split(on, walls, 0)
+
+
+@given(costs, st.integers(0, 10**9), st.integers(0, 10**9))
+def test_dearer_sending_never_makes_it_worth_more(walls, send, more):
+    if _core.policy_split(False, walls, send + more):
+        assert _core.policy_split(False, walls, send)
+
+
+@given(costs, st.integers(0, 10**9))
+def test_what_is_begun_ends_later(walls, send):
+    if _core.policy_split(False, walls, send):
+        assert _core.policy_split(True, walls, send)
+
+
+@given(st.integers(1, 4), st.integers(4, 40), st.booleans())
+def test_scale_does_not_matter(share, factor, on):
+    """A fifth to four fifths of slow samples, in microseconds or in minutes."""
+    small = ([1000] * (5 - share) + [1000 * factor] * share) * 20
+    large = [10**6 * wall for wall in small]
+    assert _core.policy_split(on, small, 0) == _core.policy_split(on, large, 0)
+
+
+def test_the_usual_cases():
+    mixed = ([5 * MS] * 4 + [30 * MS]) * 20
+    rare = [5 * MS] * 99 + [500 * MS]
+    mostly_slow = ([4 * MS] * 2 + [40 * MS] * 3) * 20
+    for walls in (mixed, rare, mostly_slow):
+        assert _core.policy_split(False, walls, 100_000)
+        assert not _core.policy_split(False, walls, 2 * MS)
