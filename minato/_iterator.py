@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from ._worker import BATCH, ERROR, FAILED, OBJECTS, OK, PART, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
-LOOK_AHEAD_BATCHES = 64, 512
+LOOK_AHEAD_BATCHES = 128, 512
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
@@ -484,6 +485,8 @@ class BalancedIterator(_MinatoIterator):
             self._kept_back.append((batch, data))
 
     def _await_next(self) -> tuple[int, int]:
+        if self._pool.stopped and threading.current_thread() is threading.main_thread():
+            raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
         timeout = self._timeout if self._timeout > 0 else -1.0
         while True:
             got = self._engine.next(timeout)

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,7 +207,10 @@ class _Runner:
             stop = RuntimeError("dataset.__getitem__ raised StopIteration")
             stop.__cause__ = error
             error = stop
-        return Failure.of(error, self.where)
+        try:
+            raise error  # one that was made in C has no traceback yet, and torch prints it
+        except Exception as raised:
+            return Failure.of(raised, self.where)
 
     def encoded(self, answer: Any) -> tuple[bytes, list]:
         try:
@@ -218,8 +221,8 @@ class _Runner:
             return _codec.dumps([(answer[0][0], ERROR, failure)] if rows else (FAILED, failure))
 
 
-def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
-    """The life of a worker's thread."""
+def _work(worker: _core.NativeWorker, runner: _Runner, ended: threading.Event) -> None:
+    """The life of a worker's thread; ended is set when it touches the mapping no more."""
     try:
         while task := worker.next():
             data, buffers = runner.encoded(runner.answer(task, worker.mark))
@@ -230,6 +233,8 @@ def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
     except BaseException:
         worker.die(1)  # what it has in hand is lost, and the loader says so
         raise
+    finally:
+        ended.set()
 
 
 class NativeHandle(WorkerHandle):
@@ -270,20 +275,21 @@ class NativePool:
         self.stopped = False
         self._owner = os.getpid()
         self._entries: list[dict[str, Any]] | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[threading.Thread, threading.Event] = {}
         try:
             self.engine.start(-1, -1)
             segment = self.engine.segment
             for number in range(segment.workers):
                 worker = _core.NativeWorker(segment, number, offer.capsule, STREAM_HOOK)
                 runner = _Runner(dataset, collate_fn, offer.hook, number)
+                ended = threading.Event()
                 thread = threading.Thread(
                     target=_work,
-                    args=(worker, runner),
+                    args=(worker, runner, ended),
                     name=f"minato-native-{number}",
                     daemon=True,  # or the interpreter would wait before it calls _stop_all
                 )
-                self._threads.append(thread)
+                self._threads[thread] = ended
             _start_quietly(self._threads)
         except BaseException:
             self.stop()
@@ -318,9 +324,10 @@ class NativePool:
 
     def _close(self) -> None:
         interrupt = None
-        for thread in self._threads:
-            while thread.is_alive():
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.is_set():
                 try:
+                    ended.wait()  # an interrupted join() may take a running thread for ended
                     thread.join()
                 except KeyboardInterrupt as error:  # memory must outlive who writes to it
                     interrupt = error
@@ -328,8 +335,18 @@ class NativePool:
         if interrupt is not None:
             raise interrupt
 
+    def dismiss(self) -> None:
+        """At exit: ends the threads but not the loader. A daemon thread that waits for a
+        batch has nothing to report, and goes with the interpreter."""
+        if not self.mine():
+            return
+        self.stopped = True
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.wait(0.02):
+                self.engine.dismiss()
 
-def _start_quietly(threads: list[threading.Thread]) -> None:
+
+def _start_quietly(threads: Iterable[threading.Thread]) -> None:
     """Signals stay with the program's own threads: the new ones inherit that all are blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -346,4 +363,4 @@ _pools: weakref.WeakSet[NativePool] = weakref.WeakSet()
 def _stop_all() -> None:
     """Before the interpreter and its memory go."""
     for pool in list(_pools):
-        pool.stop()
+        pool.dismiss()

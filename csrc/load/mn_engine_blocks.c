@@ -264,7 +264,9 @@ mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 {
     struct mn_ctl *c = e->shm.ctl;
     for (uint32_t w = 0; w < c->nworkers && n != 0; w++) {
-        if (mn_bell_ring(&mn_worker_at(&e->shm, w)->bell)) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        /* Others may sleep there, too: the dead, and threads that wait to be wanted. */
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && mn_bell_ring(&k->bell)) {
             n--;
         }
     }

@@ -281,6 +281,8 @@ struct mn_ctl {
                          * look at a bell */
     mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal lane
                          * rings the engine; 0: never */
+    mn_a32 dismissed;   /* trainer: native workers end where they are and nobody is told,
+                         * because the interpreter exits */
     MN_ALIGNED(MN_CACHELINE) struct mn_bell trainer;  /* the user's thread in next() */
     uint32_t pad0;
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */

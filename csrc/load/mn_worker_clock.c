@@ -34,5 +34,6 @@ mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint3
     /* Relaxed: for people, written here alone. */
     mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
     mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
-    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + t->nrows);
+    uint64_t rows = t->kind != MN_KIND_COLLATE ? t->nrows : 0; /* counted by its parts */
+    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + rows);
 }

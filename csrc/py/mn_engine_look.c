@@ -252,6 +252,24 @@ mn_engine_let_go(PyObject *self, PyObject *number)
     return ask_to_leave(self, number, MN_LEAVE_SHRINK);
 }
 
+const char mn_engine_dismiss_doc[] =
+    "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";
+
+PyObject *
+mn_engine_dismiss(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
+    }
+    Py_RETURN_NONE;
+}
+
 const char mn_engine_health_doc[] =
     "health() -> {zygote_lost, deaths, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, workers that may still finish something, and the last death.";

@@ -89,6 +89,9 @@ mn_engine_end_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_let_go_doc[];
 PyObject *
 mn_engine_let_go(PyObject *self, PyObject *number);
+extern const char mn_engine_dismiss_doc[];
+PyObject *
+mn_engine_dismiss(PyObject *self, PyObject *ignored);
 extern const char mn_engine_health_doc[];
 PyObject *
 mn_engine_health(PyObject *self, PyObject *ignored);

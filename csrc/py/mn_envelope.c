@@ -41,9 +41,9 @@ place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *
     return at;
 }
 
-int
-mn_envelope_write(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
-                  Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n)
+static int
+write_all(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+          Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n)
 {
     struct mn_envelope env;
     struct mn_envelope_part *parts = PyMem_Calloc((size_t)n + 1, sizeof(*parts));
@@ -95,7 +95,7 @@ mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pic
                   == 0) {
         got++;
     }
-    int rc = got == n ? mn_envelope_write(side, t, pickle, pickle_bytes, bufs, n) : -1;
+    int rc = got == n ? write_all(side, t, pickle, pickle_bytes, bufs, n) : -1;
     for (Py_ssize_t i = 0; i < got; i++) {
         PyBuffer_Release(&bufs[i]);
     }

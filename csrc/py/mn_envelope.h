@@ -31,14 +31,9 @@ struct mn_envelope_part {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "layout shared between processes");
 
-/* Writes pickle and buffers (C-contiguous) for the task in hand into the worker's outbox; the
- * GIL is released meanwhile. 0 (also where the memory limit leaves no room: the task then says
- * so), 1 when the loader stopped, -1 with an exception. */
-int
-mn_envelope_write(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
-                  Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n);
-
-/* The same for a list of objects with such buffers. */
+/* Writes pickle and buffers (a list of objects, C-contiguous) for the task in hand into the
+ * worker's outbox; the GIL is released meanwhile. 0 (also where the memory limit leaves no room:
+ * the task then says so), 1 when the loader stopped, -1 with an exception. */
 int
 mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
                  Py_ssize_t pickle_bytes, PyObject *list);

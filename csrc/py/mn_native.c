@@ -47,9 +47,10 @@ mn_native_check(const struct mn_native_pipeline *p, const char **why)
 /* ---- the entry ---------------------------------------------------------------------- */
 
 static bool
-stopped(const struct mn_worker_side *w)
+over(const struct mn_worker_side *w)
 {
-    return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_a32_load_seqcst(&c->stop) != 0 || mn_a32_load_seqcst(&c->dismissed) != 0;
 }
 
 static void
@@ -68,7 +69,7 @@ static bool
 must_wait(const struct mn_worker_side *w)
 {
     uint32_t state = mn_a32_load_seqcst(&w->me->state);
-    return !stopped(w) && (state == MN_WORKER_EMPTY || state == MN_WORKER_EXITED);
+    return !over(w) && (state == MN_WORKER_EMPTY || state == MN_WORKER_EXITED);
 }
 
 /* Waits until somebody wants this worker. False: the loader closes. */
@@ -76,7 +77,7 @@ static bool
 enter(struct mn_worker_side *w)
 {
     struct mn_worker *me = w->me;
-    while (!stopped(w)) {
+    while (!over(w)) {
         uint32_t state = mn_a32_load_acquire(&me->state);
         if (state == MN_WORKER_READY) {
             return true;
@@ -167,7 +168,7 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
 {
     struct mn_report *reports = mn_block_reports(b);
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
-        if (stopped(w)) {
+        if (over(w)) {
             return MN_CLOSED;
         }
         mn_a64_store_relaxed(&w->me->row, row); /* for people */
@@ -198,7 +199,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
             clock->cpu_begin_ns = 0; /* waiting is not the next task's */
             rc = mn_worker_claim(w, IDLE_NS, task);
         }
-        if (rc == MN_CLOSED && !stopped(w)) {
+        if (rc == MN_CLOSED && !over(w)) {
             leave(w);
         }
         if (rc != MN_OK) {

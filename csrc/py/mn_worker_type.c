@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/mn_error.h"
-#include "load/mn_worker.h"
+#include "load/mn_worker_clock.h"
 #include "os/mn_clock.h"
 #include "py/mn_envelope.h"
 #include "py/mn_seed.h"
@@ -18,8 +18,6 @@
 
 /* Sleeping workers look this often whether the trainer still lives. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
-/* Samples cheaper than this are not worth a look at the thread's CPU clock (a system call). */
-#define CPU_CLOCK_WORTH_NS UINT64_C(20000)
 
 /* What an envelope entry of a row is; numbers of minato/_worker.py. */
 enum mn_extra { MN_EXTRA_SAMPLE = 0, MN_EXTRA_ERROR = 1, MN_EXTRA_OBJECTS = 2 };
@@ -40,7 +38,7 @@ struct mn_worker_object {
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;
     uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
-    uint64_t begin_ns, cpu_begin_ns;
+    struct mn_worker_clock clock;
     uint64_t mark_ns;     /* end of the last row that mark() was told of */
 };
 
@@ -251,25 +249,9 @@ need_indices(struct mn_worker_object *o, const struct mn_task *t, struct mn_bloc
 }
 
 static void
-finish_task(struct mn_worker_object *o, struct mn_task *t)
+finish_task(struct mn_worker_object *o)
 {
-    uint64_t now = mn_now_ns();
-    struct mn_worker *me = o->side.me;
-    t->wall_ns = now - o->begin_ns;
-    t->cpu_ns = 0;
-    if (o->cpu_begin_ns != 0) {
-        uint64_t cpu = mn_thread_cpu_ns();
-        t->cpu_ns = cpu - o->cpu_begin_ns;
-        o->cpu_begin_ns = t->wall_ns > CPU_CLOCK_WORTH_NS ? cpu : 0;
-    }
-    else if (t->wall_ns > CPU_CLOCK_WORTH_NS) {
-        o->cpu_begin_ns = mn_thread_cpu_ns(); /* from the next task on */
-    }
-    /* Relaxed: for people, written here alone. */
-    mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
-    mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
-    uint64_t rows = t->kind != MN_KIND_COLLATE ? t->nrows : 0; /* counted by its parts */
-    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + rows);
+    mn_worker_account(&o->side, &o->clock, o->task);
     o->holding = false;
     o->collate = mn_worker_done(&o->side, o->task);
 }
@@ -292,7 +274,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
         }
         return extras;
     }
-    uint64_t before = o->begin_ns;
+    uint64_t before = o->clock.begin_ns;
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
         mn_a64_store_relaxed(&o->side.me->row, row); /* for people */
         int rc = do_row(st, o, b, layout, row, extras);
@@ -361,9 +343,8 @@ run_task(struct mn_state *st, struct mn_worker_object *o)
     struct mn_task *t = mn_task_at(&o->side.shm, o->task);
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     o->holding = true;
-    o->begin_ns = o->mark_ns = mn_now_ns();
-    mn_a64_store_relaxed(&o->side.me->since_ns, o->begin_ns); /* for people */
-    mn_a64_store_relaxed(&o->side.me->row, t->row0);
+    mn_worker_begin(&o->side, &o->clock, o->task);
+    o->mark_ns = o->clock.begin_ns;
     if (tell_epoch(o, b) < 0) {
         return NULL;
     }
@@ -379,7 +360,7 @@ run_task(struct mn_state *st, struct mn_worker_object *o)
         return hand_over(t, b, extras);
     }
     Py_DECREF(extras);
-    finish_task(o, t);
+    finish_task(o);
     return NULL;
 }
 
@@ -407,7 +388,7 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
             rc = mn_worker_try(&o->side, &o->task);
         }
         if (rc == MN_EMPTY) {
-            o->cpu_begin_ns = 0; /* waiting is not the next task's */
+            o->clock.cpu_begin_ns = 0; /* waiting is not the next task's */
             Py_BEGIN_ALLOW_THREADS
             rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
             Py_END_ALLOW_THREADS
@@ -453,27 +434,12 @@ worker_finish(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_task *t = mn_task_at(&o->side.shm, o->task);
-    Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
-    Py_buffer *bufs = PyMem_Calloc((size_t)n + 1, sizeof(*bufs));
-    int rc = bufs != NULL ? 0 : -1;
-    for (; rc == 0 && got < n; got++) {
-        rc = PyObject_GetBuffer(PyList_GET_ITEM(list, got), &bufs[got], PyBUF_C_CONTIGUOUS);
-        if (rc < 0) {
-            break;
-        }
-    }
-    if (rc == 0) {
-        rc = mn_envelope_write(&o->side, t, pickle, pickle_bytes, bufs, n);
-    }
-    for (Py_ssize_t i = 0; i < got; i++) {
-        PyBuffer_Release(&bufs[i]);
-    }
-    PyMem_Free(bufs);
+    int rc = mn_envelope_send(&o->side, t, pickle, pickle_bytes, list);
     if (rc < 0) {
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+        return NULL;
     }
     if (rc == 0) {
-        finish_task(o, t);
+        finish_task(o);
     }
     return PyBool_FromLong(rc == 0);
 }
