@@ -21,6 +21,10 @@
 /* Board depth: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
 #define PATIENCE_NS (INT64_C(5) * 1000 * 1000)
+/* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
+ * is at least so much work, as long as it is no more memory than this. */
+#define WINDOW_NS (INT64_C(2) * 1000 * 1000)
+#define WINDOW_BYTES (INT64_C(1) << 20)
 
 struct mn_planned {
     uint64_t sequence;
@@ -173,6 +177,12 @@ form_bytes(const struct mn_form *f, uint32_t nrows)
     return bytes;
 }
 
+static int64_t
+min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 static void
 retime(struct mn_engine *e, uint32_t nrows, bool whole)
 {
@@ -188,6 +198,10 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     r.period_ns = mn_dispatch_period(p->consumer_ns, mean, rows, e->active);
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
+    if (r.period_ns > 0 && p->batch_bytes != 0) {
+        int64_t cheap = min64(WINDOW_NS / r.period_ns, WINDOW_BYTES / (int64_t)p->batch_bytes);
+        r.window = cheap > r.window ? cheap : r.window;
+    }
     r.hungry = r.window > 1 ? r.window / 2 : 1;
     r.consumer_ns = p->consumer_ns;
     if (r.period_ns > 0) {
