@@ -1,6 +1,7 @@
 """The DALI loader against the real package: exactly once, and by distribution as specified."""
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from unet3d import dali, data, loaders, nifti, sampling, spec, transforms
+from unet3d import dali, data, loaders, nifti, sampling, spec, train, transforms
 
 PATCH = (16, 16, 16)
 CPU = torch.device("cpu")
@@ -123,6 +124,40 @@ def test_choices_that_dali_lacks_are_refused(data_folder):
     chain = transforms.train_transforms(PATCH, reference_starts=True)
     with pytest.raises(ValueError, match="last position"):
         loader_of(dataset_of(data_folder, chain=chain))
+
+
+def run(folder, out, *more, loader="dali"):
+    return train.main([
+        "--data", str(folder), "--out", str(out), "--loader", loader, "--epochs", "2", "--patch",
+        "16", "16", "16", "--filters", "2", "4", "--repeat", "4", "--workers", "1", "--threads",
+        "1", "--hash-content", "--device", "cpu", "--no-eval", *more])
+
+
+@real
+def test_training_counts_bounds_and_resumes(data_folder, tmp_path, capsys):
+    assert run(data_folder, tmp_path / "torch", "--no-bounds", loader="pytorch") == 0
+    out = tmp_path / "dali"
+    assert run(data_folder, out, "--dali-cache-objects", "--dali-no-mmap", "--stop-after",
+               "11") == train.STOPPED
+    assert run(data_folder, out, "--dali-cache-objects", "--dali-no-mmap", "--resume") == 0
+    results = [json.loads((tmp_path / name / "result.json").read_text())
+               for name in ("torch", "dali")]
+    assert results[1]["config"]["loader"] == "dali-cached"
+    assert results[1]["costs"]["sample_s"] > 0
+    ends = [result["epochs"][-1] for result in results]
+    assert ends[0]["index_hash"] == ends[1]["index_hash"]
+    assert ends[0]["content_hash"] != ends[1]["content_hash"]
+
+
+def test_training_without_the_package_and_wrong_options(data_folder, tmp_path, monkeypatch,
+                                                        capsys):
+    monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", None)
+    assert run(data_folder, tmp_path, "--no-bounds") == 1
+    assert "pip install 'minato[dali]'" in capsys.readouterr().err
+    for wrong, loader in (("--dali-no-mmap", "pytorch"), ("--dali-cache-objects", "pytorch"),
+                          ("--reference-starts", "dali")):
+        with pytest.raises(SystemExit):
+            run(data_folder, tmp_path, wrong, loader=loader)
 
 
 # -- distributions ------------------------------------------------------------------------
