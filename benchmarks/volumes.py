@@ -263,7 +263,9 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
         check(turn["loaders"])
         result["runs"].append(turn)
     sizes = [(case.image.stat().st_size, case.label.stat().st_size) for case in cases]
-    result |= {"quiet": quiet.report(), "patch": list(args.patch), "workers": args.workers,
+    others = [r["others"] for turn in result["runs"] for r in turn["loaders"].values()]
+    result |= {"quiet": {"others_median": common.median(others), "others_most": max(others)},
+               "patch": list(args.patch), "workers": args.workers,
                "mean_image": statistics.mean(image for image, _ in sizes),
                "mean_label": statistics.mean(label for _, label in sizes),
                "cases": {case.name: list(np.load(case.label, mmap_mode="r").shape[1:])

@@ -112,7 +112,7 @@ def _over_time(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], fo
         points = read_usage(folder / f"{row['cache']}-{row['loader']}-1", name)
         axis.plot([t for t, _ in points], [factor * value for _, value in points],
                   color=colour[row["loader"]], label=row["loader"], linewidth=1.2)
-    axis.set(xlabel="s in epochs, first run", ylim=(0, 105))
+    axis.set(xlabel="s in epochs, first run", ylim=(0, 105), xlim=(0, None))
     axis.legend(fontsize=7)
 
 
@@ -129,15 +129,16 @@ def _gpu(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: 
 def _slow(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
     """Where in an epoch the slow samples come: their share of a batch, smoothed."""
     shown = [row for row in rows if row.get("slow_shares")]
-    for row in shown:
+    for place, row in enumerate(shown):  # in-order loaders coincide: thin lines over thick
         shares = row["slow_shares"]
         axis.plot((np.arange(len(shares)) + 0.5) / len(shares) * 100, 100 * smooth(shares),
-                  color=colour[row["loader"]], label=row["loader"], linewidth=1.2)
+                  color=colour[row["loader"]], label=row["loader"],
+                  linewidth=1.2 + 1.5 * (len(shown) - 1 - place))
     if shown:
         axis.axhline(100 * shown[0]["slow_share"], color="black", linestyle="--", linewidth=1,
                      label="share in the epoch")
         axis.legend(fontsize=7)
-        axis.set(ylim=(0, 105))
+        axis.set(ylim=(0, None), xlim=(0, 100))
     else:
         axis.text(0.5, 0.5, "not known", ha="center", transform=axis.transAxes)
     axis.set(title="slow samples in a batch", xlabel="% of the epoch's batches, first run",
