@@ -90,12 +90,13 @@ def test_every_worker_at_once(seed):
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_killed_zygote_is_an_error(scheduling):
-    iterator = iter(make(Slow(64, 0.02), batch_size=2, scheduling=scheduling))
+    # so many samples that the end of the data cannot come first
+    iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
     next(iterator)
     kill(iterator._pool.zygote.pid)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
-        for _ in range(64):
-            next(iterator)
+        for _ in iterator:
+            pass
     pids = workers_of(iterator)
     del iterator
     wait_for(lambda: not any(map(alive, pids)), "workers to end")

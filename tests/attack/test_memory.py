@@ -211,8 +211,8 @@ def test_what_a_delivered_tensor_carries(kind):
     twin += 1
     assert torch.equal(twin - 1, images)
     if kind == "rows":
-        images.resize_(2 * images.numel())  # grows into memory of its own
-        assert torch.equal(images[: size // 4], (twin - 1).reshape(-1))
+        with pytest.raises(RuntimeError, match="not resizable"):  # as torch's, which are shared
+            images.resize_(2 * images.numel())
 
 
 def test_batches_may_be_written_to():
@@ -276,15 +276,16 @@ def shared_pages() -> int:
 
 def test_a_closed_loader_gives_its_pages_back():
     """Also when another loader's zygote was forked while it was open."""
-    first = iter(make(Images(200, (1024, 1024)), num_workers=1))
+    # the whole machine's pages are counted: far more than others use meanwhile
+    first = iter(make(Images(200, (1024, 1024)), num_workers=1, prefetch_factor=16))
     batch = next(first)
-    wait_for(lambda: first._engine.memory()["used"] > 32 * MIB)
+    wait_for(lambda: first._engine.memory()["used"] > 200 * MIB)
     second = iter(make(Slow(40, 0.01), persistent_workers=True))
     next(second)
     full = shared_pages()
     del batch, first
     gc.collect()
-    wait_for(lambda: full - shared_pages() > 24 * MIB, "the pages")
+    wait_for(lambda: full - shared_pages() > 100 * MIB, "the pages")
     next(second)
 
 
