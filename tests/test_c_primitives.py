@@ -52,6 +52,7 @@ PROGRAMS = {
     "mn_board": Program(),
     "mn_engine": Program(),
     "mn_worker": Program(),
+    "mn_native": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
@@ -101,7 +102,8 @@ class Builder:
             pytest.skip(f"{name} is not installed")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.tests = folder, tests
-        self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}"]
+        self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}",
+                        f"-I{ROOT / 'minato' / 'include'}"]  # fmt: skip
         self.warnings = WARNINGS if warnings else ["-w"]
         self.prefix = self.find_prefix()
         sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("*.c"))]

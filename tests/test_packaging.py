@@ -131,7 +131,8 @@ def test_wheel_holds_what_it_must(built: Built) -> None:
         (metadata,) = [n for n in names if n.endswith(".dist-info/METADATA")]
         head = email.message_from_bytes(wheel.read(metadata))
     assert any(re.fullmatch(r"minato/_core\.\S+\.so", n) for n in names)
-    for name in ("minato/py.typed", "minato/_core.pyi", "minato/__main__.py"):
+    for name in ("minato/py.typed", "minato/_core.pyi", "minato/__main__.py",
+                 "minato/include/minato/ops.h"):
         assert name in names
     assert "minato_command.py" in names
     assert any(n.endswith("LICENSE") for n in names)
@@ -247,12 +248,13 @@ def test_installed_beside_torch(built: Built, tmp_path: Path) -> None:
         "data = torch.utils.data.TensorDataset(torch.arange(12))\n"
         "loader = minato.DataLoader(data, batch_size=4, num_workers=2)\n"
         "print([b[0].tolist() for b in loader], minato.__file__)\n"
+        "print(open(minato.get_include() + '/minato/ops.h').readline())\n"
     )
     script = tmp_path / "try.py"
     script.write_text(code)
     out = run(bin_ / "python", script, cwd=tmp_path, env=clean()).stdout
     assert "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]" in out
-    assert str(tmp_path) in out
+    assert str(tmp_path) in out and "the public C interface" in out
     page = run(bin_ / "minato", "info", cwd=tmp_path, env=clean()).stdout
     assert "DLPack C exchange" in page
 
@@ -297,6 +299,7 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
     wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").glob("*.py*")}
     wanted = {n for n in wanted if "__pycache__" not in n}
+    wanted |= {"minato/include/minato/ops.h"}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names
     assert not [n for n in names if n.endswith((".so", ".o"))]
 
