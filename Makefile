@@ -47,6 +47,7 @@ bench: build
 	$(BIN)/python benchmarks/loader.py --peers
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/balance.py
+	$(BIN)/python benchmarks/workers.py
 
 stress: build
 	$(BIN)/pytest -q tests/attack

@@ -370,7 +370,10 @@ class BalancedIterator(_MinatoIterator):
 
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""
-        return self._prefetch_factor * self._num_workers
+        workers = self._num_workers
+        if self._max_workers > workers and self._pool is not None:
+            workers = max(workers, self._engine.scheduler()["active"])
+        return self._prefetch_factor * workers
 
     def _how_many(self) -> int:
         """What the sampler gives in an epoch, in what is planned."""

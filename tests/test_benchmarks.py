@@ -83,6 +83,12 @@ def test_balance(tmp_path: Path) -> None:
     assert "ready first" in text or "as they complete" in text
 
 
+def test_workers(tmp_path: Path) -> None:
+    result, text = quick("workers.py", tmp_path, "--only", "waiting")
+    assert result["jobs"]["waiting"]["workers"] >= 2  # how many is a matter of time
+    assert text.count("samples/s") == 2
+
+
 def test_volumes(tmp_path: Path) -> None:
     names = ["torch, NumPy and SciPy", "torch, native dataset, boxes kept",
              "minato native, boxes kept", "minato processes, boxes sought"]

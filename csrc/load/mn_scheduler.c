@@ -14,6 +14,9 @@
 /* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
  * worker more shows. */
 #define INTERVAL_NS UINT64_C(250000000)
+/* With few samples in such a time their number says little: it lasts until each worker has
+ * made two on average, but not for longer than so many of them. */
+#define INTERVALS_MOST 8u
 /* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
  * would be over before a worker more had started. */
 #define WATCH_FLAG_NS UINT64_C(100000000)
@@ -138,24 +141,49 @@ permille(uint64_t part, uint64_t whole)
     return whole == 0 ? 0 : (int32_t)(part >= whole ? 1000 : part * 1000 / whole);
 }
 
+static uint64_t
+rows_done(struct mn_engine *e)
+{
+    uint64_t rows = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        rows += mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->rows_done); /* statistics */
+    }
+    return rows;
+}
+
+/* Whether there is enough to decide on. */
+static bool
+is_time(struct mn_engine *e, uint64_t now)
+{
+    const struct mn_scheduler *s = e->scheduler;
+    uint64_t took = now - s->last_ns;
+    return took >= INTERVAL_NS
+           && (took >= INTERVALS_MOST * INTERVAL_NS
+               || rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
+}
+
 /* Fills what has changed since the last look. False on the first one. */
 static bool
 measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 {
     struct mn_scheduler *s = e->scheduler;
-    uint64_t busy = 0, total = 0, rows = 0, worker_ns = 0, cpu_ns = 0;
+    uint64_t busy = 0, total = 0, worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
+    uint64_t own_ns = mn_process_cpu_ns();
     (void)mn_cputime_machine(&busy, &total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        rows += mn_a64_load_relaxed(&k->rows_done); /* statistics */
         worker_ns += mn_a64_load_relaxed(&k->busy_ns);
         cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
     }
     bool first = s->last_ns == 0;
     uint64_t took = now - s->last_ns;
     if (!first) {
-        in->cpu_permille = permille(busy - s->machine_busy, total - s->machine_total);
         uint64_t spent = worker_ns - s->busy_ns, on_cpu = cpu_ns - s->cpu_ns;
+        int32_t others = permille(busy - s->machine_busy, total - s->machine_total);
+        /* A quota may leave fewer cores than there are CPUs: then idle ones are no help. */
+        int32_t ours = permille(on_cpu + own_ns - s->own_ns,
+                                took * (uint64_t)in->cores_milli / 1000);
+        in->cpu_permille = ours > others ? ours : others;
         in->wait_permille = 1000 - permille(on_cpu, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
         in->occupancy_permille =
@@ -165,6 +193,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     s->machine_busy = busy;
     s->machine_total = total;
     s->rows = rows;
+    s->own_ns = own_ns;
     s->busy_ns = worker_ns;
     s->cpu_ns = cpu_ns;
     s->occupancy_sum = s->occupancy_n = 0;
@@ -189,8 +218,10 @@ schedule(struct mn_engine *e, uint64_t now)
     struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
     const struct mn_scheduler *s = e->scheduler;
     bool news = d.target != in.workers
-                || (d.reason > MN_WORKERS_SETTLING && s->nlog != 0
-                    && s->log[(s->nlog - 1) % MN_SCHEDULER_LOG].reason != (int32_t)d.reason);
+                || (d.reason > MN_WORKERS_SETTLING
+                    && (s->nlog == 0
+                        || s->log[(s->nlog - 1) % MN_SCHEDULER_LOG].reason
+                               != (int32_t)d.reason));
     if (news) {
         note(e->scheduler, now, in.workers, d.target, (int32_t)d.reason, &in);
     }
@@ -278,7 +309,7 @@ mn_scheduler_tick(struct mn_engine *e, uint64_t now)
     for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {
         watch_worker(e, w, limit, now);
     }
-    if (now - s->last_ns >= INTERVAL_NS) {
+    if (is_time(e, now)) {
         schedule(e, now);
     }
 }

@@ -42,6 +42,7 @@ struct mn_scheduler {
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
     uint64_t rows, busy_ns, cpu_ns;
+    uint64_t own_ns; /* CPU time of the trainer's process */
     uint64_t occupancy_sum, occupancy_n;
     struct mn_flag *flags; /* one a worker entry */
     uint64_t slow_seen;    /* samples flagged so far */

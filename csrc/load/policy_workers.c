@@ -129,17 +129,17 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     if (add < 1) {
         return decide(n, MN_WORKERS_DRY_CPU_BUSY);
     }
-    int64_t quarter = n / 4 > 1 ? n / 4 : 1;
+    bool waiting = in->wait_permille >= MOSTLY_WAITING;
+    int64_t most = waiting ? n : n / 4 > 1 ? n / 4 : 1;
     int64_t top = w->ceiling != 0 && w->ceiling < in->max_workers ? w->ceiling
                                                                   : in->max_workers;
-    add = add < quarter ? add : quarter;
+    add = add < most ? add : most;
     add = add < in->backlog ? add : in->backlog;
     add = add < top - n ? add : top - n;
     w->grown_from = n;
     w->grown_rate = in->rate_milli;
     return change(w, n + (int32_t)add,
-                  in->wait_permille >= MOSTLY_WAITING ? MN_WORKERS_GROW_WAITING
-                                                      : MN_WORKERS_GROW_IDLE_CORES);
+                  waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
 }
 
 static struct mn_workers_decision

@@ -15,7 +15,8 @@
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
  *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
  *   excess over a threshold to the count, which answers saturation with more workers.)
- *   By a quarter at most, so that the effect can be judged.
+ *   By a quarter at most, so that the effect can be judged; twice as many where tasks
+ *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
  *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink by
  *   one. Between the two thresholds: leave it.
  *

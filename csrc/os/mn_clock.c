@@ -29,3 +29,9 @@ mn_thread_cpu_ns(void)
 {
     return mn_clock_read(CLOCK_THREAD_CPUTIME_ID);
 }
+
+uint64_t
+mn_process_cpu_ns(void)
+{
+    return mn_clock_read(CLOCK_PROCESS_CPUTIME_ID);
+}

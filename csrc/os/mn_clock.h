@@ -17,4 +17,8 @@ mn_now_ns(void);
 uint64_t
 mn_thread_cpu_ns(void);
 
+/* Of all threads of this process. */
+uint64_t
+mn_process_cpu_ns(void);
+
 #endif /* MN_CLOCK_H */

@@ -1,11 +1,37 @@
 /* See mn_cputime.h.
  * SPDX-License-Identifier: Apache-2.0
  */
+#define _GNU_SOURCE
 #include "os/mn_cputime.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
+
+/* More CPUs than any kernel is built for. */
+#define MOST_CPUS (1 << 15)
+
+/* Adds a line of /proc/stat, one CPU's, if the process may run there. */
+static bool
+add_cpu(const char *line, const cpu_set_t *allowed, size_t size, uint64_t *busy,
+        uint64_t *total)
+{
+    uint64_t t[8] = {0}; /* user nice system idle iowait irq softirq steal */
+    unsigned cpu;
+    int n = sscanf(line, "cpu%u %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64
+                         " %" SCNu64 " %" SCNu64 " %" SCNu64,
+                   &cpu, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
+    if (n < 5 || (allowed != NULL && (cpu >= MOST_CPUS || !CPU_ISSET_S(cpu, size, allowed)))) {
+        return false;
+    }
+    for (int i = 0; i < 8; i++) {
+        *total += t[i];
+        *busy += i == 3 || i == 4 ? 0 : t[i];
+    }
+    return true;
+}
 
 int
 mn_cputime_machine(uint64_t *busy, uint64_t *total)
@@ -14,20 +40,19 @@ mn_cputime_machine(uint64_t *busy, uint64_t *total)
     if (f == NULL) {
         return -errno;
     }
-    uint64_t t[8] = {0}; /* user nice system idle iowait irq softirq steal */
-    int n = fscanf(f, "cpu %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64
-                      " %" SCNu64 " %" SCNu64,
-                   &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
+    size_t size = CPU_ALLOC_SIZE(MOST_CPUS);
+    cpu_set_t *set = CPU_ALLOC(MOST_CPUS);
+    bool known = set != NULL && sched_getaffinity(0, size, set) == 0, any = false;
+    char line[256];
+    *busy = *total = 0;
+    while (fgets(line, sizeof(line), f) != NULL && line[0] == 'c') {
+        any |= add_cpu(line, known ? set : NULL, size, busy, total);
+    }
+    if (set != NULL) {
+        CPU_FREE(set);
+    }
     fclose(f);
-    if (n < 4) {
-        return -EPROTO;
-    }
-    *total = 0;
-    for (int i = 0; i < 8; i++) {
-        *total += t[i];
-    }
-    *busy = *total - t[3] - t[4];
-    return 0;
+    return any ? 0 : -EPROTO;
 }
 
 int

@@ -10,7 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Ticks since boot that the machine's CPUs were not idle, and ticks in all. 0 or -errno. */
+/* Ticks since boot that the CPUs this process may run on were not idle, and ticks in all. 0 or
+ * -errno. */
 int
 mn_cputime_machine(uint64_t *busy, uint64_t *total);
 

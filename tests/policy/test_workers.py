@@ -131,3 +131,34 @@ def test_limits():
     assert steps(50, occupancy=1000, cpu=0)[-1] == (1, AT_MIN)
     with pytest.raises(ValueError):
         steps(1, min_workers=5, max_workers=4)
+
+
+@given(st.integers(0, 250), st.integers(500, 1000), st.integers(1, 15), st.integers(1, 10**9))
+def test_growth_at_most_doubles(occupancy, wait, start, rate):
+    run = steps(2, start, occupancy=occupancy, cpu=0, cores=64000, wait=wait, rate=rate)
+    assert start < run[-1][0] <= 2 * start and run[-1][1] == GROW_WAITING
+
+
+@given(permille, permille, permille, st.integers(0, 100), st.data())
+def test_a_change_is_followed_by_rest(occupancy, cpu, wait, backlog, data):
+    """Whatever the inputs do: two updates without a change after each, always in range."""
+    policy, workers, since = _core.PolicyWorkers(), 4, 9
+    for _ in range(40):
+        before = workers
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=16,
+            occupancy=data.draw(st.sampled_from([occupancy, 0, 1000])), cpu=cpu, cores=8000,
+            wait=wait, backlog=backlog, rate=data.draw(st.integers(0, 10**6)))
+        assert 1 <= workers <= 16
+        assert workers == before or since >= 2
+        since = 0 if workers != before else since + 1
+
+
+def test_waiting_tasks_are_answered_within_a_dozen_updates():
+    """From two to thirty-two workers while each one more adds its share."""
+    policy, workers = _core.PolicyWorkers(), 2
+    for _ in range(16):
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=32, occupancy=0, cpu=50, cores=2000,
+            wait=990, backlog=200, rate=workers * 33000)
+    assert workers == 32
