@@ -755,7 +755,6 @@ def test_processes_beside_threads(files) -> None:
 
 WAYS = {
     "end": ("", 0),
-    "sys.exit": ("sys.exit(3)", 3),
     "exception": ("raise KeyError('of the script')", 1),
     "cycle": ("it.me = it; del it", 0),
     "os._exit": ("os._exit(5)", 5),

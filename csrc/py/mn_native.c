@@ -196,8 +196,9 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
     while (enter(w)) {
         int rc = mn_worker_try(w, task);
         if (rc == MN_EMPTY) {
-            clock->cpu_begin_ns = 0; /* waiting is not the next task's */
             rc = mn_worker_claim(w, IDLE_NS, task);
+            /* waiting is not the task's; samples here are worth a look at the clock */
+            clock->cpu_begin_ns = mn_thread_cpu_ns();
         }
         if (rc == MN_CLOSED && !over(w)) {
             leave(w);
@@ -213,8 +214,9 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         }
         mn_worker_begin(w, clock, *task);
         rc = do_rows(n, w, t, b, clock->begin_ns, failure);
-        if (rc == MN_CLOSED) {
-            break;
+        if (rc == MN_CLOSED || over(w)) {
+            break; /* what nobody reads is not published: at exit it would wake a thread
+                    * that dies as it takes the GIL, torch's C++ on its stack */
         }
         if (rc != MN_OK) {
             return MN_NATIVE_FAILED;
