@@ -38,7 +38,7 @@ from typing import Any
 import common
 import numpy as np
 import torch
-from ops import ROOT, bounds, prepare, warm
+from operators import ROOT, bounds, prepare, warm
 
 import minato
 from minato import ops

@@ -49,7 +49,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    for name in {"common", "loader", "startup", "balance", "ops", "volumes"} - before:
+    for name in {"common", "loader", "startup", "balance", "operators", "volumes"} - before:
         sys.modules.pop(name, None)
 
 

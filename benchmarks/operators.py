@@ -1,6 +1,6 @@
 """What a training sample of 3D U-Net costs on one core: NumPy and SciPy against minato.ops.
 
-    python benchmarks/ops.py [--data FOLDER] [--repeats 7] [--samples 24]
+    python benchmarks/operators.py [--data FOLDER] [--repeats 7] [--samples 24]
 
 Volumes are made once: real KiTS19 label files with painted intensities where there are any
 (MINATO_KITS19, else ../shared/data/kits19), else phantoms; with --data they are kept for the
