@@ -225,8 +225,8 @@ def _busy(
 
     then = before["now_ns"] if before else seen["opened_ns"]
     elapsed = max(1, seen["now_ns"] - then)
-    same = last is not None and before is not None and last["pid"] == entry["pid"]
-    was = (total(last, then), last["cpu_ns"]) if same and last is not None else (0, 0)
+    # the counters are the place's: they go on when another process takes it
+    was = (total(last, then), last["cpu_ns"]) if last is not None else (0, 0)
     busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
     cpu = (entry["cpu_ns"] - was[1]) / elapsed
     return min(1.0, max(0.0, busy)), min(1.0, max(0.0, cpu))

@@ -3,9 +3,9 @@
 The file is a JSON array of trace events (the Trace Event Format). A group ("process") is
 one set of workers; in it there is a track for each worker (a span a sample, or a batch that
 one worker made whole, or the collating of one that several have fetched), one for the
-trainer's waits in ``next()``, one for decisions; batches
-are asynchronous spans from the first sample's begin to the end of the last. Times are of
-the monotonic clock, in microseconds.
+trainer's waits in ``next()``, one for decisions; batches are asynchronous spans from the
+first sample's begin to the end of the last. Times are of the monotonic clock, in
+microseconds. A sample takes the trainer some seven microseconds more while it is traced.
 
 Every event is written with the batch it belongs to, so a program that dies leaves an array
 that is only not closed, as the format allows; one that exits closes it. ``%p`` in the name

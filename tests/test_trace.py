@@ -176,6 +176,27 @@ for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
         assert len(of(events, ph="b")) == len(of(events, cat="wait")) == count
 
 
+def test_batches_that_several_workers_fetch(tmp_path: Path) -> None:
+    run(tmp_path, """
+from minato._memo import memo_of
+loader = minato.DataLoader(Data(), 4, num_workers=2, collate_fn=text)
+for k in range(64):
+    memo_of(loader).costs.observe(-1, 10**9 if k % 4 == 0 else 10**6)
+memo_of(loader).costs.sends(0)
+list(loader)
+""")  # fmt: skip
+    events = load(tmp_path / "trace.json")
+    check_tracks(events)
+    check_batches(events)
+    assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
+    collated = of(events, ph="X", cat="collate")
+    assert sorted(e["args"]["batch"] for e in collated) == list(range(6))
+    for event in collated:  # begins when its last sample has ended
+        ends = [e["ts"] + e["dur"] for e in of(events, cat="sample")
+                if e["args"]["batch"] == event["args"]["batch"]]  # fmt: skip
+        assert event["ts"] >= max(ends) - 0.001
+
+
 def test_an_iterable_dataset(tmp_path: Path) -> None:
     run(tmp_path, """
 print(len(list(minato.DataLoader(Stream(), 4, num_workers=2))))

@@ -17,6 +17,8 @@
 /* With few samples in such a time their number says little: it lasts until each worker has
  * made two on average, but not for longer than so many of them. */
 #define INTERVALS_MOST 8u
+/* Of the cores, whatever other programs do. */
+#define FAIR_PERMILLE 500
 /* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
  * would be over before a worker more had started. */
 #define WATCH_FLAG_NS UINT64_C(100000000)
@@ -180,10 +182,12 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     if (!first) {
         uint64_t spent = worker_ns - s->busy_ns, on_cpu = cpu_ns - s->cpu_ns;
         int32_t others = permille(busy - s->machine_busy, total - s->machine_total);
-        /* A quota may leave fewer cores than there are CPUs: then idle ones are no help. */
+        /* A quota may leave fewer cores than there are CPUs: then idle ones are no help. And
+         * what others use we may have our share of: half of it is taken to be ours. */
         int32_t ours = permille(on_cpu + own_ns - s->own_ns,
                                 took * (uint64_t)in->cores_milli / 1000);
-        in->cpu_permille = ours > others ? ours : others;
+        int32_t all = others < ours + FAIR_PERMILLE ? others : ours + FAIR_PERMILLE;
+        in->cpu_permille = ours > all ? ours : all;
         in->wait_permille = 1000 - permille(on_cpu, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
         in->occupancy_permille =
