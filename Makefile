@@ -27,11 +27,8 @@ setup: $(VENV)/.ready
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
 
-# The attacks that need long deadlines on a busy machine run with `make stress`.
 test: build
-	$(BIN)/pytest -q tests --ignore=tests/attack/test_processes.py \
-	  --ignore=tests/attack/test_memory.py \
-	  --deselect tests/attack/test_kills.py::test_killed_zygote_is_an_error
+	$(BIN)/pytest -q tests
 
 QUICK := --preset quick --data data/quick
 train: build

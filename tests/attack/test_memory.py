@@ -243,7 +243,7 @@ def test_two_hundred_half_read_loaders(seed):
     for kind in kinds:
         some(kind())
     before, rss = resources(), resident()
-    count = 200 if SECONDS >= 30 else 60
+    count = 200 if SECONDS >= 30 else 30
     for number in range(count):
         some(kinds[number % len(kinds)]())
     assert resources() == before
