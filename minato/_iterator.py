@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import (
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
+from ._job import offered
 from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
 from ._native import NativePool, integers, offer_of
@@ -230,7 +231,7 @@ class BalancedIterator(_MinatoIterator):
         self._splits = loader._auto_collation and not getattr(
             loader.dataset, "__getitems__", None
         )
-        self._cost_hint = getattr(loader.dataset, "cost_hint", None)
+        self._cost_hint = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
         self._reach = 0  # how far it was looked ahead
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1

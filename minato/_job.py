@@ -24,6 +24,14 @@ def count_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def offered(dataset: Any, name: str) -> Callable | None:
+    """A method that the dataset has, not one that its ``__getattr__`` makes up."""
+    if name in getattr(dataset, "__dict__", ()) or hasattr(type(dataset), name):
+        method = getattr(dataset, name)
+        return method if callable(method) else None
+    return None
+
+
 class ThreadsBefore:
     """Unpickles first: quiets the pools before a dataset is loaded, and counts threads."""
 

@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
 from ._errors import Failure
+from ._job import offered
 from ._layout import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ._memo import Shape
 from ._pool import WorkerHandle
@@ -44,7 +45,7 @@ def why_not(loader: Any) -> str | None:
     dataset = loader.dataset
     if loader._dataset_kind != _DatasetKind.Map:
         return "the dataset is iterable"
-    if not callable(getattr(dataset, "native_pipeline", None)):
+    if offered(dataset, "native_pipeline") is None:
         return f"a {type(dataset).__name__} offers no native_pipeline()"
     for name in ("__getitem__", "__len__", "seed_sample"):
         if _overrides(dataset, name):
@@ -133,7 +134,7 @@ def _opened(loader: Any) -> Offer | str:
     if keying == _KEYED_BY_SAMPLE:
         if loader.seed_per_sample is False:
             return "with seed_per_sample=False nothing gives its samples their keys"
-        hook = getattr(loader.dataset, "seed_sample", None)
+        hook = offered(loader.dataset, "seed_sample")
     leaves: list[tuple] = []
     for kind, itemsize, shape in fields:
         code = (_KINDS.get(kind, -1), 8 * itemsize)

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
 from ._errors import Failure
-from ._job import Job
+from ._job import Job, offered
 from ._layout import open_layout, plain
 from ._split import sendable, sending_ns
 
@@ -251,7 +251,7 @@ def main(job: Job, number: int) -> None:
         runner.seeder,
         open_layout,
         _load_index,
-        getattr(job.dataset, "set_epoch", None),
+        offered(job.dataset, "set_epoch"),
         job.user_epoch,
     )
     runner.mark = worker.mark

@@ -12,7 +12,7 @@ from torch.utils.data import (
 )
 
 from .datasets import Listed, Numbers, as_is
-from .support import Kind, assert_same
+from .support import Kind, assert_same, flat
 
 
 class Echo(Dataset):
@@ -165,6 +165,43 @@ def test_anything_indexable_is_a_dataset(loader: Kind, dataset: Any) -> None:
     for workers in (0, 1):
         got = list(loader(dataset, batch_size=2, num_workers=workers))
         assert_same(got, list(DataLoader(dataset, batch_size=2)))
+
+
+class Obliging(Numbers):
+    """Answers for every method that anybody may ask for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+class Gruff(Numbers):
+    """Has an error of its own for every attribute that it has not."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(f"what is {name}?")
+
+
+class Odd(Numbers):
+    """Cannot be compared, hashed or tested for truth."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: Any) -> bool:
+        raise RuntimeError("compared")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("tested")
+
+
+@pytest.mark.parametrize("kind", [Obliging, Gruff, Odd])
+def test_datasets_are_asked_for_nothing_they_do_not_have(loader: Kind, kind: type) -> None:
+    made = loader(kind(6), batch_size=2, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        assert flat(made) == list(range(6))
 
 
 @pytest.mark.parametrize("length", [10**6, 2**40, 2**62])
