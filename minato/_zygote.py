@@ -96,7 +96,15 @@ class Zygote:
     def _fork(self, number: int) -> _Child:
         process = self._process(number, multiprocessing.get_context("fork"))
         util._flush_std_streams()
-        pid = os.fork()
+        # A worker ended right away must die of it, not run the zygote's handler: held back
+        # until the child has none.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if pid == 0:
             code = 1
             try:
@@ -111,6 +119,7 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.commands.close()
         os.close(self.wake_read)
         os.close(self.wake_write)
