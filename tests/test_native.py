@@ -330,7 +330,7 @@ PYTHON: dict[str, tuple[Callable[[list], Any], dict, str]] = {
     "context": (plain, {"multiprocessing_context": "fork"}, "multiprocessing_context"),
     "getitem": (lambda f: plain(f, Derived), {}, "Derived has a __getitem__"),
     "getitems": (lambda f: plain(f, Fetching), {}, "__getitems__"),
-    "wrapped": (lambda f: Delegating(plain(f)), {}, "__getitem__"),
+    "wrapped": (lambda f: Delegating(plain(f)), {}, "no native_pipeline"),
     "subset": (lambda f: torch.utils.data.Subset(plain(f), [1, 2]), {}, "no native_pipeline"),
 }
 
