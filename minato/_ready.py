@@ -14,7 +14,8 @@ from typing import Any
 
 from . import _codec, _core
 from ._errors import Failure
-from ._iterator import BalancedIterator, _Batch, _no_room, _note
+from ._balanced import BalancedIterator
+from ._iterator import _Batch, _no_room, _note
 from ._worker import ERROR, OBJECTS, ROWS, SAMPLES
 
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a

@@ -1,0 +1,462 @@
+"""Balanced scheduling: samples go to whichever worker is free, batches come in order.
+
+First what is drawn from the sampler and planned ahead (and the next epoch, begun while this
+one ends), then what becomes of a batch that is done: rows, envelopes, or a collate here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from . import _codec
+from ._errors import Failure, WorkerLost, describe_death
+from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note, _pickled
+from ._job import offered
+from ._layout import Layout, NoLayout, alike, is_default_collate
+from ._memo import Shape, memo_of
+from ._native import NativePool, integers, offer_of
+from ._pool import Pool
+from ._resume import Progress, TORCH_SAMPLERS
+from ._worker import BATCH, ERROR, FAILED, OBJECTS, PART, ROWS, SAMPLES
+
+#: batches drawn ahead of the steady window from samplers where that changes nothing; what
+#: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
+LOOK_AHEAD_BATCHES = 128, 512
+
+#: a shape for loaders whose batches are always made whole by one worker
+_WHOLE = Shape()
+_WHOLE.whole = True
+
+
+def _draws_at_its_end(loader: Any) -> bool:
+    """A RandomSampler draws from its generator once more when it ends, so its last batch
+    must not be drawn ahead: torch's loader would not be there yet."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None
+
+
+def _may_look_ahead(loader: Any) -> bool:
+    """Whether drawing indices early changes nothing: torch's own samplers only."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    own = type(sampler) in TORCH_SAMPLERS
+    if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
+        # It draws again in the middle of an epoch: an early break would leave the caller's
+        # generator elsewhere than torch does.
+        own = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return own and (batches is None or type(batches) is torch.utils.data.BatchSampler)
+
+
+@dataclass
+class _EpochAhead:
+    """The next epoch, of which some batches are planned while the present one ends."""
+
+    progress: Progress
+    left: int  # batches of the present epoch not handed over yet
+    first: int  # its first sequence
+
+
+class BalancedIterator(_MinatoIterator):
+    """Map-style datasets: samples go to whichever worker is free, order stays."""
+
+    def __init__(self, loader: Any) -> None:
+        self._seeds = loader.seed_per_sample is not False
+        self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
+        self._splits = loader._auto_collation and not getattr(
+            loader.dataset, "__getitems__", None
+        )
+        self._cost_hint = offered(loader.dataset, "cost_hint")
+        self._far = _may_look_ahead(loader)
+        self._reach = 0  # how far it was looked ahead
+        self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
+        self._draws_late = self._far and _draws_at_its_end(loader)
+        self._planned: dict[int, _Batch] = {}  # by sequence
+        self._sequence = 0
+        self._costs_known = False
+        self._early: _EpochAhead | None = None
+        self._kept_back: deque[tuple[_Batch, Any]] = deque()
+        super().__init__(loader)
+
+    @staticmethod
+    def _rows_possible(loader: Any) -> bool:
+        return (
+            loader._auto_collation
+            and is_default_collate(loader.collate_fn)
+            and not getattr(loader.dataset, "__getitems__", None)
+        )
+
+    def _engine_options(self) -> dict[str, Any]:
+        slow = self._slow_timeout
+        return dict(
+            window=self._window(),
+            in_order=self._in_order,
+            costs=self._memo.costs,
+            max_workers=self._max_workers,
+            slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
+        )
+
+    def _make_pool(self, loader: Any) -> Pool | NativePool:
+        offer = offer_of(loader)
+        self._native = offer is not None
+        if offer is None:
+            return super()._make_pool(loader)
+        self._splits = False
+        self._shape = offer.shape
+        return NativePool(
+            offer=offer,
+            workers=self._num_workers,
+            memory_limit=loader._memory_limit_bytes(),
+            options=self._engine_options(),
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+        )
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        begun = self._sampler_iter
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        if not first_iter:
+            if self._early is not None and self._adopt_early(begun):
+                return
+            self._kept_back.clear()
+            self._engine.plan_clear()
+            self._planned.clear()
+        self._ahead = bool(loader.prefetch_next_epoch)
+        self._drawn: Any = None
+        self._exhausted = False
+        self._number = 0
+        self._position = 0
+        self._form: Any = None
+        self._posted: dict[int, int] = getattr(self, "_posted", {})
+        with self._epoch_begins(loader, first_iter):
+            self._fill()
+
+    # ---- the next epoch, begun early ---------------------------------------------------
+
+    def _begin_next(self) -> None:
+        """The sampler is exhausted: draws the next epoch's first window while this ends."""
+        self._epoch += 1
+        progress = self._new_progress(None)
+        progress.generators = self._sources.capture()
+        self._early = _EpochAhead(progress, len(self._planned), self._sequence)
+        self._sampler_iter = iter(self._index_sampler)
+        self._number = self._position = 0
+        self._exhausted = False
+
+    def _adopt_early(self, begun: Any) -> bool:
+        """Makes the epoch that was begun early the present one; False when it is stale:
+        the last was left in the middle, or set_epoch or load_state_dict was called since."""
+        early, self._early = self._early, None
+        told = early.progress.user_epoch != self._memo.user_epoch
+        if early.left > 0 or told or self._memo.resume is not None:
+            self._sources.set_own(early.progress.generators)  # as if it had never begun
+            return False
+        self._sampler_iter = begun
+        self._progress = self._memo.progress = early.progress
+        self._fill()
+        return True
+
+    @property
+    def _planning(self) -> Progress:
+        """Of the epoch that batches are drawn for."""
+        return self._progress if self._early is None else self._early.progress
+
+    # ---- sending ---------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Draws from the sampler up to torch's window, further where that is harmless."""
+        self._set_form()
+        window = most = self._window()
+        if self._far and self._delivered_any():
+            if len(self._planned) > self._reach // 2:
+                return  # in bulk: each visit wakes sleeping workers
+            self._reach = most = max(2 * window, self._look_ahead())
+        if self._early is not None:
+            most = self._early.left + window
+        while len(self._planned) < most and not self._exhausted:
+            if self._draws_late and self._number >= self._how_many() - 1:
+                if len(self._planned) >= window:
+                    if not self._ahead or self._early is not None:
+                        self._engine.plan_end()  # as good as all are known
+                    return
+            if self._drawn is None:
+                try:
+                    self._drawn = (self._next_index(),)
+                except StopIteration:
+                    self._exhausted = True
+                    self._planning.check_end(self._number)
+                    if not self._ahead or self._early is not None:
+                        self._engine.plan_end()
+                        return
+                    self._begin_next()
+                    continue
+            if self._planning.has(self._number):
+                self._pass_over(self._drawn[0])  # delivered before this process began
+            elif not self._plan(self._drawn[0]):
+                return
+            self._drawn = None
+
+    def _look_ahead(self) -> int:
+        """Batches from which a slow sample may have to start now, to be ready in time or not
+        to end the epoch: three times the batches that go by while one is made."""
+        costs, (least, most) = self._memo.costs.summary(), LOOK_AHEAD_BATCHES
+        batch = costs["mean_ns"] * self._batch_size / self._num_workers
+        slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
+        return int(min(max(slow, least), most))
+
+    def _window(self) -> int:
+        """Torch's prefetch window for the workers there are, in what is planned."""
+        workers = self._num_workers
+        if self._max_workers > workers and self._pool is not None:
+            workers = max(workers, self._engine.scheduler()["active"])
+        return self._prefetch_factor * workers
+
+    def _how_many(self) -> int:
+        """What the sampler gives in an epoch, in what is planned."""
+        return len(self._index_sampler)
+
+    def _delivered_any(self) -> bool:
+        """Whether anything is known of costs: before that nothing beyond the window is cut
+        into tasks, because the cut follows costs."""
+        if not self._costs_known:
+            summary = self._memo.costs.summary()
+            self._costs_known = summary["samples"] > 0 or self._cost_hint is not None
+        return self._costs_known
+
+    def _set_form(self) -> None:
+        layout = None if self._shape.whole else self._shape.layout
+        form = (self._shape.whole, layout)
+        if form != self._form:
+            self._form = form
+            kind = BATCH if self._shape.whole else SAMPLES if layout is None else ROWS
+            if layout is None:
+                self._engine.set_form(kind, None, 0)
+            else:
+                if id(layout) not in self._posted:
+                    self._posted[id(layout)] = self._engine.post(layout.pickled)
+                self._engine.set_form(kind, layout.core, self._posted[id(layout)])
+
+    def _hint(self, index: Any) -> None:
+        """The user's guess of what samples cost, until they were seen."""
+        for i in index if isinstance(index, (list, tuple)) else [index]:
+            if type(i) is int and 0 <= i < self._memo.size:
+                self._memo.costs.hint(i, max(0, int(self._cost_hint(i) * 1e9)))
+
+    def _plan(self, index: Any) -> bool:
+        if self._cost_hint is not None and self._epoch == 0:
+            self._hint(index)
+        sent = integers(index) if self._native else index
+        whole = self._is_whole(sent)
+        pickled = _pickled(sent)
+        rows = len(sent) if not whole else 1
+        taken = self._engine.plan(
+            sent,
+            pickled,
+            self._sequence,
+            self._number,
+            self._epoch,
+            self._position,
+            self._base_seed & (2**64 - 1),
+            rows,
+            self._seeds,
+            whole,
+            self._planning.user_epoch,
+            self._splits and type(index) is list and len(index) > 1,
+        )
+        if taken:
+            self._planned[self._sequence] = _Batch(self._number, index, whole)
+            self._sequence += 1
+            self._pass_over(index)
+        return taken
+
+    def _is_whole(self, index: Any) -> bool:
+        """Whether one worker fetches and collates the batch."""
+        return self._shape.whole or type(index) not in (list, tuple) or not index
+
+    def _pass_over(self, index: Any) -> None:
+        self._number += 1
+        sized = self._auto_collation and hasattr(index, "__len__")
+        self._position += len(index) if sized else 1
+
+    # ---- receiving -------------------------------------------------------------------
+
+    def _next_data(self) -> Any:
+        if not self._planned:
+            self._fill()
+        if self._at_end():
+            self._progress.finished = True
+            if self._early is not None:
+                self._memo.progress = self._early.progress
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise StopIteration
+        batch, data = self._receive()
+        if self._early is not None:
+            self._early.left -= 1
+        self._fill()
+        self._progress.delivered(batch.number)
+        if isinstance(data, Failure):
+            self._errors += 1
+            data.reraise()
+        return self._pinned(data)
+
+    def _at_end(self) -> bool:
+        if self._early is not None:
+            return self._early.left == 0
+        return not self._planned and not self._kept_back
+
+    def _receive(self) -> tuple[_Batch, Any]:
+        """The next batch to hand over. Out of order one of the next epoch may be done
+        first: it is kept back."""
+        if self._early is None and self._kept_back:
+            return self._kept_back.popleft()
+        while True:
+            sequence, block = self._await_next()
+            batch = self._planned.pop(sequence)
+            if self._trace is not None:
+                self._trace.block(batch.indices, block)
+            try:
+                data = self._take(batch, block)
+            finally:
+                self._engine.taken(sequence, block)
+            if self._early is None or sequence < self._early.first:
+                return batch, data
+            self._kept_back.append((batch, data))
+
+    def _await_next(self) -> tuple[int, int]:
+        if self._pool.stopped and threading.current_thread() is threading.main_thread():
+            raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
+        timeout = self._timeout if self._timeout > 0 else -1.0
+        while True:
+            got = self._engine.next(timeout)
+            if got:
+                return got
+            if got is None:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._check_health(lambda: False)
+
+    def _take(self, batch: _Batch, block: int) -> Any:
+        """The batch's data, or a Failure."""
+        engine = self._engine
+        if engine.poll(block) == 2:
+            return self._lost(batch, block)
+        kind, layout_at = engine.form(block)
+        if kind == BATCH or kind == PART:
+            status, data, *row = self._whole(block)
+            if status == FAILED:
+                data.note = _note(batch, row[0] if row else None)
+            return data
+        layout = self._shape.layout if layout_at else None
+        if layout is not None:
+            data = engine.decode(block, layout.core, None)
+            if data is not None:
+                self._shape.note(True)
+                return data
+        return self._take_mixed(batch, block, layout)
+
+    def _take_mixed(self, batch: _Batch, block: int, layout: Layout | None) -> Any:
+        """Rows of which some travelled in envelopes."""
+        engine, rows = self._engine, len(batch.indices)
+        samples: dict[int, Any] = {}
+        objects: dict[int, list] = {}
+        worker = 0
+        for worker, row0, _nrows, data, buffers in engine.envelopes(block):
+            if data is None:
+                return _no_room()
+            for row, what, obj in _codec.loads(data, buffers):
+                if what == ERROR:
+                    obj.note = _note(batch, row)
+                    return obj  # the first in the order of rows, as torch has it
+                (objects if what == OBJECTS else samples)[row] = obj
+        if not samples and len(objects) == rows:
+            self._shape.note(True)
+            return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
+        every = [
+            samples[r] if r in samples else engine.row(block, layout.core, r, objects.get(r))
+            for r in range(rows)
+        ]
+        return self._collate(batch, every, worker, layout)
+
+    def _collate(
+        self, batch: _Batch, samples: list[Any], worker: int, layout: Layout | None
+    ) -> Any:
+        """The batch of samples that did not travel as rows, or a Failure in torch's words."""
+        try:
+            data = self._collated(samples, worker)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker process {worker}")
+            failure.note = _note(batch, None)
+            return failure
+        if layout is not None:
+            self._shape.note(False)
+        return data
+
+    def _collated(self, samples: list[Any], worker: int) -> Any:
+        """Samples that are alike prove a layout, and are placed as rows by it; what torch
+        makes of any others depends on its being in a worker."""
+        shape = self._shape
+        if not shape.whole and alike(samples):
+            if shape.layout is None:
+                try:
+                    proof = self._collate_fn(samples)
+                    shape.layout = Layout.prove(samples[0], proof, len(samples))
+                except NoLayout:
+                    shape.whole = True
+            if shape.layout is not None:
+                data = self._placed(samples, shape.layout)
+                if data is not None:
+                    return data
+        with self._as_worker(worker):
+            return self._collate_fn(samples)
+
+    def _placed(self, samples: list[Any], layout: Layout) -> Any:
+        """The batch in memory of minato's own, or None when a sample does not fit."""
+        objects: list[list] = [[] for _ in samples]
+        block = self._engine.place(samples, layout.core, objects)
+        if block is None:
+            return None
+        try:
+            return self._engine.decode(block, layout.core, objects)
+        finally:
+            self._engine.retire(block)
+
+    @contextlib.contextmanager
+    def _as_worker(self, number: int):
+        """torch's collate goes another way where get_worker_info() says it is in a worker."""
+        module = _utils.worker
+        module._worker_info = module.WorkerInfo(
+            id=number,
+            num_workers=self._num_workers,
+            seed=self._base_seed + number,
+            dataset=self._dataset,
+        )
+        try:
+            yield
+        finally:
+            module._worker_info = None
+
+    def _lost(self, batch: _Batch, block: int) -> Failure:
+        _worker, pid, status, row0, nrows = self._engine.lost(block)
+        index = batch.indices
+        whole = self._engine.form(block)[0] == BATCH
+        if not whole and nrows == 1:
+            index = batch.indices[row0]
+        elif not whole:
+            index = list(batch.indices[row0 : row0 + nrows])
+        return _Lost(
+            WorkerLost(
+                describe_death(pid, status) + f"It was loading sample index {index!r} of batch "
+                f"{batch.number}, and so was every worker that tried before it.",
+                pid,
+                index,
+                status,
+            )
+        )
