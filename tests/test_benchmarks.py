@@ -49,7 +49,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    for name in {"common", "loader", "startup", "balance", "operators", "volumes"} - before:
+    own = {"common", "loader", "startup", "balance", "leaks", "operators", "volumes"}
+    for name in own - before:
         sys.modules.pop(name, None)
 
 
@@ -81,6 +82,35 @@ def test_balance(tmp_path: Path) -> None:
             # no epoch beats the work that is in it
             assert min(run["walls"]) >= run["bound"]
     assert "ready first" in text or "as they complete" in text
+
+
+def test_leaks(tmp_path: Path) -> None:
+    result, text = quick("leaks.py", tmp_path)
+    assert set(result["dropped"]) == {"minato, fork", "minato, native"}
+    for looks in result["dropped"].values():
+        assert [look["count"] for look in looks] == [3, 6]
+        assert looks[-1]["processes"] == looks[-1]["memfds"] == 0
+    for looks in result["live"].values():
+        assert looks["during"]["memfds"] + looks["during"]["processes"] > 0
+    assert "GROWN" not in text and text.count("flat") == 2
+
+
+def test_what_grows_is_named(benchmark: Any) -> None:
+    leaks = benchmark("leaks")
+    first = dict.fromkeys(leaks.FACTS, 10)
+    assert leaks.grown([first, first]) == {}
+    assert leaks.grown([first, {**first, "fds": 11, "rss_mib": 40.0}, first]) == {}
+    assert leaks.grown([first, {**first, "fds": 11, "rss_mib": 40.0}]) == {"fds": 1, "rss_mib": 30}
+    # and it does look: a descriptor of a nameless file, one that is mapped, a process
+    before = leaks.look()
+    held = os.memfd_create("held")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    during = leaks.facts(1)
+    child.communicate(b"\n")
+    os.close(held)
+    assert {f: during[f] - before[f] for f in ("fds", "memfds", "processes")} == {
+        "fds": 2, "memfds": 1, "processes": 1
+    }  # fmt: skip
 
 
 def test_workers(tmp_path: Path) -> None:
