@@ -50,11 +50,21 @@ def _weak_ref(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._weak_ref()
 
 
+def _plain_tensor() -> Any:
+    """How the core looks into tensors where minato._torch was built for this torch."""
+    try:
+        from . import _torch
+    except ImportError:
+        return None
+    return _torch.plain_tensor
+
+
 def bind() -> bool:
     """Gives the core torch's tensor type; True when tensors cross by the C interface."""
     return _core.bind_torch(
         torch.Tensor,
         getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+        _plain_tensor(),
         _from_view,
         _weak_ref,
         torch.UntypedStorage._expired,
