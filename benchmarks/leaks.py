@@ -7,7 +7,8 @@ Each row is one process. It makes so many loaders, reads half of each and drops 
 with its batches, and looks at itself after each of the counts: descriptors, files in
 /dev/shm and memfds that it maps or has open, living processes below it, its threads, its
 mappings, its resident memory, and memory of the whole tree (proportional set sizes of what
-is anonymous, and shared memory, each page once). Start-up belongs to the first count, so growth is counted from there.
+is anonymous, and shared memory, each page once). Start-up belongs to the first count, so
+growth is counted from there.
 
 The second table keeps persistent loaders alive in the middle of an epoch, all at once: what
 each of them holds.

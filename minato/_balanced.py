@@ -74,7 +74,7 @@ class BalancedIterator(_MinatoIterator):
         self._splits = loader._auto_collation and not getattr(
             loader.dataset, "__getitems__", None
         )
-        self._cost_hint = offered(loader.dataset, "cost_hint")
+        self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
         self._reach = 0  # how far it was looked ahead
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
@@ -102,7 +102,6 @@ class BalancedIterator(_MinatoIterator):
             costs=self._memo.costs,
             max_workers=self._max_workers,
             slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
-            keep=self._memo.kept_scheduler((self._num_workers, self._max_workers)),
         )
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
@@ -125,7 +124,8 @@ class BalancedIterator(_MinatoIterator):
         begun = self._sampler_iter
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         if not first_iter:
-            if self._early is not None and self._adopt_early(begun):
+            early, self._early = self._early, None
+            if early is not None and self._adopt(early, begun):
                 return
             self._kept_back.clear()
             self._engine.plan_clear()
@@ -152,13 +152,12 @@ class BalancedIterator(_MinatoIterator):
         self._number = self._position = 0
         self._exhausted = False
 
-    def _adopt_early(self, begun: Any) -> bool:
+    def _adopt(self, early: _EpochAhead, begun: Any) -> bool:
         """Makes the epoch that was begun early the present one; False when it is stale:
         the last was left in the middle, or set_epoch or load_state_dict was called since."""
-        early, self._early = self._early, None
         told = early.progress.user_epoch != self._memo.user_epoch
         if early.left > 0 or told or self._memo.resume is not None:
-            self._sources.set_own(early.progress.generators)  # as if it had never begun
+            self._sources.set_own(early.progress.generators or {})  # as if it had never begun
             return False
         self._sampler_iter = begun
         self._progress = self._memo.progress = early.progress
@@ -217,7 +216,8 @@ class BalancedIterator(_MinatoIterator):
         """Torch's prefetch window for the workers there are, in what is planned."""
         workers = self._num_workers
         if self._max_workers > workers and self._pool is not None:
-            workers = max(workers, self._engine.scheduler()["active"])
+            scheduler = self._engine.scheduler()
+            workers = max(workers, scheduler["active"] if scheduler else 0)
         return self._prefetch_factor * workers
 
     def _how_many(self) -> int:
@@ -333,7 +333,7 @@ class BalancedIterator(_MinatoIterator):
             self._kept_back.append((batch, data))
 
     def _await_next(self) -> tuple[int, int]:
-        if self._pool.stopped and threading.current_thread() is threading.main_thread():
+        if not self._living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
         timeout = self._timeout if self._timeout > 0 else -1.0
         while True:
@@ -372,16 +372,18 @@ class BalancedIterator(_MinatoIterator):
         for worker, row0, _nrows, data, buffers in engine.envelopes(block):
             if data is None:
                 return _no_room()
-            for row, what, obj in _codec.loads(data, buffers):
+            for row, what, obj in _codec.loads(data, buffers or []):
                 if what == ERROR:
                     obj.note = _note(batch, row)
                     return obj  # the first in the order of rows, as torch has it
                 (objects if what == OBJECTS else samples)[row] = obj
-        if not samples and len(objects) == rows:
+        if layout is not None and not samples and len(objects) == rows:
             self._shape.note(True)
             return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
         every = [
-            samples[r] if r in samples else engine.row(block, layout.core, r, objects.get(r))
+            samples[r]
+            if layout is None or r in samples
+            else engine.row(block, layout.core, r, objects.get(r))
             for r in range(rows)
         ]
         return self._collate(batch, every, worker, layout)
@@ -445,7 +447,9 @@ class BalancedIterator(_MinatoIterator):
             module._worker_info = None
 
     def _lost(self, batch: _Batch, block: int) -> Failure:
-        _worker, pid, status, row0, nrows = self._engine.lost(block)
+        lost = self._engine.lost(block)
+        assert lost is not None
+        _worker, pid, status, row0, nrows = lost
         index = batch.indices
         whole = self._engine.form(block)[0] == BATCH
         if not whole and nrows == 1:

@@ -24,7 +24,7 @@ def _as_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
     if tensor.numel() == 0:
         return pickle.PickleBuffer(b"")
     # a stride of 0 is contiguous, too, in a dimension of one
-    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    flat: Any = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return pickle.PickleBuffer(flat.numpy())
 
 
@@ -71,12 +71,14 @@ def _rebuild_writable(
     buffer: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
 ) -> np.ndarray:
     """pickle marks the buffer of a read-only array so; the memory here is the program's own."""
-    whole = buffer.obj if isinstance(buffer, memoryview) else bytearray(buffer)
+    whole: Any = buffer.obj if isinstance(buffer, memoryview) else bytearray(buffer)
     return np.ndarray(shape, dtype, whole, order=order)
 
 
 def _rebuild_parameter(*state: Any) -> torch.nn.Parameter:
-    return torch.nn.Parameter(_rebuild_tensor(*state[:-1], False), state[-1])
+    buffer, dtype, shape, strides, requires_grad = state
+    data = _rebuild_tensor(buffer, dtype, shape, strides, False)
+    return torch.nn.Parameter(data, requires_grad)
 
 
 def _rebuild_storage(buffer: Any, nbytes: int) -> torch.UntypedStorage:
@@ -139,11 +141,11 @@ class _Pickler(ForkingPickler):
         if not array.flags.forc or array.nbytes == 0:
             return array.copy().__reduce_ex__(5)
         order = "C" if array.flags.c_contiguous else "F"
-        flat = array.ravel(order="K").view(np.uint8)
+        flat: Any = array.ravel(order="K").view(np.uint8)
         return _rebuild_writable, (pickle.PickleBuffer(flat), array.dtype, array.shape, order)
 
 
-def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[memoryview]]:
     """Pickles obj: the pickle, and the buffers that go beside it (all C-contiguous).
 
     samples: obj holds samples that default_collate has not seen yet.

@@ -55,11 +55,10 @@ def peek(read: Callable[[int, int], bytes], /) -> _Peek: ...
 def bind_torch(
     tensor_type: type[torch.Tensor],
     exchange_api: object | None,
-    plain_tensor: object | None,
     from_view: Callable[[Buffer, int, int, tuple[int, ...]], torch.Tensor],
-    weak_ref: Callable[[torch.Tensor], int],
-    expired: Callable[[int], bool],
-    free_weak: Callable[[int], None],
+    weak_ref: Callable[[torch.Tensor], Any],
+    expired: Callable[[int], Any],
+    free_weak: Callable[[int], Any],
     /,
 ) -> bool: ...
 
@@ -97,7 +96,6 @@ class _Scheduler(TypedDict):
     max: int
     slow: int
     decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
-    keep: bytes
 
 class _Waits(TypedDict):
     waits: int
@@ -131,7 +129,6 @@ class Engine:
         costs: CostModel | None = None,
         max_workers: int = 0,
         slow_seconds: float = 0.0,
-        keep: bytes | None = None,
     ) -> Engine: ...
     @property
     def fd(self) -> int: ...
@@ -454,7 +451,4 @@ class PolicyWorkers:
         wait: int,
         backlog: int,
         rate: int,
-        speed: int = ...,
-        busy: int = 1000,
-        room: int = ...,
     ) -> tuple[int, int, str]: ...

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 from multiprocessing import process
+from typing import Any
 
 from . import _core
 
@@ -53,9 +54,10 @@ def _in_child() -> None:
     _living.clear()
     _core.living_forks([])
     # At its exit multiprocessing would end "its" daemons, which are the parent's.
-    for child in list(process._children):
+    children: set[Any] = vars(process)["_children"]
+    for child in list(children):
         if child.name == "minato-zygote":
-            process._children.discard(child)
+            children.discard(child)
 
 
 def poll() -> None:

@@ -111,7 +111,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         return {}
 
     @property
-    def _workers(self) -> list[Any]:
+    def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
         return self._pool.handles if self._pool is not None else []
 
     # ---- waiting ---------------------------------------------------------------------
@@ -131,7 +131,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         health = self._engine.health()
         if health["zygote_lost"]:
             if not done():
-                pid = self._pool.zygote.pid
+                pool = self._pool
+                pid = pool.zygote.pid if isinstance(pool, Pool) else None
                 self._shutdown_workers()  # nobody could see them end, or replace them
                 raise RuntimeError(
                     "The process that starts DataLoader workers "
@@ -154,7 +155,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
         if data is None:
             return FAILED, _no_room()
-        status, data, *more = _codec.loads(data, buffers)
+        status, data, *more = _codec.loads(data, buffers or [])
         if status == OK and more:
             self._memo.costs.sends(more[0])
         return status, data, *more
@@ -174,9 +175,6 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             self._shutdown = True
             if pool.mine():
                 self._memo.last_stats = engine_stats(self)
-                if self._balanced:
-                    bounds = (self._num_workers, self._max_workers)
-                    self._memo.keep_scheduler(bounds, self._engine)
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()

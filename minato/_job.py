@@ -85,7 +85,7 @@ class Job:
     seed_per_sample: bool
     user_epoch: int  # 1 + what the dataset was told before it was sent; 0: nothing
     dataset: Any = None
-    collate_fn: Callable | None = None
+    collate_fn: Any = None
     worker_init_fn: Callable | None = None
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes

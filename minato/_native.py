@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -31,6 +31,9 @@ from ._pool import WorkerHandle
 from ._seeding_plans import STREAM_HOOK
 from ._torch_bridge import DLPACK_CODES
 from ._worker import BATCH, ERROR, FAILED, OK, SAMPLE
+
+if TYPE_CHECKING:
+    from ._core import _WorkerEntry
 
 #: of struct mn_native_pipeline, minato/ops.h
 _KEYED_BY_SAMPLE = 1
@@ -275,7 +278,7 @@ class NativePool:
         self.engine = _core.Engine(workers, 0, False, memory_limit, **options)
         self.stopped = False
         self._owner = os.getpid()
-        self._entries: list[dict[str, Any]] | None = None
+        self._entries: list[_WorkerEntry] | None = None
         self._threads: dict[threading.Thread, threading.Event] = {}
         try:
             self.engine.start(-1, -1)
@@ -302,7 +305,7 @@ class NativePool:
         """Whether this process made it, and not one of which that is a parent."""
         return not self.stopped and self._owner == os.getpid()
 
-    def worker_entry(self, number: int) -> dict[str, Any] | None:
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
         if self._owner != os.getpid():
             return None
         entries = self._entries if self._entries is not None else self.engine.workers()
@@ -313,8 +316,8 @@ class NativePool:
         if not self.mine():
             return
         self.stopped = True
-        self._entries = self.engine.workers()
-        for entry in self._entries:
+        self._entries = entries = self.engine.workers()
+        for entry in entries:
             entry["state"] = 0
         self.engine.stop()
         if threading.current_thread() in self._threads:

@@ -10,12 +10,15 @@ import select
 import signal
 import time
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _core, _zygote
 from ._job import Job, Memory, ThreadsBefore
+
+if TYPE_CHECKING:
+    from ._core import _WorkerEntry
 
 log = logging.getLogger("minato")
 
@@ -33,10 +36,10 @@ class WorkerHandle:
     def __init__(self, pool: Any, number: int) -> None:
         self._pool = pool
         self._number = number
-        self._last: dict[str, Any] | None = None
+        self._last: Any = None
         self.name = f"minato-worker-{number}"
 
-    def _entry(self) -> dict[str, Any]:
+    def _entry(self) -> _WorkerEntry | dict[str, Any]:
         entry = self._pool.worker_entry(self._number)
         return entry if entry is not None else self._last or {"state": 0, "pid": 0, "status": 0}
 
@@ -107,7 +110,7 @@ class Pool:
     ) -> None:
         self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
         self.stopped = False
-        self._entries: list[dict[str, Any]] | None = None
+        self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         method = context.get_start_method()
         reader, self._commands = multiprocessing.Pipe(duplex=False)
@@ -151,7 +154,7 @@ class Pool:
         """Whether this process made it, and not one of which that is a parent."""
         return not self.stopped and self._owner == os.getpid()
 
-    def worker_entry(self, number: int) -> dict[str, Any] | None:
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
         if self._owner != os.getpid():
             return None
         entries = self._entries if self._entries is not None else self.engine.workers()
@@ -172,8 +175,8 @@ class Pool:
             self._kill_all()
         elif self.zygote.exitcode != 0:
             self._kill_all()  # it died before it could end its workers
-        self._entries = self.engine.workers()
-        for entry in self._entries:
+        self._entries = entries = self.engine.workers()
+        for entry in entries:
             entry["state"] = 0
         self.engine.close()
         self._commands.close()

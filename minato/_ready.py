@@ -145,7 +145,7 @@ class ReadyIterator(BalancedIterator):
             if data is None:
                 done.failure, done.block = _no_room(), None
                 return
-            for row, what, obj in _codec.loads(data, buffers):
+            for row, what, obj in _codec.loads(data, buffers or []):
                 if what == OBJECTS:
                     done.objects = obj
                     continue
@@ -175,16 +175,18 @@ class ReadyIterator(BalancedIterator):
                 self._free(done)
 
     def _gathered(self, samples: list[_Done], layout: Any) -> Any:
-        block = self._engine.gather([d.block for d in samples], layout.core)
+        blocks = [d.block for d in samples if d.block is not None]
+        block = self._engine.gather(blocks, layout.core)
         try:
             return self._engine.decode(block, layout.core, [d.objects for d in samples])
         finally:
             self._engine.retire(block)
 
     def _sample_of(self, done: _Done) -> Any:
-        if done.block is None:
+        layout = self._shape.layout
+        if done.block is None or layout is None:
             return done.sample
-        return self._engine.row(done.block, self._shape.layout.core, 0, done.objects)
+        return self._engine.row(done.block, layout.core, 0, done.objects)
 
     def displacement(self) -> dict[str, float]:
         """How far samples moved from where the sampler had them, in samples."""

@@ -114,7 +114,7 @@ def _algorithm(bitgen: Any) -> _Algorithm | None:
 
 def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
     """What ``bit_generator.state`` takes and reports, caches empty."""
-    state = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
+    state: dict[str, Any] = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
     if name == "Philox":
         state.update(buffer=_u64s([0] * 8), buffer_pos=4)
     if name != "MT19937":
@@ -233,7 +233,7 @@ def _random_layout() -> tuple[Runs, Fixed]:
     runs = ((_locate(rng, put_words, *words), 0, _MT_WORDS),)
     index = _locate(rng, put_index, _int_bytes(11), _int_bytes(517))
     layout = (runs, ((index, _MT_WORDS),))
-    rng.gauss_next = 0.5
+    setattr(rng, "gauss_next", 0.5)  # its type does not tell of it
     raw, _ = _seeded_by(_fill_plan(rng, None, "gauss_next", _MT, layout))
     if rng.getstate() != (3, (*_MT.read(raw), _MT_WORDS), None):
         raise _ProbeFailed("random.Random")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,14 @@ class StaticIterator(_MinatoIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         _BaseDataLoaderIter._reset(self, loader, first_iter)
-        self._index_queues = [_Lane(self, w) for w in range(self._num_workers)]
+        self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
         self._task_info: dict[int, tuple] = {}
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
-        self._worker_queue_idx_cycle = _cycle(self._num_workers)
+        self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
         resumed = self._memo.resume is not None
         with self._epoch_begins(loader, first_iter):
             self._earlier = self._progress.copy()
@@ -89,8 +89,8 @@ class StaticIterator(_MinatoIterator):
             self._engine.retire(block)
         self._blocks.clear()
 
-    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int | None:
-        return self._engine.submit(
+    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
+        block = self._engine.submit(
             index,
             _pickled(index),
             kind,
@@ -101,13 +101,14 @@ class StaticIterator(_MinatoIterator):
             False,
             self._progress.user_epoch,
         )
-
-    def _send(self, worker: int, number: int, index: Any) -> None:
-        block = self._submit(worker, number, index, BATCH)
         if block is None:
             raise RuntimeError(
                 "more batches are in flight than minato has room for; lower prefetch_factor"
             )
+        return block
+
+    def _send(self, worker: int, number: int, index: Any) -> None:
+        block = self._submit(worker, number, index, BATCH)
         self._blocks[number] = _Sent(block, worker, index)
 
     def _get_data(self) -> tuple[int, Any]:
@@ -116,7 +117,8 @@ class StaticIterator(_MinatoIterator):
             number, sent = self._first_done()
             ended = not self._workers_status[sent.worker]  # and has nothing to say any more
             try:
-                status, data = (EXHAUSTED, None) if ended else self._whole(sent.block)
+                answer: Any = (EXHAUSTED, None) if ended else self._whole(sent.block)
+                status, data = answer
             finally:
                 self._engine.retire(sent.block)
             if status != EXHAUSTED:
@@ -143,7 +145,9 @@ class StaticIterator(_MinatoIterator):
         number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
         batch = sent[number]
         if engine.poll(batch.block) == 2 and self._workers_status[batch.worker]:
-            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)
+            lost = engine.lost(batch.block)
+            assert lost is not None
+            _worker, pid, status, _row0, _nrows = lost
             raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
         if self._trace is not None:
             self._trace.block(batch.index, batch.block)
@@ -185,8 +189,3 @@ class _Lane:
         iterator = self._iterator()
         if iterator is not None and item is not None:
             iterator._send(self._worker, *item)
-
-
-def _cycle(n: int) -> Iterator[int]:
-    while True:
-        yield from range(n)

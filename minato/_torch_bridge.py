@@ -46,17 +46,8 @@ def _from_view(buffer: Any, code: int, bits: int, shape: tuple[int, ...]) -> tor
     return tensor_over(buffer, _DTYPES[code, bits], shape)
 
 
-def _weak_ref(tensor: torch.Tensor) -> int:
+def _weak_ref(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._weak_ref()
-
-
-def _plain_tensor() -> Any:
-    """How the core looks into tensors where minato._torch was built for this torch."""
-    try:
-        from . import _torch
-    except ImportError:
-        return None
-    return _torch.plain_tensor
 
 
 def bind() -> bool:
@@ -64,7 +55,6 @@ def bind() -> bool:
     return _core.bind_torch(
         torch.Tensor,
         getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
-        _plain_tensor(),
         _from_view,
         _weak_ref,
         torch.UntypedStorage._expired,

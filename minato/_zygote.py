@@ -95,7 +95,7 @@ class Zygote:
 
     def _fork(self, number: int) -> _Child:
         process = self._process(number, multiprocessing.get_context("fork"))
-        util._flush_std_streams()
+        vars(util)["_flush_std_streams"]()
         # A worker ended right away must die of it, not run the zygote's handler: held back
         # until the child has none.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -128,7 +128,7 @@ class Zygote:
     def _start(self, number: int) -> _Child:
         # spawn for forkserver, too: the zygote can only reap children of its own
         process = self._process(number, multiprocessing.get_context("spawn"))
-        me = multiprocessing.current_process()
+        me: Any = multiprocessing.current_process()
         daemon, me._config["daemon"] = me._config.get("daemon"), False
         try:
             process.start()  # daemons may not have children: here they may

@@ -249,7 +249,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
         ``set_epoch``; copies of the dataset in persistent workers hear of it, too."""
         batches = self.batch_sampler
-        told = []
+        told: list[Any] = []
         for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
             tell = getattr(part, "set_epoch", None)
             if callable(tell) and not any(part is t for t in told):

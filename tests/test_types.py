@@ -138,21 +138,41 @@ DataLoader(Numbers(), max_retries="many")
 """
 
 
-@mypy
-def test_what_a_type_checker_sees(tmp_path: Path) -> None:
-    (tmp_path / "use.py").write_text(textwrap.dedent(USE))
-    shutil.copytree(
-        ROOT / "minato", tmp_path / "src" / "minato", ignore=shutil.ignore_patterns("*.so")
-    )
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says of the package, of a program that uses it, and of a mistake in a copy of
+    one of its files: one run, because reading torch is what takes long."""
+    where = tmp_path_factory.mktemp("typed")
+    (where / "use.py").write_text(textwrap.dedent(USE))
+    package = where / "src" / "minato"
+    shutil.copytree(ROOT / "minato", package, ignore=shutil.ignore_patterns("*.so"))
+    text = (package / "_inline.py").read_text()
+    (package / "_mistaken.py").write_text(text + "\nInlineIterator(None)._number.upper()\n")
     done = check(
-        "mypy", "use.py", "--config-file", "mypy.ini",
-        cwd=tmp_path, path=tmp_path / "src", torch="silent",
+        "mypy", "use.py", "src/minato", "--config-file", "mypy.ini",
+        cwd=where, path=where / "src", torch="silent",
     )  # fmt: skip
-    seen = done.stdout
-    assert 'Revealed type is "minato.loader.DataLoader[int]"' in seen, seen + done.stderr
-    assert 'Revealed type is "torch.utils.data.dataset.Dataset[int]"' in seen
-    errors = [line for line in seen.splitlines() if ": error:" in line]
-    assert len(errors) == 1 and '"max_retries"' in errors[0], seen
+    assert "Found" in done.stdout, done.stdout + done.stderr
+    return done.stdout
+
+
+def errors(text: str, file: str) -> list[str]:
+    return [line for line in text.splitlines() if ": error:" in line and file in line]
+
+
+@mypy
+def test_what_a_type_checker_sees(checked: str) -> None:
+    assert 'Revealed type is "minato.loader.DataLoader[int]"' in checked
+    assert 'Revealed type is "torch.utils.data.dataset.Dataset[int]"' in checked
+    [error] = errors(checked, "use.py")
+    assert '"max_retries"' in error
+
+
+@mypy
+def test_the_package_itself_has_no_type_errors(checked: str) -> None:
+    [mistake] = errors(checked, "_mistaken.py")
+    assert '"int" has no attribute "upper"' in mistake
+    assert [e for e in errors(checked, "src/minato") if "_mistaken.py" not in e] == []
 
 
 def test_the_package_says_that_it_is_typed() -> None:

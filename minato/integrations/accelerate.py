@@ -7,6 +7,7 @@ of that name and minato's options into that table. Checked with Accelerate 1.15.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -34,7 +35,7 @@ def install() -> None:
     Raises:
         ImportError: without Accelerate, or with a version that is built otherwise.
     """
-    import accelerate.data_loader as library
+    library: Any = importlib.import_module("accelerate.data_loader")
 
     if _swaps.active:
         return
