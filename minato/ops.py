@@ -124,9 +124,19 @@ class ReadNpy(Operator):
     """Opens .npy files of four axes: the first operator where a pipeline reads files.
 
     `image` and `label` are the dtypes that the files must have. Voxels are read when they
-    are stored, so a crop behind it reads just its rows (with the little that lies between
-    them where that is cheaper than another call). `direct` bypasses the page cache
-    (O_DIRECT); the file system must be able to.
+    are stored, so a crop behind it reads just its rows.
+
+    Files are mapped, and a pipeline keeps the mappings between samples: up to 1024 files and
+    as many bytes as the machine has memory, then those used longest ago go. Mapped pages are
+    page cache, which the kernel takes back when memory is short; yet the process's resident
+    and proportional set sizes (RSS, PSS) count those that it has touched. No descriptor is
+    kept; a deleted file's space is free when its mapping goes, at the latest with the
+    pipeline. A file that is replaced or changed is seen at the next sample; one that becomes
+    shorter while it is read is an OSError (EIO) that names it, for which the first read
+    installs a handler of SIGBUS that passes on what it does not know. On network file
+    systems, and where mapping fails, files are read by calls instead (with what lies between
+    two rows where that is cheaper than another call). `direct` does so, too, and bypasses
+    the page cache (O_DIRECT); the file system must be able to.
 
     A header is parsed once for each (path, mtime, size, inode) of a pipeline. Errors name
     the file: ValueError for a file that is no .npy, is truncated or longer than its header
@@ -428,8 +438,10 @@ class Pipeline:
         return self._get().apply(inputs[0], inputs[1], high, low, allocate)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since this process first used the pipeline: samples, bytes_read (of
-        voxels), scans (of labels for boxes), headers_parsed; and instruction_set."""
+        """Counters since the pipeline was first used (here, or in the process that this one
+        was forked from): samples, bytes_read (of voxels, copied or scanned), bytes_touched (of
+        the files' 4096-byte blocks in which they lie), scans (of labels for boxes),
+        headers_parsed, files_mapped (how often); and instruction_set."""
         return self._get().stats()
 
 

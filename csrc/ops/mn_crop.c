@@ -32,7 +32,7 @@ static int
 check_sizes(const struct mn_work *work, const struct mn_op *op)
 {
     const struct mn_view *image = &work->image, *label = &work->label;
-    const char *name = work->files[0].fd >= 0 ? work->files[0].path : "the volume";
+    const char *name = work->files[0].path != NULL ? work->files[0].path : "the volume";
     for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
         if (label->dtype != MN_DTYPE_NONE && label->shape[axis] != image->shape[axis]) {
             return mn_fail(work->reader.text, EINVAL,

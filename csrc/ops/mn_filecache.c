@@ -36,22 +36,10 @@ mn_filecache_fini(struct mn_filecache *cache)
     mn_filecache_init(cache);
 }
 
-/* FNV-1a over the path and the kind. */
 static uint64_t
 hash_of(const char *path, enum mn_filecache_kind kind)
 {
-    uint64_t hash = 0xcbf29ce484222325u ^ (uint64_t)kind;
-    for (const char *c = path; *c != '\0'; c++) {
-        hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
-    }
-    return hash ^ hash >> 32;
-}
-
-static int
-same_identity(const struct mn_npy_identity *a, const struct mn_npy_identity *b)
-{
-    return a->device == b->device && a->inode == b->inode && a->size == b->size
-           && a->mtime_ns == b->mtime_ns;
+    return mn_path_hash(path) ^ (uint64_t)kind;
 }
 
 const struct mn_filecache_entry *
@@ -62,7 +50,7 @@ mn_filecache_find(const struct mn_filecache *cache, enum mn_filecache_kind kind,
     const struct mn_filecache_entry *entry = head_of(cache, hash);
     for (; entry != NULL; entry = entry->next) {
         if (entry->hash == hash && entry->kind == kind
-            && same_identity(&entry->identity, identity) && strcmp(entry->path, path) == 0) {
+            && mn_same_identity(&entry->identity, identity) && strcmp(entry->path, path) == 0) {
             return entry;
         }
     }

@@ -65,6 +65,17 @@ fail_direct(struct mn_text *text, const char *path)
                    path);
 }
 
+static struct mn_npy_identity
+identity_of(const struct stat *st)
+{
+    return (struct mn_npy_identity){
+        .device = (uint64_t)st->st_dev,
+        .inode = (uint64_t)st->st_ino,
+        .size = (uint64_t)st->st_size,
+        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+    };
+}
+
 static int
 identify(struct mn_npy_file *file, struct mn_text *text)
 {
@@ -75,19 +86,39 @@ identify(struct mn_npy_file *file, struct mn_text *text)
     if (!S_ISREG(st.st_mode)) {
         return mn_fail(text, EINVAL, "%s: is no regular file", file->path);
     }
-    file->identity = (struct mn_npy_identity){
-        .device = (uint64_t)st.st_dev,
-        .inode = (uint64_t)st.st_ino,
-        .size = (uint64_t)st.st_size,
-        .mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-    };
+    file->identity = identity_of(&st);
     return 0;
 }
 
+/* Takes a mapping of the file as it is now out of the table, if it is there. One of an
+ * earlier state of the file goes. */
+static bool
+find_mapped(struct mn_npy_file *file, struct mn_maps *maps)
+{
+    struct stat st;
+    struct mn_map *map = mn_maps_take(maps, file->path);
+    if (map == NULL) {
+        return false;
+    }
+    if (stat(file->path, &st) == 0) {
+        file->identity = identity_of(&st);
+        if (mn_same_identity(&map->identity, &file->identity)) {
+            file->map = map;
+            return true;
+        }
+    }
+    mn_map_close(map);
+    return false;
+}
+
 int
-mn_npy_open(struct mn_npy_file *file, const char *path, bool direct, struct mn_text *text)
+mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bool direct,
+            struct mn_text *text)
 {
     *file = (struct mn_npy_file){.path = path, .fd = -1, .direct = direct};
+    if (maps != NULL && !direct && find_mapped(file, maps)) {
+        return 0;
+    }
     /* O_NONBLOCK: a FIFO in place of the file must not hang the worker. */
     int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
     do {
@@ -98,18 +129,76 @@ mn_npy_open(struct mn_npy_file *file, const char *path, bool direct, struct mn_t
                                          : fail_errno(text, path, "cannot be opened");
     }
     int rc = identify(file, text);
-    if (rc < 0) {
-        mn_npy_close(file);
+    if (rc == 0 && maps != NULL && !direct) {
+        file->map = mn_map_open(file->fd, path, &file->identity);
+        file->newly_mapped = file->map != NULL;
+    }
+    if (rc < 0 || file->map != NULL) {
+        close(file->fd);
+        file->fd = -1;
     }
     return rc;
 }
 
 void
-mn_npy_close(struct mn_npy_file *file)
+mn_npy_close(struct mn_npy_file *file, struct mn_maps *maps)
 {
     if (file->fd >= 0) {
         close(file->fd);
         file->fd = -1;
+    }
+    if (file->map != NULL) {
+        mn_maps_put(maps, file->map);
+        file->map = NULL;
+    }
+}
+
+void
+mn_npy_begin(const struct mn_npy_file *file)
+{
+    if (file->map != NULL) {
+        mn_guard_enter(&file->map->guard);
+    }
+}
+
+/* A page that the file has lost in part reads as zeros there without a signal, so its size is
+ * looked at as well. A file that took its place meanwhile says nothing about this one. */
+int
+mn_npy_end(const struct mn_npy_file *file, int rc, struct mn_text *text)
+{
+    struct stat st;
+    struct mn_map *map = file->map;
+    if (map == NULL) {
+        return rc;
+    }
+    bool whole = mn_guard_leave(&map->guard);
+    bool same = stat(file->path, &st) == 0 && (uint64_t)st.st_dev == map->identity.device
+                && (uint64_t)st.st_ino == map->identity.inode;
+    bool shorter = same && (uint64_t)st.st_size < map->identity.size;
+    if (whole && !shorter) {
+        return rc;
+    }
+    map->lost = true;
+    if (same && !shorter) {
+        errno = EIO;
+        return fail_errno(text, file->path, "read");
+    }
+    return mn_fail(text, EIO, "%s: became shorter while it was read", file->path);
+}
+
+void
+mn_npy_count(struct mn_npy_count *count, uint64_t off, uint64_t length, uint64_t stride,
+             uint64_t n)
+{
+    bool adjoin = n > 0 && stride < length + MN_NPY_BLOCK; /* no block between two pieces */
+    count->bytes += length * n;
+    if (adjoin) {
+        length += (n - 1) * stride;
+        n = 1;
+    }
+    for (uint64_t i = 0; i < n; i++, off += stride) {
+        uint64_t first = off / MN_NPY_BLOCK, last = (off + length - 1) / MN_NPY_BLOCK;
+        count->touched += (last + 1 - first) * MN_NPY_BLOCK;
     }
 }
 
@@ -141,9 +230,17 @@ read_fully(const struct mn_npy_file *file, unsigned char *to, size_t length, uin
 
 int
 mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64_t off,
-            size_t length, const unsigned char **bytes, uint64_t *read_bytes,
+            size_t length, const unsigned char **bytes, struct mn_npy_count *count,
             struct mn_text *text)
 {
+    if (file->map != NULL) {
+        if (off > file->map->guard.size || length > file->map->guard.size - off) {
+            return mn_fail(text, EIO, "%s: became shorter while it was read", file->path);
+        }
+        mn_npy_count(count, off, length, 0, 1);
+        *bytes = file->map->guard.bytes + off;
+        return 0;
+    }
     size_t before = file->direct ? (size_t)(off % MN_NPY_BLOCK) : 0;
     size_t span = before + length;
     if (file->direct) {
@@ -157,7 +254,9 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
     if (got < 0) {
         return (int)got;
     }
-    *read_bytes += (uint64_t)got;
+    if (got > 0) {
+        mn_npy_count(count, off - before, (uint64_t)got, 0, 1);
+    }
     if ((uint64_t)got < before + length) {
         return mn_fail(text, EIO, "%s: became shorter while it was read", file->path);
     }
@@ -165,11 +264,11 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
     return 0;
 }
 
-int
-mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
-                   struct mn_text *text)
+static int
+read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer, struct mn_text *text)
 {
-    uint64_t need = 512, ignored = 0;
+    uint64_t need = 512;
+    struct mn_npy_count ignored = {0};
     for (int attempt = 0; attempt < 3; attempt++) {
         uint64_t length = need < file->identity.size ? need : file->identity.size;
         const unsigned char *head = NULL;
@@ -184,4 +283,12 @@ mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
         }
     }
     return mn_fail(text, EINVAL, "%s: malformed .npy header", file->path);
+}
+
+int
+mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
+                   struct mn_text *text)
+{
+    mn_npy_begin(file);
+    return mn_npy_end(file, read_header(file, buffer, text), text);
 }

@@ -6,9 +6,11 @@
  * height, width), none of them empty, whose bytes make up exactly the rest of the file.
  * Everything else is an error that names the file and says what was found.
  *
- * Reads are pread calls into the caller's buffer: nothing is mapped, so a file that
- * shrinks while it is read is an error and not a signal. With `direct` the page cache is
- * bypassed (O_DIRECT); a file system that cannot do that is an error, not a silent change.
+ * Where a file can be mapped it is (mn_map.h), and reading it is pointing into the mapping;
+ * all that looks at the bytes stands between mn_npy_begin and mn_npy_end. Elsewhere reads are
+ * pread calls into the caller's buffer. Either way a file that shrinks while it is read is an
+ * error and not a signal. With `direct` the page cache is bypassed (O_DIRECT); a file system
+ * that cannot do that is an error, not a silent change.
  */
 #ifndef MN_NPY_H
 #define MN_NPY_H
@@ -19,6 +21,7 @@
 
 #include "minato/ops.h"
 #include "ops/mn_fail.h"
+#include "ops/mn_map.h"
 
 /* Longest header read; NumPy's own are 128 bytes. */
 #define MN_NPY_HEADER_MAX 65536
@@ -32,16 +35,12 @@ struct mn_npy {
     uint64_t data_bytes; /* of all voxels */
 };
 
-/* What names a state of a file: a changed file differs in one of these. */
-struct mn_npy_identity {
-    uint64_t device, inode, size;
-    int64_t mtime_ns;
-};
-
 struct mn_npy_file {
     const char *path; /* borrowed, for messages */
-    int fd;           /* -1: not open */
+    int fd;           /* -1: not open, or mapped */
+    struct mn_map *map; /* NULL: not mapped; else this file's own until it is closed */
     bool direct;
+    bool newly_mapped; /* by this very opening */
     struct mn_npy_identity identity;
     struct mn_npy npy;
 };
@@ -50,6 +49,12 @@ struct mn_npy_file {
 struct mn_npy_buffer {
     unsigned char *bytes;
     size_t size;
+};
+
+/* What was taken from files. */
+struct mn_npy_count {
+    uint64_t bytes;   /* copied, or looked at */
+    uint64_t touched; /* of the blocks of MN_NPY_BLOCK bytes that these lie in */
 };
 
 /* Bytes of one voxel of a dtype, 0 for an unknown one. */
@@ -67,21 +72,36 @@ int
 mn_npy_parse(struct mn_npy *npy, const unsigned char *head, size_t length,
              uint64_t file_size, const char *path, uint64_t *need, struct mn_text *text);
 
-/* Opens the file and fills in fd and identity; not npy. */
+/* Opens the file, or finds it mapped, and fills in all but npy. Maps NULL: never map. */
 int
-mn_npy_open(struct mn_npy_file *file, const char *path, bool direct, struct mn_text *text);
+mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bool direct,
+            struct mn_text *text);
+
+/* Around all that looks at bytes which mn_npy_read gave, or at the mapping itself: from here
+ * on they may turn out to be gone. */
+void
+mn_npy_begin(const struct mn_npy_file *file);
+
+/* Returns rc, or the error that the bytes since mn_npy_begin were not the file's. */
+int
+mn_npy_end(const struct mn_npy_file *file, int rc, struct mn_text *text);
 
 /* Reads and parses the header of an open file. */
 int
 mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
                    struct mn_text *text);
 
-/* Reads `length` bytes from `off`; *bytes points into the buffer and stays valid until its
- * next use. *read_bytes grows by what was read from the file. */
+/* Reads `length` bytes from `off`; *bytes points into the mapping, else into the buffer, and
+ * stays valid until its next use. *count grows. */
 int
 mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64_t off,
-            size_t length, const unsigned char **bytes, uint64_t *read_bytes,
+            size_t length, const unsigned char **bytes, struct mn_npy_count *count,
             struct mn_text *text);
+
+/* Adds `n` pieces of `length` bytes each, `stride` apart, the first (in the file) at `off`. */
+void
+mn_npy_count(struct mn_npy_count *count, uint64_t off, uint64_t length, uint64_t stride,
+             uint64_t n);
 
 /* Makes the buffer hold at least `size` bytes; what it held is lost. */
 int
@@ -90,7 +110,8 @@ mn_npy_buffer_grow(struct mn_npy_buffer *buffer, size_t size, struct mn_text *te
 void
 mn_npy_buffer_fini(struct mn_npy_buffer *buffer);
 
+/* What was mapped goes (back) to `maps`. */
 void
-mn_npy_close(struct mn_npy_file *file);
+mn_npy_close(struct mn_npy_file *file, struct mn_maps *maps);
 
 #endif /* MN_NPY_H */

@@ -6,6 +6,14 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+static uint64_t
+physical_bytes(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : (uint64_t)1 << 32;
+}
 
 int
 mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_ops,
@@ -22,6 +30,7 @@ mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_o
         memcpy(p->ops, ops, (size_t)n_ops * sizeof(struct mn_op));
     }
     mn_filecache_init(&p->cache);
+    mn_maps_init(&p->maps, physical_bytes());
     *pipeline = p;
     return 0;
 }
@@ -46,6 +55,7 @@ mn_pipeline_close(struct mn_pipeline *pipeline)
         free_work((struct mn_work *)(uintptr_t)mn_a64_xchg_acqrel(&pipeline->pool[i], 0));
     }
     mn_filecache_fini(&pipeline->cache);
+    mn_maps_fini(&pipeline->maps);
     free(pipeline);
 }
 
@@ -67,6 +77,7 @@ mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_tex
         w->files[0].fd = w->files[1].fd = -1;
         w->reader.kernels = pipeline->kernels;
         w->cache = &pipeline->cache;
+        w->maps = &pipeline->maps;
     }
     w->reader.text = text;
     *work = w;
@@ -76,10 +87,13 @@ mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_tex
 void
 mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
 {
-    mn_a64_add_relaxed(&pipeline->bytes_read, work->reader.bytes_read);
+    mn_a64_add_relaxed(&pipeline->bytes_read, work->reader.count.bytes);
+    mn_a64_add_relaxed(&pipeline->bytes_touched, work->reader.count.touched);
+    mn_a64_add_relaxed(&pipeline->files_mapped, work->files_mapped);
     mn_a64_add_relaxed(&pipeline->scans, work->scans);
     mn_a64_add_relaxed(&pipeline->headers_parsed, work->headers_parsed);
-    work->reader.bytes_read = work->scans = work->headers_parsed = 0;
+    work->reader.count = (struct mn_npy_count){0};
+    work->scans = work->headers_parsed = work->files_mapped = 0;
     mn_work_clear(work);
     work->reader.text = NULL;
     for (int i = 0; i < MN_POOL; i++) {

@@ -1,7 +1,7 @@
 /* Pipelines: a list of operators, run on one sample after the other by any thread.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A pipeline never changes once made, but for its cache, pool and counters, which are
+ * A pipeline never changes once made, but for its cache, mappings, pool and counters, which are
  * atomic: any number of threads may run it at once, and a fork finds no lock held.
  *
  * Running is split in two, so that the caller can allocate outputs whose shape depends on
@@ -64,7 +64,8 @@ struct mn_pipeline {
     const struct mn_kernels *kernels;
     struct mn_filecache cache;
     mn_a64 pool[MN_POOL]; /* struct mn_work *, or 0 */
-    mn_a64 samples, bytes_read, scans, headers_parsed;
+    struct mn_maps maps;
+    mn_a64 samples, bytes_read, bytes_touched, scans, headers_parsed, files_mapped;
     int n_ops;
     struct mn_op ops[];
 };

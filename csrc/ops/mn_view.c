@@ -13,6 +13,10 @@
 #define GAP_CACHED 4096
 #define GAP_DIRECT 65536
 
+/* Planes between two looks at whether a mapped file's pages had to be waited for: the look is
+ * a system call of some 200 ns, a plane of the usual patch some 7 us. */
+#define LOOK_EVERY 8
+
 void
 mn_strides_of(int64_t *strides, const int64_t *shape, size_t itemsize)
 {
@@ -119,21 +123,34 @@ magnitude(int64_t a)
     return a < 0 ? -a : a;
 }
 
+/* Bytes of a file. */
+struct span {
+    int64_t low, length;
+};
+
+/* From the first to the last voxel (in the file) of the `count` rows from the row at `off`. */
+static struct span
+span_of(const struct mn_view *view, int64_t off, int64_t count)
+{
+    int64_t down = (count - 1) * view->strides[2];
+    int64_t across = (view->shape[3] - 1) * view->strides[3];
+    return (struct span){off + least(down, 0) + least(across, 0),
+                         magnitude(down) + magnitude(across)
+                             + (int64_t)mn_dtype_size(view->source)};
+}
+
 /* Reads `count` rows from the row at `off` on, in one piece. */
 static int
 read_rows(const struct mn_view *view, int64_t off, int64_t count, struct rows *rows,
           struct mn_reader *reader)
 {
-    int64_t down = (count - 1) * view->strides[2];
-    int64_t across = (view->shape[3] - 1) * view->strides[3];
-    int64_t low = off + least(down, 0) + least(across, 0);
-    int64_t length = magnitude(down) + magnitude(across)
-                     + (int64_t)mn_dtype_size(view->source);
+    struct span band = span_of(view, off, count);
     const unsigned char *bytes = NULL;
-    int rc = mn_npy_read(view->file, &reader->buffer, (uint64_t)low, (size_t)length, &bytes,
-                         &reader->bytes_read, reader->text);
+    int rc = mn_npy_read(view->file, &reader->buffer, (uint64_t)band.low,
+                         (size_t)band.length, &bytes,
+                         &reader->count, reader->text);
     if (rc == 0) {
-        rows->at = bytes + (off - low);
+        rows->at = bytes + (off - band.low);
         rows->stride = view->strides[2];
     }
     return rc;
@@ -159,13 +176,40 @@ rows_at_once(const struct mn_view *view)
     return gap > (view->file->direct ? GAP_DIRECT : GAP_CACHED) ? 1 : view->shape[2];
 }
 
+/* The rows of a plane where they are mapped. */
+static const unsigned char *
+mapped_rows(const struct mn_view *view, int64_t place, struct mn_reader *reader)
+{
+    struct span band = span_of(view, view->first_off + place, view->shape[2]);
+    int64_t wanted = view->shape[3] * (int64_t)mn_dtype_size(view->source);
+    mn_npy_count(&reader->count, (uint64_t)band.low, (uint64_t)wanted,
+                 (uint64_t)magnitude(view->strides[2]), (uint64_t)view->shape[2]);
+    return view->file->map->guard.bytes + view->first_off + place;
+}
+
+/* Where reading has had to wait for the disk, page by page, the remaining planes of the
+ * channel are asked for together. Returns true once that is done. */
+static bool
+look_ahead(const struct mn_view *view, int64_t place, int64_t planes, struct mn_reader *reader)
+{
+    if (!mn_map_waited(&reader->waited)) {
+        return false;
+    }
+    for (int64_t z = 0; z < planes; z++) {
+        int64_t off = view->first_off + place + z * view->strides[1];
+        struct span band = span_of(view, off, view->shape[2]);
+        mn_map_ahead(view->file->map, (uint64_t)band.low, (uint64_t)band.length);
+    }
+    return true;
+}
+
 static int
 store_plane(const struct mn_view *view, int64_t place, unsigned char *to,
             int64_t to_stride, struct mn_reader *reader)
 {
     struct rows rows = {.stride = view->strides[2]};
-    if (view->file == NULL) {
-        rows.at = view->base + place;
+    if (view->file == NULL || view->file->map != NULL) {
+        rows.at = view->file == NULL ? view->base + place : mapped_rows(view, place, reader);
         convert_rows(view, &rows, view->shape[2], to, to_stride, reader);
         return 0;
     }
@@ -221,20 +265,37 @@ finish_plane(const struct mn_view *view, int64_t plane, unsigned char *to,
     }
 }
 
+static int
+store_channel(const struct mn_view *view, int64_t c, unsigned char *to,
+              const int64_t *strides, struct mn_reader *reader)
+{
+    bool watch = view->file != NULL && view->file->map != NULL;
+    for (int64_t z = 0; z < view->shape[1]; z++) {
+        int64_t place = c * view->strides[0] + z * view->strides[1];
+        unsigned char *plane = to + z * strides[1];
+        if (watch && z % LOOK_EVERY == 1) {
+            watch = !look_ahead(view, place, view->shape[1] - z, reader);
+        }
+        int rc = store_plane(view, place, plane, strides[2], reader);
+        if (rc < 0) {
+            return rc;
+        }
+        finish_plane(view, c * view->shape[1] + z, plane, strides[2], reader->kernels);
+    }
+    return 0;
+}
+
 int
 mn_view_store(const struct mn_view *view, void *to, const int64_t *strides,
               struct mn_reader *reader)
 {
-    for (int64_t c = 0; c < view->shape[0]; c++) {
-        for (int64_t z = 0; z < view->shape[1]; z++) {
-            int64_t place = c * view->strides[0] + z * view->strides[1];
-            unsigned char *plane = (unsigned char *)to + c * strides[0] + z * strides[1];
-            int rc = store_plane(view, place, plane, strides[2], reader);
-            if (rc < 0) {
-                return rc;
-            }
-            finish_plane(view, c * view->shape[1] + z, plane, strides[2], reader->kernels);
-        }
+    int rc = 0;
+    if (view->file != NULL) {
+        mn_npy_begin(view->file);
+        (void)mn_map_waited(&reader->waited);
     }
-    return 0;
+    for (int64_t c = 0; rc == 0 && c < view->shape[0]; c++) {
+        rc = store_channel(view, c, (unsigned char *)to + c * strides[0], strides, reader);
+    }
+    return view->file != NULL ? mn_npy_end(view->file, rc, reader->text) : rc;
 }

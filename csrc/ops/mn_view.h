@@ -49,7 +49,8 @@ struct mn_view {
 struct mn_reader {
     const struct mn_kernels *kernels;
     struct mn_npy_buffer buffer; /* for the file's bytes */
-    uint64_t bytes_read;
+    struct mn_npy_count count;
+    uint64_t waited; /* of mn_map_waited */
     struct mn_text *text;
 };
 

@@ -10,6 +10,8 @@
 /* Bytes of a label volume that are read and scanned at a time: they stay in the second
  * level cache between the two. */
 #define SCAN_BYTES ((int64_t)256 << 10)
+/* Bytes asked for ahead of a scan of what is not in the page cache. */
+#define SCAN_AHEAD ((uint64_t)8 << 20)
 
 struct mn_key
 mn_work_key(const struct mn_work *work, uint32_t number)
@@ -94,8 +96,9 @@ int
 mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected)
 {
     struct mn_npy_file *file = &work->files[which];
-    int rc = mn_npy_open(file, path, direct, work->reader.text);
+    int rc = mn_npy_open(file, work->maps, path, direct, work->reader.text);
     if (rc == 0) {
+        work->files_mapped += file->newly_mapped;
         rc = learn_header(work, file);
     }
     if (rc < 0) {
@@ -109,27 +112,50 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
     return 0;
 }
 
-/* Feeds the whole file to the scan. */
+/* Where scanning a mapped file has had to wait for the disk, what comes next is asked for
+ * early. *asked is the end of what was asked for, 0 as long as there was no need. */
+static void
+scan_ahead(struct mn_work *work, uint64_t off, uint64_t *asked)
+{
+    const struct mn_npy_file *file = &work->files[1];
+    bool waited = file->map != NULL && mn_map_waited(&work->reader.waited);
+    if (waited || (*asked > 0 && off + SCAN_AHEAD / 2 > *asked)) {
+        uint64_t from = *asked > off ? *asked : off;
+        mn_map_ahead(file->map, from, SCAN_AHEAD);
+        *asked = from + SCAN_AHEAD;
+    }
+}
+
 static int
-scan_file(struct mn_work *work, struct mn_scan *scan)
+scan_rows(struct mn_work *work, struct mn_scan *scan)
 {
     const struct mn_npy_file *file = &work->files[1];
     int64_t width = file->npy.shape[3];
     int64_t rows = (int64_t)(file->npy.data_bytes / (uint64_t)width);
     int64_t at_once = SCAN_BYTES > width ? SCAN_BYTES / width : 1;
+    uint64_t asked = 0;
     int rc = 0;
+    (void)mn_map_waited(&work->reader.waited);
     for (int64_t row = 0; rc == 0 && row < rows; row += at_once) {
         int64_t count = rows - row < at_once ? rows - row : at_once;
+        uint64_t off = file->npy.data_off + (uint64_t)(row * width);
         const unsigned char *bytes = NULL;
-        rc = mn_npy_read(file, &work->reader.buffer,
-                         file->npy.data_off + (uint64_t)(row * width),
-                         (size_t)(count * width), &bytes, &work->reader.bytes_read,
-                         work->reader.text);
+        scan_ahead(work, off, &asked);
+        rc = mn_npy_read(file, &work->reader.buffer, off, (size_t)(count * width), &bytes,
+                         &work->reader.count, work->reader.text);
         if (rc == 0) {
             rc = mn_scan_rows(scan, bytes, count, work->reader.text);
         }
     }
     return rc;
+}
+
+/* Feeds the whole file to the scan. */
+static int
+scan_file(struct mn_work *work, struct mn_scan *scan)
+{
+    mn_npy_begin(&work->files[1]);
+    return mn_npy_end(&work->files[1], scan_rows(work, scan), work->reader.text);
 }
 
 /* Feeds a view in memory to the scan; a row at a time if its rows are not adjacent. */
@@ -234,7 +260,8 @@ void
 mn_work_clear(struct mn_work *work)
 {
     for (int which = 0; which < 2; which++) {
-        mn_npy_close(&work->files[which]);
+        mn_npy_close(&work->files[which], work->maps);
+        work->files[which].path = NULL;
     }
     while (work->blocks != NULL) {
         struct mn_block *block = work->blocks;

@@ -18,12 +18,13 @@ struct mn_block {
 struct mn_work {
     struct mn_reader reader;
     struct mn_filecache *cache;
+    struct mn_maps *maps;
     uint64_t key_hi, key_lo;
     struct mn_npy_file files[2]; /* image, label */
     struct mn_view image, label;
     struct mn_block *blocks; /* memory made for this sample */
     struct mn_boxes *boxes;  /* found for this sample and not in the cache */
-    uint64_t scans, headers_parsed; /* counted for the pipeline's statistics */
+    uint64_t scans, headers_parsed, files_mapped; /* counted for the pipeline's statistics */
 };
 
 /* The work's draws for operator `number`. */

@@ -462,13 +462,23 @@ static PyObject *
 stats(PyObject *object, PyObject *Py_UNUSED(args))
 {
     const struct mn_pipeline *p = self_of(object)->pipeline;
-    return Py_BuildValue("{sKsKsKsKss}", "samples",
-                         (unsigned long long)mn_a64_load_relaxed(&p->samples), "bytes_read",
-                         (unsigned long long)mn_a64_load_relaxed(&p->bytes_read), "scans",
-                         (unsigned long long)mn_a64_load_relaxed(&p->scans),
-                         "headers_parsed",
-                         (unsigned long long)mn_a64_load_relaxed(&p->headers_parsed),
-                         "instruction_set", p->kernels->name);
+    const struct {
+        const char *name;
+        const mn_a64 *value;
+    } counters[] = {
+        {"samples", &p->samples},           {"bytes_read", &p->bytes_read},
+        {"bytes_touched", &p->bytes_touched}, {"scans", &p->scans},
+        {"headers_parsed", &p->headers_parsed}, {"files_mapped", &p->files_mapped},
+    };
+    PyObject *dict = Py_BuildValue("{ss}", "instruction_set", p->kernels->name);
+    for (size_t i = 0; dict != NULL && i < sizeof(counters) / sizeof(counters[0]); i++) {
+        PyObject *n = PyLong_FromUnsignedLongLong(mn_a64_load_relaxed(counters[i].value));
+        if (n == NULL || PyDict_SetItemString(dict, counters[i].name, n) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(n);
+    }
+    return dict;
 }
 
 static PyMethodDef methods[] = {

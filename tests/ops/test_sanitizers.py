@@ -63,10 +63,11 @@ def thread(tmp_path_factory):
     return build(tmp_path_factory.mktemp("tsan"), "thread")
 
 
-@pytest.mark.parametrize("mode", ["header", "random", "threads"])
+@pytest.mark.parametrize("mode", ["header", "random", "threads", "mapped"])
 def test_fuzz_asan(address, mode, tmp_path):
     drive(address, mode, tmp_path)
 
 
-def test_threads_tsan(thread, tmp_path):
-    drive(thread, "threads", tmp_path)
+@pytest.mark.parametrize("mode", ["threads", "mapped"])
+def test_threads_tsan(thread, mode, tmp_path):
+    drive(thread, mode, tmp_path)

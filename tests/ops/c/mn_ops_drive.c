@@ -4,10 +4,13 @@
  * header   mutated .npy headers through the parser, in buffers of exactly their length
  * random   random pipelines over random volumes, from strided memory and from files
  * threads  four threads on one pipeline and its files, compared with one thread's bytes
+ * mapped   four threads that share a table of mappings with too little room, of files that one
+ *          of them shortens while it reads them
  *
  * Prints what it did; any report of a sanitizer, and any failed check, ends it.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ops/mn_cases.h"
 
@@ -374,6 +378,109 @@ drive_threads(double end, const char *folder)
     printf("%ld rounds of 4 threads\n", rounds);
 }
 
+/* -- mapped ------------------------------------------------------------------------------ */
+
+#define FILES 12
+#define PAGE 4096
+#define PAGES 8
+
+static struct mn_maps maps;
+static char *mapped_paths[FILES];
+
+static void
+write_pages(const char *path, int number)
+{
+    unsigned char page[PAGE];
+    memset(page, number + 1, sizeof(page));
+    FILE *file = fopen(path, "wb");
+    CHECK(file != NULL);
+    for (int i = 0; i < PAGES; i++) {
+        CHECK(fwrite(page, sizeof(page), 1, file) == 1);
+    }
+    CHECK(fclose(file) == 0);
+}
+
+/* Reads the file whole. With `shorten` its last part goes after the first half was read. */
+static int
+read_pages(int number, bool shorten)
+{
+    struct mn_npy_file file;
+    struct mn_npy_count count = {0};
+    const unsigned char *bytes = NULL;
+    bool right = true;
+    char chars[300] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    CHECK(mn_npy_open(&file, &maps, mapped_paths[number], false, &text) == 0);
+    CHECK(file.map != NULL && file.fd == -1 && file.identity.size == PAGES * PAGE);
+    mn_npy_begin(&file);
+    CHECK(mn_npy_read(&file, NULL, 0, PAGES * PAGE, &bytes, &count, &text) == 0);
+    for (int i = 0; i < PAGES * PAGE; i++) {
+        if (shorten && i == PAGES * PAGE / 2) {
+            int left = i + (number % 3 == 0 ? PAGE : number % 3 == 1 ? -PAGE : 1);
+            CHECK(truncate(mapped_paths[number], left) == 0);
+        }
+        right = right && bytes[i] == number + 1;
+    }
+    int rc = mn_npy_end(&file, 0, &text);
+    CHECK(rc == (shorten ? -EIO : 0) && (right || rc != 0));
+    CHECK((rc != 0) == (strstr(chars, "became shorter while it was read") != NULL));
+    mn_npy_close(&file, &maps);
+    return rc;
+}
+
+static void *
+mapped_main(void *arg)
+{
+    int me = *(int *)arg;
+    for (int round = 0; round < 40; round++) {
+        for (int number = me; number < FILES; number++) {
+            bool mine = number % 4 == me, others = number < FILES - 4;
+            if (others) {
+                CHECK(read_pages(number, false) == 0);
+            }
+            else if (mine) { /* alone with it, so that it is known who notices */
+                CHECK(read_pages(number, round % 2 == 0) == (round % 2 == 0 ? -EIO : 0));
+                write_pages(mapped_paths[number], number);
+            }
+        }
+    }
+    return NULL;
+}
+
+static void
+drive_mapped(double end, const char *folder)
+{
+    long rounds = 0;
+    for (int i = 0; i < FILES; i++) {
+        CHECK(asprintf(&mapped_paths[i], "%s/%d.bytes", folder, i) > 0);
+        write_pages(mapped_paths[i], i);
+    }
+    do {
+        int numbers[4] = {0, 1, 2, 3};
+        pthread_t threads[4];
+        mn_maps_init(&maps, rounds % 2 == 0 ? 3 * PAGES * PAGE : UINT64_MAX);
+        for (int i = 0; i < 4; i++) {
+            CHECK(pthread_create(&threads[i], NULL, mapped_main, &numbers[i]) == 0);
+        }
+        for (int i = 0; i < 4; i++) {
+            CHECK(pthread_join(threads[i], NULL) == 0);
+        }
+        uint64_t found = 0;
+        for (int i = 0; i < MN_MAPS; i++) {
+            found += mn_a64_load_relaxed(&maps.slots[i].map) != 0;
+        }
+        CHECK(mn_a64_load_relaxed(&maps.bytes) == found * PAGES * PAGE);
+        CHECK(found > 0 && found * PAGES * PAGE <= maps.most_bytes);
+        mn_maps_fini(&maps);
+        CHECK(mn_a64_load_relaxed(&maps.bytes) == 0);
+        rounds++;
+    } while (seconds() < end || rounds < 2);
+    for (int i = 0; i < FILES; i++) {
+        free(mapped_paths[i]);
+    }
+    printf("%ld rounds of 4 threads\n", rounds);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -385,6 +492,9 @@ main(int argc, char **argv)
     }
     else if (strcmp(argv[1], "random") == 0) {
         drive_random(end);
+    }
+    else if (strcmp(argv[1], "mapped") == 0) {
+        drive_mapped(end, argv[4]);
     }
     else {
         drive_threads(end, argv[4]);

@@ -1,0 +1,220 @@
+/* Mappings of files that are kept between samples.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RUSAGE_THREAD */
+#endif
+
+#include "ops/mn_map.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* FNV-1a */
+uint64_t
+mn_path_hash(const char *path)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (const char *c = path; *c != '\0'; c++) {
+        hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+    }
+    return hash ^ hash >> 32;
+}
+
+bool
+mn_same_identity(const struct mn_npy_identity *a, const struct mn_npy_identity *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->size == b->size
+           && a->mtime_ns == b->mtime_ns;
+}
+
+/* -- One mapping ----------------------------------------------------------------------- */
+
+/* ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, overlayfs, SquashFS, EROFS: their magic
+ * numbers as statfs(2) lists them. ZFS is not among them: it keeps mapped pages twice. */
+static bool
+is_local(int fd)
+{
+    static const uint32_t local[] = {0xef53,     0x58465342, 0x9123683e, 0xf2f52010, 0xca451a4e,
+                                     0x01021994, 0x794c7630, 0x73717368, 0xe0f5e1e2};
+    struct statfs fs;
+    if (fstatfs(fd, &fs) != 0) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++) {
+        if ((uint32_t)fs.f_type == local[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+struct mn_map *
+mn_map_open(int fd, const char *path, const struct mn_npy_identity *identity)
+{
+    size_t length = strlen(path) + 1;
+    if (identity->size == 0 || identity->size > SIZE_MAX / 2 || !is_local(fd)) {
+        return NULL;
+    }
+    struct mn_map *map = malloc(sizeof(*map) + length);
+    if (map == NULL) {
+        return NULL;
+    }
+    void *bytes = mmap(NULL, (size_t)identity->size, PROT_READ, MAP_SHARED, fd, 0);
+    if (bytes == MAP_FAILED) {
+        free(map);
+        return NULL;
+    }
+    *map = (struct mn_map){
+        .identity = *identity,
+        .hash = mn_path_hash(path),
+        .guard = {.bytes = bytes, .size = (size_t)identity->size},
+    };
+    memcpy(map->path, path, length);
+    return map;
+}
+
+void
+mn_map_close(struct mn_map *map)
+{
+    if (map != NULL) {
+        munmap(map->guard.bytes, map->guard.size);
+        free(map);
+    }
+}
+
+void
+mn_map_ahead(const struct mn_map *map, uint64_t off, uint64_t length)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (off < map->guard.size) {
+        uint64_t start = off / page * page, left = map->guard.size - start;
+        length += off - start;
+        (void)madvise(map->guard.bytes + start, (size_t)(length < left ? length : left),
+                      MADV_WILLNEED);
+    }
+}
+
+bool
+mn_map_waited(uint64_t *counter)
+{
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage) != 0) {
+        return false;
+    }
+    uint64_t before = *counter;
+    *counter = (uint64_t)usage.ru_majflt;
+    return *counter != before;
+}
+
+/* -- The table ------------------------------------------------------------------------- */
+
+void
+mn_maps_init(struct mn_maps *maps, uint64_t most_bytes)
+{
+    memset(maps, 0, sizeof(*maps));
+    maps->most_bytes = most_bytes;
+}
+
+/* Takes out what is in a slot, if anything. */
+static struct mn_map *
+take_slot(struct mn_maps *maps, struct mn_map_slot *slot)
+{
+    if (mn_a64_load_relaxed(&slot->map) == 0) { /* a hint: the exchange decides */
+        return NULL;
+    }
+    /* Acquire: pairs with the release in mn_maps_put. */
+    struct mn_map *map = (struct mn_map *)(uintptr_t)mn_a64_xchg_acqrel(&slot->map, 0);
+    if (map != NULL) {
+        mn_a64_add_relaxed(&maps->bytes, 0 - (uint64_t)map->guard.size);
+    }
+    return map;
+}
+
+void
+mn_maps_fini(struct mn_maps *maps)
+{
+    for (int i = 0; i < MN_MAPS; i++) {
+        mn_map_close(take_slot(maps, &maps->slots[i]));
+    }
+}
+
+/* Returns false if there was none. */
+static bool
+drop_oldest(struct mn_maps *maps)
+{
+    struct mn_map_slot *oldest = NULL;
+    uint64_t stamp = UINT64_MAX;
+    for (int i = 0; i < MN_MAPS; i++) {
+        struct mn_map_slot *slot = &maps->slots[i];
+        if (mn_a64_load_relaxed(&slot->map) != 0
+            && mn_a64_load_relaxed(&slot->stamp) < stamp) {
+            stamp = mn_a64_load_relaxed(&slot->stamp);
+            oldest = slot;
+        }
+    }
+    if (oldest != NULL) {
+        mn_map_close(take_slot(maps, oldest)); /* NULL if somebody else was faster */
+    }
+    return oldest != NULL;
+}
+
+struct mn_map *
+mn_maps_take(struct mn_maps *maps, const char *path)
+{
+    uint64_t hash = mn_path_hash(path);
+    for (uint64_t i = 0; i < MN_MAPS; i++) {
+        struct mn_map_slot *slot = &maps->slots[(hash + i) % MN_MAPS];
+        if (mn_a64_load_relaxed(&slot->hash) != hash) {
+            continue;
+        }
+        struct mn_map *map = take_slot(maps, slot);
+        if (map != NULL && strcmp(map->path, path) == 0) {
+            return map;
+        }
+        if (map != NULL) {
+            mn_maps_put(maps, map); /* the hint was another's; now it is right */
+        }
+    }
+    return NULL;
+}
+
+static bool
+put_in_slot(struct mn_maps *maps, struct mn_map_slot *slot, struct mn_map *map)
+{
+    uint64_t empty = 0, size = map->guard.size, hash = map->hash;
+    if (mn_a64_load_relaxed(&slot->map) != 0) {
+        return false;
+    }
+    /* Counted first: nobody may subtract what was not yet added. */
+    mn_a64_add_relaxed(&maps->bytes, size);
+    /* Release: the mapping is complete for whoever takes it out. */
+    if (!mn_a64_cas_acqrel(&slot->map, &empty, (uint64_t)(uintptr_t)map)) {
+        mn_a64_add_relaxed(&maps->bytes, 0 - size);
+        return false;
+    }
+    mn_a64_store_relaxed(&slot->hash, hash);
+    mn_a64_store_relaxed(&slot->stamp, mn_a64_add_relaxed(&maps->clock, 1));
+    return true;
+}
+
+void
+mn_maps_put(struct mn_maps *maps, struct mn_map *map)
+{
+    if (map->lost || map->guard.size > maps->most_bytes) {
+        mn_map_close(map);
+        return;
+    }
+    uint64_t i = 0, first = map->hash;
+    while (!put_in_slot(maps, &maps->slots[(first + i) % MN_MAPS], map)) {
+        if (++i % MN_MAPS == 0) {
+            drop_oldest(maps);
+        }
+    }
+    while (mn_a64_load_relaxed(&maps->bytes) > maps->most_bytes && drop_oldest(maps)) {
+    }
+}
