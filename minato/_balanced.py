@@ -102,6 +102,7 @@ class BalancedIterator(_MinatoIterator):
             costs=self._memo.costs,
             max_workers=self._max_workers,
             slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
+            keep=self._memo.kept_scheduler((self._num_workers, self._max_workers)),
         )
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:

@@ -55,6 +55,7 @@ def peek(read: Callable[[int, int], bytes], /) -> _Peek: ...
 def bind_torch(
     tensor_type: type[torch.Tensor],
     exchange_api: object | None,
+    plain_tensor: object | None,
     from_view: Callable[[Buffer, int, int, tuple[int, ...]], torch.Tensor],
     weak_ref: Callable[[torch.Tensor], Any],
     expired: Callable[[int], Any],
@@ -96,11 +97,14 @@ class _Scheduler(TypedDict):
     max: int
     slow: int
     decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
+    keep: bytes
 
 class _Waits(TypedDict):
     waits: int
     wait_ns: int
     wait_max_ns: int
+    wait_first_ns: int
+    held: int
     used_ns: int
     asked_ns: int
     given_ns: int
@@ -129,6 +133,7 @@ class Engine:
         costs: CostModel | None = None,
         max_workers: int = 0,
         slow_seconds: float = 0.0,
+        keep: bytes | None = None,
     ) -> Engine: ...
     @property
     def fd(self) -> int: ...
@@ -451,4 +456,7 @@ class PolicyWorkers:
         wait: int,
         backlog: int,
         rate: int,
+        speed: int = ...,
+        busy: int = 1000,
+        room: int = ...,
     ) -> tuple[int, int, str]: ...

@@ -175,6 +175,9 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             self._shutdown = True
             if pool.mine():
                 self._memo.last_stats = engine_stats(self)
+                if self._balanced:
+                    bounds = (self._num_workers, self._max_workers)
+                    self._memo.keep_scheduler(bounds, self._engine)
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()

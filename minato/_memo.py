@@ -57,7 +57,20 @@ class Memo:
         self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        #: what its worker scheduler had come to, and between which numbers of workers
+        self.scheduler: tuple[tuple[int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def keep_scheduler(self, bounds: tuple[int, int], engine: Any) -> None:
+        """An iterator ends: its successor goes on with the workers it had found to suffice."""
+        found = engine.scheduler()
+        if found is not None:
+            self.scheduler = (bounds, found["keep"])
+
+    def kept_scheduler(self, bounds: tuple[int, int]) -> bytes | None:
+        """For an engine that begins; None where the user has set other bounds since."""
+        kept = self.scheduler
+        return kept[1] if kept is not None and kept[0] == bounds else None
 
     def take(self) -> dict | None:
         """The state to go on from, once."""

@@ -34,17 +34,14 @@ from typing import Any
 
 import numpy as np
 
+from . import _core
 from ._memo import memo_of
+from ._verdict import Facts, verdict
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
 
-#: batches before anything is said about waiting: the first ones are always waited for
-FEW = 3
-#: share of its time that a worker works from which on it counts as busy; the rest is start,
-#: the end of epochs, and what a shared machine takes
-BUSY = 0.6
 NOTHING = "Nothing was loaded yet."
 #: what an iterator with workers adds
 _NONE: dict[str, Any] = {
@@ -110,8 +107,41 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
         out["started"] = dict(zip(_REASONS, t["starts"]))
         if iterator._unit == "sample":
             out["displacement"] = iterator.displacement()
-    out["verdict"] = verdict(out, waits["waits"])
+    out["verdict"] = verdict(out, waits["waits"], _facts(iterator, waits, out))
     return out
+
+
+def _facts(iterator: Any, waits: Any, out: dict[str, Any]) -> Facts:
+    """What the verdict needs beside the statistics themselves."""
+    cost = iterator._memo.costs.summary()
+    balanced = iterator._balanced
+    mean = cost["mean_ns"] * _NS
+    scheduler = iterator._engine.scheduler() if balanced else None
+    reasons = [d[3] for d in scheduler["decisions"] if d[3] >= 0] if scheduler else []
+    slowest = _slowest(iterator._memo.costs, 1)
+    workers = out["workers"] if iterator._pool.kind == "process" else []
+    return Facts(
+        cores=_core.machine()["cpus"],
+        queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
+        first=waits["wait_first_ns"] * _NS,
+        held=waits["held"] / max(1, waits["waits"]),
+        collate=cost["collate_ns"] * _NS,
+        fetch=mean * (iterator._batch_size or 1) if balanced else 0.0,
+        mean=mean,
+        slowest=slowest[0] if slowest else None,
+        reason=reasons[-1] if reasons else None,
+        balanced=balanced,
+        persistent=iterator._persistent_workers,
+    )
+
+
+def _queued(pid: int) -> float:
+    """Seconds that a process was ready to run and had no core; 0 where that is not known."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _NS
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _waits(w: dict[str, Any]) -> dict[str, float]:
@@ -143,7 +173,7 @@ def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
     if s is None:
         return None
     return {
-        **s,
+        **{k: s[k] for k in ("active", "max", "slow")},
         "decisions": [
             {
                 "at": at * _NS,
@@ -170,47 +200,3 @@ def _worker(w: dict[str, Any]) -> dict[str, Any]:
         "busy": w["busy_ns"] * _NS,
         "cpu": w["cpu_ns"] * _NS,
     }
-
-
-def verdict(stats: dict[str, Any], batches: int) -> str:
-    """One sentence for people, from the other fields."""
-    if stats["deaths"]:
-        again = "their samples were tried again" if stats["retries"] else "none was retried"
-        return (
-            f"{stats['deaths']} worker(s) died; {again}. Memory (is there an out-of-memory "
-            "killer in the system's log?) and native code in the dataset are the usual causes."
-        )
-    if batches < FEW:
-        return f"Too early to say: {batches} batch(es) were asked for."
-    share = stats["wait"]["share"]
-    if share < 0.02:
-        return f"The trainer hardly waits for data ({share:.0%} of its time)."
-    return f"The trainer waits {share:.0%} of its time" + _cause(stats)
-
-
-def _cause(stats: dict[str, Any]) -> str:
-    """What it waits for and what would help."""
-    wait, memory = stats["wait"], stats["memory"]
-    if wait["max"] > 0.5 * wait["total"]:
-        return (
-            f", most of it once ({wait['max']:.2f} s): workers that start, or one slow sample. "
-            "persistent_workers=True keeps workers; costs of samples are learned by the way."
-        )
-    ready = [w for w in stats["workers"] if w["state"] == "ready"]
-    busy = sum(w["busy"] for w in ready)
-    if busy < BUSY * len(ready) * (wait["total"] + wait["between"]):
-        if memory["used"] > 0.9 * memory["limit"]:
-            return " while workers idle: memory_limit holds them back; raise it."
-        return (
-            " while workers idle: too little is asked of them ahead. Raise prefetch_factor; "
-            "samples known to be slow begin earlier from the second epoch on."
-        )
-    if sum(w["cpu"] for w in ready) > 0.5 * busy:
-        return (
-            "; all workers compute. Cheaper transforms or more cores would help, more workers "
-            "only with idle cores."
-        )
-    return (
-        "; all workers wait themselves (storage, network, locks). More workers would help: "
-        "raise num_workers, or set max_workers."
-    )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato import _stats
+from minato import _stats, _verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -266,44 +266,95 @@ def test_displacement_of_ready_batches() -> None:
 # ---- the verdict -----------------------------------------------------------------------
 
 
-def made(**change: Any) -> dict[str, Any]:
-    """A trainer that waits half of the time while two workers compute."""
-    worker = {"state": "ready", "running": (1, 0), "busy": 9.0, "cpu": 8.5}
-    return {
-        "deaths": 0,
-        "retries": 0,
-        "wait": {"total": 5.0, "mean": 0.05, "max": 0.2, "between": 5.0, "share": 0.5},
-        "workers": [worker, dict(worker)],
-        "memory": {"used": 10, "limit": 100},
-        **change,
-    }
+def worker(busy: float, cpu: float) -> dict[str, Any]:
+    return {"state": "ready", "running": None, "busy": busy, "cpu": cpu}
+
+
+def waits(most: float = 0.2, share: float = 0.5) -> dict[str, Any]:
+    total = 10 * share
+    return {"total": total, "mean": total / 100, "max": most, "between": 10 - total, "share": share}
+
+
+COMPUTES, WAITS, IDLES = ([worker(*w)] * 2 for w in ((9.0, 8.5), (9.0, 0.5), (1.0, 1.0)))
+SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, facts, words",
     [
-        ({}, "50% of its time; all workers compute"),
-        ({"workers": [{"state": "ready", "running": (1, 0), "busy": 9.0, "cpu": 0.5}]},
-         "all workers wait themselves"),
-        ({"workers": [{"state": "ready", "running": None, "busy": 1.0, "cpu": 1.0}]},
-         "too little is asked of them"),
-        ({"workers": [{"state": "ready", "running": None, "busy": 1.0, "cpu": 1.0}],
-          "memory": {"used": 99, "limit": 100}}, "memory_limit holds them back"),
-        ({"wait": {"total": 5.0, "mean": 0.05, "max": 4.0, "between": 5.0, "share": 0.5}},
-         "most of it once"),
-        ({"wait": {"total": 0.1, "mean": 0.001, "max": 0.01, "between": 9.9, "share": 0.01}},
-         "hardly waits"),
-        ({"deaths": 2, "retries": 3}, "2 worker(s) died; their samples were tried again"),
-        ({"deaths": 1}, "none was retried"),
+        ({}, {}, "50% of its time; all workers compute. Cheaper transforms or more cores"),
+        ({}, {"cores": 4}, "there are 2 for 4 cores. More would help: raise num_workers, or set"),
+        ({"workers": WAITS}, {}, "all workers wait themselves"),
+        ({"workers": WAITS}, {}, "raise num_workers, or set max_workers."),
+        ({"workers": WAITS}, {"balanced": False}, "raise num_workers."),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "raise max_workers."),
+        ({"workers": WAITS}, {"queued": 12.0}, "get 8% of the core time they could use: 2 of them"),
+        ({"workers": IDLES}, {}, "too little is asked of them"),
+        ({"workers": IDLES, "memory": {"used": 99, "limit": 100}}, {}, "memory_limit holds them"),
+        ({"workers": IDLES}, {"held": 0.9}, "memory_limit holds them back"),
+        ({}, {"held": 0.9}, "all workers compute"),
+        ({"workers": IDLES, "scheduler": SCHEDULED}, {"reason": 2},
+         "adding workers (2 now, 8 at most)"),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 9}, "tried and did not help"),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 13}, "no room for them"),
+        ({}, {"collate": 0.05, "fetch": 0.01, "mean": 0.001}, "collate_fn (50 ms a batch, its"),
+        ({}, {"mean": 1e-6, "fetch": 64e-6}, "cheaper to make (1.0 us) than to hand over"),
+        ({"wait": waits(4.0)}, {}, "most of it once (4.00 s)"),
+        ({"wait": waits(4.0)}, {"slowest": (7, 3.9)}, "sample 7 alone takes 3.90 s"),
+        ({"wait": waits(4.0)}, {"slowest": (7, 0.1)}, "most of it once"),
+        ({"wait": waits(4.0)}, {"first": 4.0}, "most of it for the first batch (4.00 s)"),
+        ({"wait": waits(4.0)}, {"first": 4.0}, "persistent_workers=True keeps them"),
+        ({"wait": waits(4.9)}, {"first": 4.9}, "hardly waits for data but for the first batch"),
+        ({"wait": waits(0.01, 0.01)}, {}, "hardly waits for data (1% of its time)"),
+        ({"deaths": 2, "retries": 3}, {}, "2 worker(s) died; their samples were tried again"),
+        ({"deaths": 1}, {}, "none was retried"),
     ],
 )  # fmt: skip
-def test_verdicts(change: dict, words: str) -> None:
-    text = _stats.verdict(made(**change), 100)
+def test_verdicts(change: dict, facts: dict, words: str) -> None:
+    """A trainer that waits half of ten seconds while two workers compute, changed."""
+    stats = {
+        "deaths": 0,
+        "retries": 0,
+        "wait": waits(),
+        "workers": COMPUTES,
+        "memory": {"used": 10, "limit": 100},
+        "scheduler": None,
+        **change,
+    }
+    text = _verdict.verdict(stats, 100, _verdict.Facts(**facts))
     assert words in text and text.count("\n") == 0 and text.endswith(".")
 
 
+def test_what_a_persistent_loader_is_not_told() -> None:
+    stats = {"deaths": 0, "wait": waits(4.9)}
+    text = _verdict.verdict(stats, 100, _verdict.Facts(first=4.9, persistent=True))
+    assert "first batch" in text and "persistent_workers" not in text
+
+
 def test_too_early_for_a_verdict() -> None:
-    assert "Too early" in _stats.verdict(made(), 1)
+    assert "Too early" in _verdict.verdict({"deaths": 0}, 1, _verdict.Facts())
+
+
+def test_facts_for_the_verdict() -> None:
+    """The memory limit, a slow collate_fn and a slow sample are named for what they are."""
+
+    class Large(Plain):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1 << 20)
+
+    held = minato.DataLoader(Large(48), 4, num_workers=4, memory_limit="48MiB")
+    for _ in held:
+        pass
+    assert held.stats()["verdict"].count("memory_limit holds them back") == 1
+
+    def collate(batch: list) -> Any:
+        time.sleep(0.03)
+        return torch.tensor(batch)
+
+    loader = minato.DataLoader(Plain(80), 4, num_workers=2, collate_fn=collate)
+    for _ in loader:
+        pass
+    assert "most of the work is collate_fn" in loader.stats()["verdict"]
 
 
 def test_a_trainer_that_waits_for_sleeping_samples() -> None:

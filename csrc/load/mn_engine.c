@@ -167,6 +167,12 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         e->cfg.max_workers = cfg->workers;
     }
     e->active = cfg->workers;
+    if (cfg->keep != NULL && e->cfg.max_workers > cfg->workers) {
+        e->active = cfg->keep->active < 1                      ? 1
+                    : cfg->keep->active < e->cfg.max_workers ? cfg->keep->active
+                                                             : e->cfg.max_workers;
+    }
+    e->cfg.keep = NULL; /* the caller's */
     e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
     e->refs = 1;
     int rc = mn_mutex_init(&e->mutex);
@@ -182,7 +188,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs);
     }
     if (rc == 0 && e->cfg.max_workers > cfg->workers) {
-        rc = mn_scheduler_open(&e->scheduler);
+        rc = mn_scheduler_open(&e->scheduler, cfg->keep);
     }
     if (rc < 0) {
         destroy(e);
@@ -195,7 +201,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
     c->spin_ns = mn_cpu_count() > (int)cfg->workers + 1 ? 30000 : 0;
     init_lanes(&e->shm);
-    for (uint32_t w = 0; w < cfg->workers; w++) {
+    for (uint32_t w = 0; w < e->active; w++) {
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
@@ -414,7 +420,7 @@ look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
      uint64_t *want)
 {
     mn_mutex_lock(&e->mutex);
-    if (e->scheduler != NULL && first) {
+    if (e->scheduler != NULL && first && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
         mn_scheduler_saw(e, mn_plan_ready(e), p->dispatch.rates.window);
     }
@@ -466,6 +472,8 @@ mn_engine_given(struct mn_engine *e, bool got)
     e->asking = !got;
     e->wait_ns += now - e->counted_ns;
     e->waits += got;
+    e->held += got && e->plan != NULL && e->plan->held;
+    e->wait_first_ns = e->waits == 1 && got ? waited : e->wait_first_ns;
     e->wait_max_ns = waited > e->wait_max_ns ? waited : e->wait_max_ns;
     mn_a64_store_relaxed(&c->wait_ns, e->wait_ns);
     mn_a64_store_relaxed(&c->waiting_since_ns, 0);

@@ -64,6 +64,7 @@ struct mn_engine_config {
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
+    const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
 };
 
 struct mn_engine {
@@ -98,6 +99,8 @@ struct mn_engine {
     uint64_t mean_envelope_bytes;
     uint64_t wait_ns, waits, wait_max_ns; /* the caller in next() */
     uint64_t used_ns;       /* the caller between two calls of next() */
+    uint64_t wait_first_ns; /* the first wait */
+    uint64_t held;          /* waits while the memory limit held tasks back */
     uint64_t asked_ns;      /* begin of the last wait, */
     uint64_t counted_ns;    /* of its last part, */
     uint64_t given_ns;      /* and its end; 0: it gave nothing, or the epoch is over */

@@ -314,6 +314,13 @@ recut(struct mn_engine *e)
 
 /* ---- starting ---------------------------------------------------------------------- */
 
+bool
+mn_plan_begins(const struct mn_plan *p)
+{
+    const struct mn_planned *q = planned(p, p->head);
+    return q != NULL && q->batch.number == 0;
+}
+
 uint64_t
 mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 {
@@ -457,6 +464,7 @@ mn_plan_pump(struct mn_engine *e)
     uint64_t depth = board_depth(e), on = on_board(e);
     bool more = false;
     int64_t ready = -1;
+    p->held = false;
     while (on < depth) {
         if (ready < 0) {
             ready = mn_plan_ready(e);
@@ -474,6 +482,7 @@ mn_plan_pump(struct mn_engine *e)
         if (!memory_allows(e, &c.task)) {
             /* The head's own tasks are always let through: see policy_memory.h. */
             if (mn_dispatch_first(&p->dispatch, &c) != MN_OK || !memory_allows(e, &c.task)) {
+                p->held = true;
                 break;
             }
         }

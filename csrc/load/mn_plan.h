@@ -62,6 +62,7 @@ struct mn_plan {
     uint32_t cut_tasks;
     uint32_t window;             /* batches: torch's prefetch window */
     bool in_order;
+    bool held;                   /* the last pump ended at the memory limit */
     bool split;                  /* what the tasks of whole batches are cut by now */
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
@@ -92,6 +93,10 @@ mn_plan_nap(const struct mn_plan *p, int64_t nap_ns);
 /* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
 int64_t
 mn_plan_ready(struct mn_engine *e);
+
+/* Whether the batch to deliver next is the first of an epoch. */
+bool
+mn_plan_begins(const struct mn_plan *p);
 
 /* Offset of the batch's block, 0 when it has not started. */
 uint64_t

@@ -10,6 +10,7 @@
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_cputime.h"
+#include "os/mn_mem.h"
 
 /* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
  * worker more shows. */
@@ -17,6 +18,9 @@
 /* With few samples in such a time their number says little: it lasts until each worker has
  * made two on average, but not for longer than so many of them. */
 #define INTERVALS_MOST 8u
+/* What memory has room for is looked at so often, and half of what is available is left to
+ * the trainer. */
+#define ROOM_NS UINT64_C(2000000000)
 /* Of the cores, whatever other programs do. */
 #define FAIR_PERMILLE 500
 /* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
@@ -26,14 +30,23 @@
 #define NAP_MOST_NS INT64_C(100000000)
 
 int
-mn_scheduler_open(struct mn_scheduler **out)
+mn_scheduler_open(struct mn_scheduler **out, const struct mn_scheduler_keep *keep)
 {
     *out = calloc(1, sizeof(**out));
     if (*out == NULL) {
         return -ENOMEM;
     }
     mn_workers_init(&(*out)->policy);
+    if (keep != NULL) {
+        (*out)->policy = keep->policy;
+    }
     return 0;
+}
+
+struct mn_scheduler_keep
+mn_scheduler_keep(const struct mn_engine *e)
+{
+    return (struct mn_scheduler_keep){e->active, e->scheduler->policy};
 }
 
 void
@@ -153,15 +166,32 @@ rows_done(struct mn_engine *e)
     return rows;
 }
 
-/* Whether there is enough to decide on. */
+/* Whether it is time to decide, or, after a while without a sign from the consumer, to begin
+ * anew: it saves a model, or is between two epochs, and that says nothing about workers. */
 static bool
-is_time(struct mn_engine *e, uint64_t now)
+is_time(struct mn_engine *e, uint64_t now, bool *sign)
 {
-    const struct mn_scheduler *s = e->scheduler;
+    struct mn_scheduler *s = e->scheduler;
     uint64_t took = now - s->last_ns;
-    return took >= INTERVAL_NS
-           && (took >= INTERVALS_MOST * INTERVAL_NS
-               || rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
+    if (took < INTERVAL_NS) {
+        return false;
+    }
+    uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
+    if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
+        mn_scheduler_saw(e, mn_plan_ready(e), e->plan->dispatch.rates.window);
+    }
+    *sign = s->occupancy_n != 0;
+    return took >= INTERVALS_MOST * INTERVAL_NS
+           || (*sign && rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
+}
+
+static uint64_t
+queued_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
+    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
+    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
 }
 
 /* Fills what has changed since the last look. False on the first one. */
@@ -170,12 +200,13 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 {
     struct mn_scheduler *s = e->scheduler;
     uint64_t busy = 0, total = 0, worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
-    uint64_t own_ns = mn_process_cpu_ns();
+    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = 0;
     (void)mn_cputime_machine(&busy, &total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         worker_ns += mn_a64_load_relaxed(&k->busy_ns);
         cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
+        queued_ns += queued_of(k);
     }
     bool first = s->last_ns == 0;
     uint64_t took = now - s->last_ns;
@@ -188,10 +219,17 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
                                 took * (uint64_t)in->cores_milli / 1000);
         int32_t all = others < ours + FAIR_PERMILLE ? others : ours + FAIR_PERMILLE;
         in->cpu_permille = ours > all ? ours : all;
-        in->wait_permille = 1000 - permille(on_cpu, spent);
+        /* A task that waits for a core would not leave one to a worker more. Workers that
+         * have gone took their part of the sum with them: no news then. */
+        uint64_t queued = queued_ns > s->queued_ns ? queued_ns - s->queued_ns : 0;
+        in->wait_permille = 1000 - permille(on_cpu + queued, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
+        in->speed_milli = (int64_t)(spent == 0 ? 0
+                                               : (double)(rows - s->rows) * 1e12
+                                                     * (double)in->workers / (double)spent);
+        in->busy_permille = permille(spent, took * (uint64_t)in->workers);
         in->occupancy_permille =
-            s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 1000;
+            s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 0;
     }
     s->last_ns = now;
     s->machine_busy = busy;
@@ -200,25 +238,68 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     s->own_ns = own_ns;
     s->busy_ns = worker_ns;
     s->cpu_ns = cpu_ns;
+    s->queued_ns = queued_ns;
     s->occupancy_sum = s->occupancy_n = 0;
     return !first;
 }
 
+/* Tasks that could start but for a free worker. While one idles, what has not begun is held
+ * back by something else: memory, or the end of the epoch. */
+static int64_t
+backlog(struct mn_engine *e)
+{
+    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    int64_t queued = tail > hint ? (int64_t)(tail - hint) : 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers && queued == 0; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+            && mn_a64_load_relaxed(&k->running) == 0 /* a look, no more */) {
+            return 0;
+        }
+    }
+    return queued + (int64_t)e->plan->dispatch.count;
+}
+
+/* How many workers more memory has room for, by the largest there is. Threads take next to
+ * nothing. */
+static int32_t
+room(struct mn_engine *e, uint64_t now)
+{
+    struct mn_scheduler *s = e->scheduler;
+    if (s->room_ns != 0 && now - s->room_ns < ROOM_NS) {
+        return s->room;
+    }
+    uint64_t most = 0, available = mn_mem_available();
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (k->tid == 0 && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
+            uint64_t bytes = mn_mem_private((pid_t)k->pid);
+            most = bytes > most ? bytes : most;
+        }
+    }
+    uint64_t fit = most == 0 || available == 0 ? INT32_MAX : available / 2 / most;
+    s->room = fit < INT32_MAX ? (int32_t)fit : INT32_MAX;
+    s->room_ns = now;
+    return s->room;
+}
+
 static void
-schedule(struct mn_engine *e, uint64_t now)
+schedule(struct mn_engine *e, uint64_t now, bool sign)
 {
     struct mn_workers_input in = {.workers = (int32_t)e->active,
                                   .min_workers = 1,
                                   .max_workers = (int32_t)e->cfg.max_workers,
                                   .cores_milli = 1000 * (int32_t)mn_cpu_count(),
-                                  .backlog = (int64_t)e->plan->dispatch.count};
-    if (!measure(e, now, &in)) {
+                                  .room = INT32_MAX,
+                                  .backlog = backlog(e)};
+    if (!measure(e, now, &in) || !sign) {
         return;
     }
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    in.backlog += tail > hint ? (int64_t)(tail - hint) : 0;
+    if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
+        in.room = room(e, now);
+    }
     struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
     const struct mn_scheduler *s = e->scheduler;
     bool news = d.target != in.workers
@@ -313,8 +394,9 @@ mn_scheduler_tick(struct mn_engine *e, uint64_t now)
     for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {
         watch_worker(e, w, limit, now);
     }
-    if (is_time(e, now)) {
-        schedule(e, now);
+    bool sign = false;
+    if (is_time(e, now, &sign)) {
+        schedule(e, now, sign);
     }
 }
 

@@ -30,6 +30,12 @@ struct mn_decision {
     int64_t rate_milli;
 };
 
+/* What one iterator leaves to the next. */
+struct mn_scheduler_keep {
+    uint32_t active;
+    struct mn_workers policy;
+};
+
 struct mn_flag {
     uint64_t since_ns; /* of the flagged task; 0: none */
     uint64_t cpu_ns;   /* its worker's CPU time when it was flagged */
@@ -41,17 +47,24 @@ struct mn_scheduler {
     struct mn_workers policy;
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
-    uint64_t rows, busy_ns, cpu_ns;
+    uint64_t rows, busy_ns, cpu_ns, queued_ns;
     uint64_t own_ns; /* CPU time of the trainer's process */
     uint64_t occupancy_sum, occupancy_n;
+    uint64_t room_ns; /* when it was found */
+    int32_t room;     /* workers more that memory has room for */
     struct mn_flag *flags; /* one a worker entry */
     uint64_t slow_seen;    /* samples flagged so far */
     struct mn_decision log[MN_SCHEDULER_LOG];
     uint32_t nlog;         /* in all; the ring holds the last ones */
 };
 
+/* keep: NULL, or what mn_scheduler_keep gave; its count is the caller's to start with. */
 int
-mn_scheduler_open(struct mn_scheduler **out);
+mn_scheduler_open(struct mn_scheduler **out, const struct mn_scheduler_keep *keep);
+
+/* Mutex held. */
+struct mn_scheduler_keep
+mn_scheduler_keep(const struct mn_engine *e);
 
 void
 mn_scheduler_close(struct mn_scheduler *s);

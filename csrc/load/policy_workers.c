@@ -8,6 +8,8 @@
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50
 #define MOSTLY_WAITING 500
+/* A worker that is busy more than this has nothing to spare for what varies. */
+#define BUSY_ENOUGH 800
 
 void
 mn_workers_init(struct mn_workers *w)
@@ -45,6 +47,8 @@ mn_workers_text(enum mn_workers_reason reason)
         return "the batch queue is full, but ran dry with fewer workers before";
     case MN_WORKERS_OUT_OF_RANGE:
         return "the number of workers was outside its limits";
+    case MN_WORKERS_DRY_NO_MEMORY:
+        return "the batch queue is dry, but memory has no room for a worker more";
     }
     return "unknown";
 }
@@ -72,13 +76,13 @@ moved(int64_t was, int64_t now)
     return by > was / 4;
 }
 
-/* Bounds found earlier belong to a workload; a very different rate is another one. The
- * rates compared are both those of a dry queue (what the workers manage), or both those of
- * a full one (what the consumer takes). */
+/* Bounds found earlier belong to a workload; a very different rate is another one. Compared
+ * are speeds of a dry queue (what the workers manage), or rates of a full one (what the
+ * consumer takes). */
 static void
 forget(struct mn_workers *w, const struct mn_workers_input *in, bool dry, bool full)
 {
-    if (dry && w->ceiling != 0 && moved(w->ceiling_rate, in->rate_milli)) {
+    if (dry && w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
         w->ceiling = 0;
     }
     if (full && w->floor != 0 && moved(w->floor_rate, in->rate_milli)) {
@@ -91,8 +95,8 @@ static bool
 growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
 {
     int64_t added = in->workers - w->grown_from;
-    int64_t gain = in->rate_milli - w->grown_rate;
-    int64_t hoped = w->grown_rate / w->grown_from * added;
+    int64_t gain = in->speed_milli - w->grown_speed;
+    int64_t hoped = w->grown_speed / w->grown_from * added;
     return added > 0 && gain < hoped / 4;
 }
 
@@ -129,15 +133,19 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     if (add < 1) {
         return decide(n, MN_WORKERS_DRY_CPU_BUSY);
     }
+    if (in->room < 1) {
+        return decide(n, MN_WORKERS_DRY_NO_MEMORY);
+    }
     bool waiting = in->wait_permille >= MOSTLY_WAITING;
     int64_t most = waiting ? n : n / 4 > 1 ? n / 4 : 1;
     int64_t top = w->ceiling != 0 && w->ceiling < in->max_workers ? w->ceiling
                                                                   : in->max_workers;
     add = add < most ? add : most;
     add = add < in->backlog ? add : in->backlog;
+    add = add < in->room ? add : in->room;
     add = add < top - n ? add : top - n;
     w->grown_from = n;
-    w->grown_rate = in->rate_milli;
+    w->grown_speed = in->speed_milli;
     return change(w, n + (int32_t)add,
                   waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
 }
@@ -154,7 +162,11 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
     }
     w->shrunk_from = n;
     w->shrunk_rate = in->rate_milli;
-    return change(w, n - 1, MN_WORKERS_SHRINK_FULL);
+    int32_t least = w->floor > in->min_workers ? w->floor : in->min_workers;
+    int32_t need = (int32_t)(((int64_t)n * w->busy_most + BUSY_ENOUGH - 1) / BUSY_ENOUGH);
+    int32_t to = n - (n - need) / 2;
+    to = to < n ? to : n - 1;
+    return change(w, to > least ? to : least, MN_WORKERS_SHRINK_FULL);
 }
 
 /* Judges the last growth. True when it was undone, with the decision in *out. */
@@ -170,7 +182,7 @@ judge(struct mn_workers *w, const struct mn_workers_input *in,
         return false;
     }
     w->ceiling = from;
-    w->ceiling_rate = in->rate_milli;
+    w->ceiling_speed = in->speed_milli;
     *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
     return true;
 }
@@ -196,6 +208,8 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
     forget(w, in, dry, full);
     w->dry = dry ? w->dry + 1 : 0;
     w->full = full ? w->full + 1 : 0;
+    w->busy_most = w->full > 1 && w->busy_most > in->busy_permille ? w->busy_most
+                                                                   : in->busy_permille;
     if (w->dry >= MN_WORKERS_DRY_FOR) {
         return when_dry(w, in);
     }

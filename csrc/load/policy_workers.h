@@ -4,10 +4,14 @@
  * Inputs, averaged by the caller over the interval since the last update
  *   occupancy  share of the batch queue (the steady window) that was ready: 0 dry, 1000 full
  *   backlog    tasks that could start but for a free worker
+ *   busy       share of their time that the workers had a task
+ *   room       workers more that memory has room for
  *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
  *   rate       samples a second, in thousandths
+ *   speed      the same while workers had a task: what the rate were if all were busy always.
+ *              A pause of the consumer leaves it as it is
  *
  * Rule
  *   Dry (occupancy <= MN_WORKERS_DRY, MN_WORKERS_DRY_FOR updates in a row): grow, if more
@@ -15,21 +19,24 @@
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
  *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
  *   excess over a threshold to the count, which answers saturation with more workers.)
+ *   Nor more than there is room for: the out-of-memory killer is worse than a slow loader.
  *   By a quarter at most, so that the effect can be judged; twice as many where tasks
  *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
- *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink by
- *   one. Between the two thresholds: leave it.
+ *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink half
+ *   the way to what was needed (the largest busy share meanwhile, and a quarter to spare), by
+ *   one at least. Between the two thresholds: leave it.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
  *   idle process.
  *   Every change is followed by MN_WORKERS_SETTLE updates without one.
- *   Growth is judged when it has settled: with k of n added, the rate should rise by
+ *   Growth is judged when it has settled: with k of n added, the speed should rise by
  *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
  *   limit), the count goes back to n, which becomes the ceiling.
  *   When the queue runs dry soon after a shrink, the count before it becomes the floor.
- *   Ceiling and floor are forgotten when the rate has moved by more than a quarter from
- *   what it was in the same state (dry, full) when they were found: another workload.
+ *   Ceiling and floor are forgotten when speed (dry) or rate (full: what the consumer takes)
+ *   have moved by more than a quarter from what they were when they were found: another
+ *   workload.
  *   On constant input this ends: every step is in one direction until a bound is met,
  *   and a step back sets the bound that prevents the step forth.
  */
@@ -59,6 +66,7 @@ enum mn_workers_reason {
     MN_WORKERS_FULL_AT_MIN,
     MN_WORKERS_FULL_AT_FLOOR,
     MN_WORKERS_OUT_OF_RANGE,    /* the count was outside [min, max] */
+    MN_WORKERS_DRY_NO_MEMORY,
 };
 
 struct mn_workers_input {
@@ -69,8 +77,11 @@ struct mn_workers_input {
     int32_t cpu_permille;
     int32_t cores_milli;
     int32_t wait_permille;
+    int32_t busy_permille;
+    int32_t room;
     int64_t backlog;
     int64_t rate_milli;
+    int64_t speed_milli;
 };
 
 struct mn_workers_decision {
@@ -83,12 +94,13 @@ struct mn_workers {
     int32_t dry;
     int32_t full;
     int32_t settle;
+    int32_t busy_most;   /* while full */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
-    int64_t grown_rate;
+    int64_t grown_speed;
     int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
     int64_t shrunk_rate;
     int32_t ceiling;     /* 0: none */
-    int64_t ceiling_rate;
+    int64_t ceiling_speed;
     int32_t floor;       /* 0: none */
     int64_t floor_rate;
 };

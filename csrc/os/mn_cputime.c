@@ -55,8 +55,9 @@ mn_cputime_machine(uint64_t *busy, uint64_t *total)
     return any ? 0 : -EPROTO;
 }
 
-int
-mn_cputime_process(pid_t pid, uint64_t *ns)
+/* A number of the line "on CPU, in the run queue, times run" of a thread. */
+static int
+schedstat(pid_t pid, const char *format, uint64_t *ns)
 {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%ld/schedstat", (long)pid);
@@ -64,7 +65,19 @@ mn_cputime_process(pid_t pid, uint64_t *ns)
     if (f == NULL) {
         return -errno;
     }
-    int n = fscanf(f, "%" SCNu64, ns);
+    int n = fscanf(f, format, ns);
     fclose(f);
     return n == 1 ? 0 : -EPROTO;
+}
+
+int
+mn_cputime_process(pid_t pid, uint64_t *ns)
+{
+    return schedstat(pid, "%" SCNu64, ns);
+}
+
+int
+mn_cputime_queued(pid_t pid, uint64_t *ns)
+{
+    return schedstat(pid, "%*u %" SCNu64, ns);
 }

@@ -19,4 +19,8 @@ mn_cputime_machine(uint64_t *busy, uint64_t *total);
 int
 mn_cputime_process(pid_t pid, uint64_t *ns);
 
+/* Nanoseconds that it was ready to run and had no CPU. 0 or -errno. */
+int
+mn_cputime_queued(pid_t pid, uint64_t *ns);
+
 #endif /* MN_CPUTIME_H */

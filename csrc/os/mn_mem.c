@@ -82,6 +82,20 @@ mn_mem_available_at(const char *root)
 }
 
 uint64_t
+mn_mem_private(pid_t pid)
+{
+    char dir[32], text[MN_MEM_TEXT];
+    uint64_t clean, dirty;
+    snprintf(dir, sizeof(dir), "/proc/%ld", (long)pid);
+    if (mn_cgroup_read(dir, "smaps_rollup", text, sizeof(text)) != 0
+        || mn_cgroup_keyed(text, "Private_Clean", &clean) != 0
+        || mn_cgroup_keyed(text, "Private_Dirty", &dirty) != 0) {
+        return 0;
+    }
+    return (clean + dirty) * 1024;
+}
+
+uint64_t
 mn_mem_total(void)
 {
     return mn_mem_total_at("");

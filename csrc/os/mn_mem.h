@@ -10,6 +10,7 @@
 #define MN_MEM_H
 
 #include <stdint.h>
+#include <sys/types.h>
 
 /* The most that this process could ever have: RAM or the lowest limit. */
 uint64_t
@@ -18,6 +19,11 @@ mn_mem_total(void);
 /* What could be allocated now without swapping or meeting a limit. */
 uint64_t
 mn_mem_available(void);
+
+/* What a process would give back if it ended now: pages that no other has. 0 when that is not
+ * known. Milliseconds where the process is large: ask seldom. */
+uint64_t
+mn_mem_private(pid_t pid);
 
 /* The same with root put before every path that is read, for tests. */
 uint64_t

@@ -319,9 +319,10 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_waits_doc[] =
-    "waits() -> {waits, wait_ns, wait_max_ns, used_ns, asked_ns, given_ns}: batches the caller\n"
-    "waited for, its time in next() and between calls, and the last wait's begin and end (0\n"
-    "without one), by the monotonic clock";
+    "waits() -> {waits, wait_ns, wait_max_ns, wait_first_ns, held, used_ns, asked_ns, given_ns}:\n"
+    "batches the caller waited for, its time in next() (in all, longest, first), batches during\n"
+    "which the memory limit held tasks back, its time between calls, and the last wait's begin\n"
+    "and end (0 without one), by the monotonic clock";
 
 PyObject *
 mn_engine_waits(PyObject *self, PyObject *ignored)
@@ -331,9 +332,11 @@ mn_engine_waits(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    return Py_BuildValue("{sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits,
+    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits,
                          "wait_ns", (unsigned long long)e->wait_ns, "wait_max_ns",
-                         (unsigned long long)e->wait_max_ns, "used_ns",
+                         (unsigned long long)e->wait_max_ns, "wait_first_ns",
+                         (unsigned long long)e->wait_first_ns, "held",
+                         (unsigned long long)e->held, "used_ns",
                          (unsigned long long)e->used_ns, "asked_ns",
                          (unsigned long long)e->asked_ns, "given_ns",
                          (unsigned long long)e->given_ns);

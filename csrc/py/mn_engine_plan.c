@@ -337,9 +337,9 @@ mn_engine_py_place(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_scheduler_doc[] =
-    "scheduler() -> {active, max, slow, decisions} | None\n\n"
+    "scheduler() -> {active, max, slow, decisions, keep} | None\n\n"
     "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
-    "shares in permille, rate in samples a second.";
+    "shares in permille, rate in samples a second. keep: for the next Engine of the loader.";
 
 static const char *
 reason_text(int32_t reason)
@@ -369,6 +369,7 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     }
     uint32_t active = e->active;
     uint64_t slow = s->slow_seen;
+    struct mn_scheduler_keep keep = mn_scheduler_keep(e);
     mn_mutex_unlock(&e->mutex);
     PyObject *list = PyList_New(n);
     for (uint32_t i = 0; list != NULL && i < n; i++) {
@@ -383,7 +384,8 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         PyList_SET_ITEM(list, i, one);
     }
     return list == NULL ? NULL
-                        : Py_BuildValue("{sI sI sK sN}", "active", active, "max",
+                        : Py_BuildValue("{sI sI sK sN sy#}", "active", active, "max",
                                         e->cfg.max_workers, "slow", (unsigned long long)slow,
-                                        "decisions", list);
+                                        "decisions", list, "keep", (const char *)&keep,
+                                        (Py_ssize_t)sizeof(keep));
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "load/mn_scheduler.h"
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
 #include "py/mn_engine_object.h"
@@ -46,16 +47,26 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "max_workers",
-                            "slow_seconds", NULL};
+                            "slow_seconds", "keep", NULL};
+    struct mn_scheduler_keep keep;
+    const char *kept = NULL;
+    Py_ssize_t kept_size = 0;
     unsigned int workers, retries, window = 0, max_workers = 0;
     double slow = 0.0;
     int respawn, in_order = 1;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOId", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &max_workers, &slow)) {
+                                     &max_workers, &slow, &kept, &kept_size)) {
         return NULL;
+    }
+    if (kept != NULL) {
+        if (kept_size != (Py_ssize_t)sizeof(keep)) {
+            PyErr_SetString(PyExc_ValueError, "keep is not what scheduler() has told");
+            return NULL;
+        }
+        memcpy(&keep, kept, sizeof(keep)); /* bytes have no alignment */
     }
     if (workers == 0 || workers > 4096 || max_workers > 4096) {
         PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
@@ -83,7 +94,8 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .arena_bytes = arena,
                                    .window = window,
                                    .in_order = in_order != 0,
-                                   .costs = shared};
+                                   .costs = shared,
+                                   .keep = kept != NULL ? &keep : NULL};
     o->pid = getpid();
     o->costs = Py_NewRef(costs);
     int rc = mn_engine_open(&o->engine, &cfg);

@@ -3,6 +3,8 @@
  */
 #include "py/mn_policy.h"
 
+#include <limits.h>
+
 #include "base/mn_error.h"
 #include "load/policy_ready.h"
 #include "load/policy_workers.h"
@@ -190,20 +192,25 @@ static PyObject *
 workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "min_workers", "max_workers", "occupancy", "cpu",
-                            "cores",   "wait",        "backlog",     "rate",      NULL};
-    int workers, least, most, occupancy, cpu, cores, wait;
-    long long backlog, rate;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiiiiiLL:update", names, &workers,
+                            "cores",   "wait",        "backlog",     "rate",      "speed",
+                            "busy",    "room",        NULL};
+    int workers, least, most, occupancy, cpu, cores, wait, busy = 1000, room = INT_MAX;
+    long long backlog, rate, speed = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiiiiiLL|Lii:update", names, &workers,
                                      &least, &most, &occupancy, &cpu, &cores, &wait,
-                                     &backlog, &rate)) {
+                                     &backlog, &rate, &speed, &busy, &room)) {
         return NULL;
     }
     if (least < 1 || most < least) {
         PyErr_SetString(PyExc_ValueError, "need 1 <= min_workers <= max_workers");
         return NULL;
     }
-    struct mn_workers_input in = {workers, least, most, occupancy, cpu,
-                                  cores,   wait,  backlog, rate};
+    struct mn_workers_input in = {.workers = workers, .min_workers = least,
+                                  .max_workers = most, .occupancy_permille = occupancy,
+                                  .cpu_permille = cpu, .cores_milli = cores,
+                                  .wait_permille = wait, .busy_permille = busy,
+                                  .room = room, .backlog = backlog, .rate_milli = rate,
+                                  .speed_milli = speed < 0 ? rate : speed};
     struct mn_workers_decision d =
         mn_workers_update(&((struct workers_object *)self)->w, &in);
     return Py_BuildValue("(iis)", (int)d.target, (int)d.reason, d.text);
@@ -212,7 +219,8 @@ workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef workers_methods[] = {
     {"update", (PyCFunction)(void (*)(void))workers_update, METH_VARARGS | METH_KEYWORDS,
      "update(workers, min_workers, max_workers, occupancy, cpu, cores, wait, backlog,\n"
-     "rate) -> (target, reason, text). Shares in permille, cores and rate in thousandths."},
+     "rate, speed=rate, busy=1000, room=any) -> (target, reason, text). Shares in permille;\n"
+     "cores, rate and speed in thousandths."},
     {NULL, NULL, 0, NULL},
 };
 

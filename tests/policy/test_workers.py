@@ -10,7 +10,7 @@ from minato import _core
 from . import given
 
 (STEADY, SETTLING, GROW_CORES, GROW_WAITING, SHRINK, UNDO, NO_TASKS, CPU_BUSY, AT_MAX,
- AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE) = range(13)
+ AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE, NO_MEMORY) = range(14)
 
 permille = st.integers(0, 1000)
 
@@ -162,3 +162,55 @@ def test_waiting_tasks_are_answered_within_a_dozen_updates():
             workers=workers, min_workers=1, max_workers=32, occupancy=0, cpu=50, cores=2000,
             wait=990, backlog=200, rate=workers * 33000)
     assert workers == 32
+
+
+@given(st.integers(0, 900), st.integers(2, 200))
+def test_shrinks_half_the_way_to_what_is_needed(busy, start):
+    """In few steps where workers idle, and never below what was busy."""
+    policy, workers, changes = _core.PolicyWorkers(), start, 0
+    work = start * busy  # of workers that had something to do
+    for _ in range(200):
+        share = min(1000, work // workers)
+        before = workers
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=200, cpu=10, cores=16000, wait=999,
+            occupancy=1000 if share < 950 else 500, backlog=10, rate=1000, busy=share)
+        changes += workers != before and workers > work / 800 + 2
+        assert workers >= max(1, work // 1000)
+    assert workers <= work / 800 + 2
+    assert changes <= 2 + start.bit_length()
+
+
+def test_the_busiest_of_the_full_updates_counts():
+    policy, seen = _core.PolicyWorkers(), []
+    for busy in (100, 100, 900, 100, 100, 100):
+        target, _, _ = policy.update(
+            workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
+            wait=900, backlog=0, rate=1000, busy=busy)
+        seen.append(target)
+    assert seen == [10] * 5 + [9]
+
+
+@given(st.integers(0, 20))
+def test_grows_no_further_than_memory_has_room(room):
+    """Judged by a rate that rises with the workers; each takes its share of what is left."""
+    policy, workers, reasons = _core.PolicyWorkers(), 4, set()
+    for _ in range(60):
+        workers, reason, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=16, occupancy=0, cpu=10, cores=64000,
+            wait=990, backlog=99, rate=workers * 1000, room=4 + room - workers)
+        reasons.add(reason)
+        assert workers <= 4 + room
+    assert workers == min(16, 4 + room)
+    assert (NO_MEMORY in reasons) == (room < 12)
+
+
+def test_a_pause_of_the_consumer_does_not_undo_growth():
+    """The rate falls with the pause, the speed of busy workers does not."""
+    policy, workers, seen = _core.PolicyWorkers(), 4, []
+    for n in range(20):
+        workers, reason, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=8, occupancy=0, cpu=10, cores=8000,
+            wait=990, backlog=99, rate=100 if n >= 4 else workers * 1000, speed=workers * 1000)
+        seen.append(reason)
+    assert workers == 8 and UNDO not in seen

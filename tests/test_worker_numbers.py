@@ -1,0 +1,138 @@
+"""max_workers in a running loader: what the worker scheduler remembers, counts and leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+DEADLINE_S = 60
+
+
+class Sleeping(torch.utils.data.Dataset):
+    def __init__(self, n: int, seconds: float) -> None:
+        self.n, self.seconds = n, seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+def active(loader: Any) -> int:
+    return loader.stats()["scheduler"]["active"]
+
+
+def decisions(loader: Any) -> list[dict[str, Any]]:
+    return loader.stats()["scheduler"]["decisions"]
+
+
+def until_grown(loader: Any, more_than: int) -> None:
+    """Epochs until there are more workers than that."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        for _ in loader:
+            pass
+        if active(loader) > more_than:
+            return
+        assert time.monotonic() < deadline, loader.stats()
+
+
+def test_the_next_iterator_goes_on_with_the_number_found() -> None:
+    """Without persistent workers, too: or short epochs would each begin anew with num_workers."""
+    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, max_workers=6)
+    until_grown(loader, 1)
+    found = active(loader)
+    it = iter(loader)
+    assert active(loader) >= found
+    assert sum(w["state"] != "none" for w in loader.stats()["workers"]) >= found
+    assert sorted(i for b in it for i in b.tolist()) == list(range(80))
+
+
+def test_other_bounds_begin_anew() -> None:
+    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, max_workers=6)
+    until_grown(loader, 1)
+    loader.max_workers = 5
+    it = iter(loader)
+    assert active(loader) == 1
+    del it
+
+
+@pytest.mark.parametrize("keep", [b"", b"x" * 7])
+def test_what_is_kept_has_one_form(keep: bytes) -> None:
+    with pytest.raises(ValueError, match="keep is not what scheduler"):
+        minato._core.Engine(1, 1, True, 0, window=2, max_workers=4, keep=keep)
+
+
+def test_a_kept_number_is_brought_into_range() -> None:
+    engine = minato._core.Engine(2, 1, True, 0, window=2, max_workers=4)
+    found = engine.scheduler()
+    assert found is not None and found["active"] == 2
+    for number, expected in ((0, 1), (3, 3), (9, 4)):
+        keep = number.to_bytes(4, "little") + found["keep"][4:]
+        other = minato._core.Engine(2, 1, True, 0, window=2, max_workers=4, keep=keep)
+        told = other.scheduler()
+        assert told is not None and told["active"] == expected
+        other.close()
+    engine.close()
+
+
+def test_a_pause_is_no_reason_to_shrink() -> None:
+    """A trainer that validates between two epochs, or saves a model within one."""
+    loader = minato.DataLoader(
+        Sleeping(64, 0.001), 4, num_workers=4, max_workers=8, persistent_workers=True
+    )
+    for _ in loader:
+        pass
+    before = active(loader)
+    time.sleep(3)
+    assert active(loader) == before
+    it = iter(loader)
+    next(it)
+    time.sleep(3)
+    assert active(loader) == before
+    assert not [d for d in decisions(loader) if d["to"] < d["from"]]
+    del it
+
+
+def test_one_long_wait_is_a_dry_queue() -> None:
+    """The trainer asks once and waits: that is seen before it is given its batch."""
+    loader = minato.DataLoader(Sleeping(64, 0.2), 64, num_workers=1, max_workers=3)
+    it = iter(loader)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(next(it)))
+    thread.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while active(loader) == 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    grown_while_waiting = not got and active(loader) > 1
+    thread.join()
+    assert grown_while_waiting
+    assert decisions(loader)[0]["occupancy"] == 0
+    del it
+
+
+def test_iterable_datasets_keep_their_number() -> None:
+    """Each worker has a stream of its own: more of them would be other data."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None and info.num_workers == 2
+            for i in range(info.id, 40, info.num_workers):
+                time.sleep(0.01)
+                yield i
+
+    loader = minato.DataLoader(Stream(), 4, num_workers=2, max_workers=8)
+    assert sorted(i for b in loader for i in b.tolist()) == list(range(40))
+    assert loader.stats()["scheduler"] is None
+    assert len(loader.stats()["workers"]) == 2
