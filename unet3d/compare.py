@@ -8,7 +8,8 @@ Every run is a process of its own (`unet3d.train`, or `unet3d.workloads.run` for
 and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
 (all loaders once, then all again, each time beginning with another) so that a drift of the
 machine does not favour one. All loaders must have delivered the same samples with the same
-bytes, each once, or the comparison fails. Arguments after ``--`` go to the runs as they are.
+bytes, each once, or the comparison fails. Arguments after ``--`` go to the runs as they are,
+those that begin with ``--dali-`` to DALI's loaders only.
 
 Written to --out: compare.txt (the table), compare.csv, compare.json (every epoch of every run),
 compare.png, and a folder for each run.
@@ -61,12 +62,17 @@ def busy_seconds() -> float | None:
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
+def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
+    """The arguments of a run: options of DALI's loaders (flags all) go to those only."""
+    return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
+
+
 def run_once(module: str, loader: str, cache: str, folder: Path,
              common: Sequence[str]) -> dict[str, Any]:
     """One process; returns its result, with the share of the machine that `others` had
     meanwhile. Raises ComparisonError."""
     command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
-               "--out", str(folder), "--hash-content", *common]
+               "--out", str(folder), "--hash-content", *arguments_for(loader, common)]
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parent.parent)
     path = environment.get("PYTHONPATH")
@@ -235,7 +241,8 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
-    chosen = settings.parse("", ["--loader", "pytorch", "--out", "unused", *common])
+    common = ["--loader", "pytorch", "--out", "unused", *arguments_for("pytorch", common)]
+    chosen = settings.parse("", common)
     args, preset = chosen.args, chosen.preset
     train, _ = data.split(data.list_cases(args.data), args.split_seed, args.split)
     transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
@@ -336,6 +343,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     unknown = [name for name in args.loaders if name not in known]
     if unknown:
         parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(known)}")
+    of_dali = [a for a in args.rest if a.startswith("--dali-")]
+    if of_dali and not any(name.startswith("dali") for name in args.loaders):
+        parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
+    if any("--dali-cache-objects".startswith(a) for a in of_dali):
+        parser.error("--dali-cache-objects is the loader dali-cached: name it in --loaders")
     if args.repeats < 1 or args.epochs < 1:
         parser.error("--repeats and --epochs must be at least 1")
     if args.preset and args.workload != "unet3d":

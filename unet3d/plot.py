@@ -67,8 +67,9 @@ def draw(folder: Path, target: Path) -> Path:
         for axis, panel in zip(line, panels):
             panel(axis, chosen, colour, folder)
     machine = facts["machine"]
-    figure.suptitle(f"{facts['workload']}: medians of {facts['repeats']} interleaved runs, "
-                    f"{machine['cores']} cores", fontsize=11)
+    runs = (f"medians of {facts['repeats']} interleaved runs" if facts["repeats"] > 1 else
+            "one run each")
+    figure.suptitle(f"{facts['workload']}: {runs}, {machine['cores']} cores", fontsize=11)
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
     return target
@@ -97,7 +98,7 @@ def _times(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Pat
         if value and (name == "bound_s" or value != rows[0]["bound_s"]):
             axis.axvline(value, color="black", linestyle=style, linewidth=1, label=text)
             axis.set_xlim(0, max(axis.get_xlim()[1], 1.05 * value))
-            axis.legend(fontsize=7, loc="lower right")
+            axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
     axis.set(title=f"epoch time, {rows[0]['cache']} cache", xlabel="s (median, min-max)")
 
 

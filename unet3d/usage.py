@@ -113,6 +113,7 @@ class UsageSampler:
         self._done.set()
         self._thread.join()
         self._sample(memory=True)
+        self._join_short()
         elapsed = self._last - self._began
         memory = [s["memory_mb"] for s in self.samples if s["memory_mb"] is not None]
         gpu = [s["gpu"] for s in self.samples if s["gpu"] is not None]
@@ -120,6 +121,19 @@ class UsageSampler:
                 "cpu": self._last_cpu / elapsed / available_cores() if elapsed else 0.0,
                 "memory_mb": max(memory, default=None),
                 "gpu": sum(gpu) / len(gpu) if gpu else None}
+
+    def _join_short(self) -> None:
+        """A last interval of few clock ticks tells nothing: it goes into the one before."""
+        if len(self.samples) < 2:
+            return
+        begin = self.samples[-3]["t"] if len(self.samples) > 2 else 0.0
+        before, last = self.samples[-2:]
+        if last["t"] - before["t"] < self.interval_s / 2:
+            span, tail = before["t"] - begin, last["t"] - before["t"]
+            held = [s["memory_mb"] for s in (before, last) if s["memory_mb"] is not None]
+            last["memory_mb"] = max(held, default=None)
+            last["cpu"] = (before["cpu"] * span + last["cpu"] * tail) / (span + tail)
+            del self.samples[-2]
 
     def _update(self) -> list[int]:
         tree = process_tree()

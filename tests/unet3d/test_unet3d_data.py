@@ -159,6 +159,22 @@ def test_usage_counts_this_process():
     assert summary["cpu_seconds"] >= 0.09 and 0 < summary["cpu"] <= 1.5
 
 
+def test_a_short_last_interval_of_usage_joins_the_one_before():
+    sampler = usage.UsageSampler(interval_s=1.0)
+
+    def joined(*rows):
+        sampler.samples = [{"t": t, "cpu": cpu, "memory_mb": mb, "gpu": None}
+                           for t, cpu, mb in rows]
+        sampler._join_short()
+        return [(s["t"], s["cpu"], s["memory_mb"]) for s in sampler.samples]
+
+    whole = [(1.0, 0.5, 7.0), (2.0, 0.5, None), (2.6, 0.25, 5.0)]
+    assert joined(*whole) == whole
+    assert joined(*whole[:2], (2.25, 3.0, 5.0)) == [whole[0], (2.25, 1.0, 5.0)]
+    assert joined(whole[0], (1.25, 3.0, 5.0)) == [(1.25, 1.0, 7.0)]
+    assert joined((0.1, 2.0, 5.0)) == [(0.1, 2.0, 5.0)]
+
+
 def test_evict_drops_a_file_from_the_page_cache(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x" * (1 << 20))

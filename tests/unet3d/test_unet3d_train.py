@@ -268,6 +268,22 @@ def test_compare_refuses_different_work():
             compare.check_same_work({"pytorch": [_result("1")], "minato": [other]})
 
 
+def test_options_of_dali_go_to_its_loaders(data_folder, capsys):
+    rest = ["--dali-no-mmap", "--workers", "1"]
+    assert compare.arguments_for("dali-cached", rest) == rest
+    assert compare.arguments_for("minato", rest) == rest[1:]
+    compare._open_unet3d(["--data", str(data_folder), *rest])  # which is no loader's
+    given = ["--data", "x", "--out", "y", "--loaders"]
+    parsed = compare.parse([*given, "dali,minato", "--", *rest])
+    assert parsed.rest == rest
+    for loaders_, option, words in (
+            ("minato,pytorch", "--dali-no-mmap", "no loader of DALI is compared"),
+            ("dali,minato", "--dali-cache-objects", "is the loader dali-cached")):
+        with pytest.raises(SystemExit):
+            compare.parse([*given, loaders_, "--", option])
+        assert words in capsys.readouterr().err
+
+
 def test_compare_reports_a_failing_run(tmp_path, capsys):
     status = compare.main(["--data", str(tmp_path), "--out", str(tmp_path / "out"),
                            "--loaders", "pytorch", "--repeats", "1"])
