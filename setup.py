@@ -93,6 +93,7 @@ if found:
             "minato._torch",
             ["csrc/torch/mn_torch.cpp"],
             language="c++",
+            include_dirs=["csrc"],
             extra_compile_args=[
                 *(f for f in flags if f not in C_ONLY),
                 *("-std=c++20", "-O2", "-g0", "-isystem", os.path.join(folder, "include")),
@@ -101,7 +102,7 @@ if found:
             library_dirs=[os.path.join(folder, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],
             extra_link_args=[*links, "-Wl,--version-script=csrc/torch/exports.map"],
-            depends=["csrc/torch/exports.map"],
+            depends=["csrc/torch/exports.map", *headers],
             optional=True,  # without a C++ compiler the loader works all the same
         )
     )

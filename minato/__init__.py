@@ -9,7 +9,7 @@ take samples, not batches, so a slow sample holds up nobody else.
 import os as _os
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch_package  # noqa: F401
 except ImportError:
     raise ImportError(
         "minato needs PyTorch, and there is none in this Python environment. "

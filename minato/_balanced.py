@@ -7,6 +7,7 @@ one ends), then what becomes of a batch that is done: rows, envelopes, or a coll
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
-from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note, _pickled
+from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
 from ._job import offered
 from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
@@ -257,11 +258,10 @@ class BalancedIterator(_MinatoIterator):
             self._hint(index)
         sent = integers(index) if self._native else index
         whole = self._is_whole(sent)
-        pickled = _pickled(sent)
         rows = len(sent) if not whole else 1
         taken = self._engine.plan(
             sent,
-            pickled,
+            pickle.dumps,
             self._sequence,
             self._number,
             self._epoch,

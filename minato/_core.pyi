@@ -144,8 +144,8 @@ class Engine:
     def close(self) -> None: ...
     def submit(
         self,
-        indices: list[int] | Any,
-        pickled: bytes | None,
+        indices: Any,
+        dumps: Callable[[Any], bytes],
         kind: int,
         number: int,
         epoch: int,
@@ -156,8 +156,8 @@ class Engine:
     ) -> int | None: ...
     def plan(
         self,
-        indices: list[int] | Any,
-        pickled: bytes | None,
+        indices: Any,
+        dumps: Callable[[Any], bytes],
         sequence: int,
         number: int,
         epoch: int,

@@ -8,7 +8,6 @@ because libraries test for it, and run none of its constructor.
 
 from __future__ import annotations
 
-import pickle
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +26,13 @@ from ._native import NativePool
 from ._pool import Pool, start_method_context
 from ._resume import Counted
 from ._stats import engine_stats
+from ._torch_bridge import profiled
 from ._trace import Trace, tracer
 from ._trace import writer as trace_writer
 from ._worker import FAILED, OK
 
 
-@dataclass
+@dataclass(slots=True)
 class _Batch:
     """A batch that was drawn and not delivered yet."""
 
@@ -63,6 +63,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
+        self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
         self._max_workers = max(loader.max_workers or 0, self._num_workers)
         self._slow_timeout = loader.slow_timeout
@@ -150,6 +151,15 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     # ---- receiving -------------------------------------------------------------------
 
+    def __next__(self) -> Any:
+        """torch's, which for each batch marks a range of the profiler: where none listens
+        that would be a good part of a small batch's time."""
+        if self._sampler_iter is None or self._iterable or profiled():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
     def _whole(self, block: int) -> Any:
         """Answer of a BATCH or COLLATE task: (status, payload, ...), see _worker.py."""
         (_worker, _row0, _nrows, data, buffers) = self._engine.envelopes(block)[0]
@@ -192,14 +202,6 @@ class _Lost(Failure):
 
     def reraise(self) -> Any:
         raise self.error
-
-
-def _pickled(index: Any) -> bytes | None:
-    """None for a list of machine integers, which needs no pickle."""
-    plain = type(index) is list and all(
-        type(i) is int and -(2**63) <= i < 2**63 for i in index
-    )
-    return None if plain else pickle.dumps(index)
 
 
 def _note(batch: _Batch, row: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ._errors import Failure, WorkerLost, describe_death
-from ._iterator import _MinatoIterator, _pickled, _short
+from ._iterator import _MinatoIterator, _short
 from ._worker import BATCH, EXHAUSTED, FAILED, RESUME
 
 #: first lane of a worker's own, csrc/load/mn_message.h
@@ -92,7 +93,7 @@ class StaticIterator(_MinatoIterator):
     def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
         block = self._engine.submit(
             index,
-            _pickled(index),
+            pickle.dumps,
             kind,
             number,
             self._epoch,

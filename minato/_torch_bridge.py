@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,11 +51,27 @@ def _weak_ref(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._weak_ref()
 
 
+def _yes() -> bool:
+    return True
+
+
+try:
+    from . import _torch
+except ImportError:  # not built, or for another torch
+    _plain_tensor = None
+    profiled: Callable[[], bool] = _yes
+else:
+    _plain_tensor = _torch.plain_tensor
+    #: whether somebody may listen to torch's record_function
+    profiled = _torch.profiled
+
+
 def bind() -> bool:
     """Gives the core torch's tensor type; True when tensors cross by the C interface."""
     return _core.bind_torch(
         torch.Tensor,
         getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+        _plain_tensor,
         _from_view,
         _weak_ref,
         torch.UntypedStorage._expired,

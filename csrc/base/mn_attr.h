@@ -19,6 +19,10 @@
 #define mn_likely(x) __builtin_expect(!!(x), 1)
 #define mn_unlikely(x) __builtin_expect(!!(x), 0)
 
+#ifdef __cplusplus
+#define MN_STATIC_ASSERT(cond, msg) static_assert(cond, msg)
+#else
 #define MN_STATIC_ASSERT(cond, msg) _Static_assert(cond, msg)
+#endif
 
 #endif /* MN_ATTR_H */

@@ -3,12 +3,18 @@
  */
 #include "load/mn_costs.h"
 
+#include "load/mn_message.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Quantiles cost a walk over the histogram; they move slowly. */
 #define QUANTILES_EVERY 32u
+/* ... the slower the more there are: by this part of the histogram. */
+#define QUANTILES_PART 64u
+/* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
+#define FETCH_AHEAD 8u
 
 int
 mn_costs_init(struct mn_costs *c, int64_t n)
@@ -32,12 +38,12 @@ mn_costs_fini(struct mn_costs *c)
     free(c->cells);
 }
 
-void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+static void
+observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
 {
-    mn_mutex_lock(&c->mutex);
     mn_cost_observe(&c->model, index, wall_ns, cpu_ns);
-    if (c->since == 0 || c->since >= QUANTILES_EVERY) {
+    if (c->since == 0
+        || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
@@ -45,7 +51,33 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu
                                   c->send_ns);
     }
     c->since++;
+}
+
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    observe_locked(c, index, wall_ns, cpu_ns);
     mn_mutex_unlock(&c->mutex);
+}
+
+uint64_t
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
+                      uint32_t n)
+{
+    uint64_t sum = 0;
+    mn_mutex_lock(&c->mutex);
+    for (uint32_t i = 0; i < n; i++) {
+        if (index != NULL && i + FETCH_AHEAD < n) {
+            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
+        }
+        if (rows[i].wall_ns != 0) {
+            sum += rows[i].wall_ns;
+            observe_locked(c, index != NULL ? index[i] : -1, (int64_t)rows[i].wall_ns, 0);
+        }
+    }
+    mn_mutex_unlock(&c->mutex);
+    return sum;
 }
 
 void
@@ -79,6 +111,9 @@ mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *
 {
     mn_mutex_lock(&c->mutex);
     for (uint32_t i = 0; i < n; i++) {
+        if (index != NULL && i + FETCH_AHEAD < n) {
+            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
+        }
         out_ns[i] = mn_cost_wall(&c->model, index != NULL ? index[i] : -1);
     }
     mn_mutex_unlock(&c->mutex);

@@ -13,6 +13,8 @@
 #include "load/policy_split.h"
 #include "os/mn_thread.h"
 
+struct mn_report;
+
 struct mn_costs {
     struct mn_mutex mutex;
     struct mn_cost model;
@@ -36,6 +38,12 @@ mn_costs_fini(struct mn_costs *c);
 
 void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns);
+
+/* The reports of a batch's rows; those with wall_ns 0 did not run. index: of each row, or
+ * NULL. Returns the sum of wall_ns. */
+uint64_t
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
+                      uint32_t n);
 
 /* Predicted wall time of each index, 0 where nothing is known. */
 void

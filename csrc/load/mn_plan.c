@@ -544,14 +544,7 @@ mn_plan_learn(struct mn_engine *e, uint64_t block_off)
     }
     const struct mn_report *r = mn_block_reports(b);
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
-    uint64_t rows_ns = 0;
-    for (uint32_t i = 0; i < b->nrows; i++) {
-        if (r[i].wall_ns != 0) {
-            rows_ns += r[i].wall_ns;
-            mn_costs_observe(e->plan->costs, index != NULL ? index[i] : -1,
-                             (int64_t)r[i].wall_ns, 0);
-        }
-    }
+    uint64_t rows_ns = mn_costs_observe_rows(e->plan->costs, index, r, b->nrows);
     if (b->ntasks != 0) {
         learn_collate(e, b, rows_ns);
     }

@@ -77,6 +77,15 @@ mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns, int64_t cpu_n
 int
 mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns);
 
+/* Asks for an index's cell to be in cache soon. */
+static inline void
+mn_cost_fetch(const struct mn_cost *m, int64_t index)
+{
+    if (index >= 0 && index < m->n) {
+        __builtin_prefetch(&m->cells[index], 1);
+    }
+}
+
 /* Predicted wall time; 0 when nothing at all is known. */
 int64_t
 mn_cost_wall(const struct mn_cost *m, int64_t index);

@@ -26,11 +26,12 @@ mn_engine_get(PyObject *self);
 int
 mn_engine_goes_on(PyObject *self);
 
-/* Indices as the core takes them: a list of exact ints, or bytes of pickle. *owned is to be
- * freed with PyMem_Free after use. 0 or -1. */
-int
+/* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
+ * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL
+ * with an exception. */
+PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
-              PyObject *indices, PyObject *pickled, int64_t **owned);
+              PyObject *indices, PyObject *dumps);
 
 /* mn_engine_plan.c: balanced scheduling */
 extern const char mn_engine_plan_doc[];

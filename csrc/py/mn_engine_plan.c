@@ -23,26 +23,26 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(indices, pickled, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
+    "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
     "     user_epoch=0, splits=False) -> bool\n"
     "\n"
-    "Takes the next batch in: indices a list of int, or None with pickled the bytes of what\n"
-    "the sampler gave. whole: one worker fetches and collates it, or with splits,\n"
-    "where that pays, several fetch and one collates. False: later.";
+    "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
+    "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
+    "with splits, where that pays, several fetch and one collates. False: later.";
 
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"indices", "pickled", "sequence", "number", "epoch",
+    static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
                             "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
                             "splits", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
-    PyObject *indices, *pickled;
+    PyObject *indices, *dumps;
     unsigned long long sequence, number, epoch, position, seed;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &pickled,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows, &seeded,
                                         &whole, &b.user_epoch, &splits)) {
         return NULL;
@@ -55,14 +55,14 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     b.seeded = seeded != 0;
     b.whole = whole != 0;
     b.splits = splits != 0;
-    int64_t *owned;
-    if (mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, pickled,
-                      &owned) < 0) {
+    PyObject *owned =
+        mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, dumps);
+    if (owned == NULL) {
         return NULL;
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     int rc = mn_engine_plan(e, &b);
-    PyMem_Free(owned);
+    Py_DECREF(owned);
     if (rc == -EINVAL) {
         PyErr_SetString(PyExc_ValueError, "batches must be planned in sequence");
         return NULL;

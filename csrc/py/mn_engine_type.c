@@ -172,20 +172,20 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 /* ---- submit ------------------------------------------------------------------------ */
 
-/* A list of exact ints as machine integers. 1, 0 when it is not one, -1. */
-static int
-as_int64(PyObject *indices, int64_t **out)
+/* A list of exact ints as the bytes of machine integers; NULL without an exception for
+ * anything else. */
+static PyObject *
+as_int64(PyObject *indices)
 {
-    *out = NULL;
     if (!PyList_CheckExact(indices)) {
-        return 0;
+        return NULL;
     }
     Py_ssize_t n = PyList_GET_SIZE(indices);
-    int64_t *v = PyMem_Malloc(((size_t)n + 1) * sizeof(*v));
-    if (v == NULL) {
-        PyErr_NoMemory();
-        return -1;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(int64_t));
+    if (bytes == NULL) {
+        return NULL;
     }
+    int64_t *v = (int64_t *)(void *)PyBytes_AS_STRING(bytes);
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *o = PyList_GET_ITEM(indices, i);
         int overflow = 1;
@@ -193,41 +193,35 @@ as_int64(PyObject *indices, int64_t **out)
             v[i] = PyLong_AsLongLongAndOverflow(o, &overflow);
         }
         if (overflow != 0) {
-            PyMem_Free(v);
-            return 0;
+            Py_DECREF(bytes);
+            return NULL;
         }
     }
-    *out = v;
-    return 1;
+    return bytes;
 }
 
-int
+PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
-           PyObject *indices, PyObject *pickled, int64_t **owned)
+              PyObject *indices, PyObject *dumps)
 {
-    *owned = NULL;
-    if (pickled != Py_None) {
-        if (!PyBytes_Check(pickled)) {
-            PyErr_SetString(PyExc_TypeError, "pickled must be bytes or None");
-            return -1;
-        }
-        *kind = MN_INDEX_PICKLE;
-        *index = PyBytes_AS_STRING(pickled);
-        *bytes = (uint64_t)PyBytes_GET_SIZE(pickled);
-        return 0;
-    }
-    int rc = as_int64(indices, owned);
-    if (rc == 0) {
-        PyErr_SetString(PyExc_TypeError, "indices are not a list of int: give them pickled");
-        return -1;
-    }
-    if (rc > 0) {
-        *kind = MN_INDEX_INT64;
-        *index = *owned;
+    PyObject *owned = as_int64(indices);
+    *kind = MN_INDEX_INT64;
+    if (owned != NULL) {
         *nrows = (uint32_t)PyList_GET_SIZE(indices);
-        *bytes = (uint64_t)*nrows * sizeof(int64_t);
     }
-    return rc < 0 ? -1 : 0;
+    else if (!PyErr_Occurred()) {
+        *kind = MN_INDEX_PICKLE;
+        owned = PyObject_CallOneArg(dumps, indices);
+        if (owned != NULL && !PyBytes_Check(owned)) {
+            PyErr_SetString(PyExc_TypeError, "dumps must return bytes");
+            Py_CLEAR(owned);
+        }
+    }
+    if (owned != NULL) {
+        *index = PyBytes_AS_STRING(owned);
+        *bytes = (uint64_t)PyBytes_GET_SIZE(owned);
+    }
+    return owned;
 }
 
 static PyObject *
@@ -243,24 +237,25 @@ no_room(struct mn_engine *e)
 }
 
 PyDoc_STRVAR(submit_doc,
-"submit(indices, pickled, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
+"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
 "-> int | None\n\n"
-"Static scheduling: publishes one batch to a worker's lane and returns its block; None when\n"
+"Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
+"that are no list of machine integers travel as dumps(indices), bytes. None when\n"
 "there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
 "placed.");
 
 static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"indices", "pickled", "kind", "number", "epoch", "base_seed",
+    static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
                             "lane", "seeded", "user_epoch", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
-    PyObject *indices, *pickled;
+    PyObject *indices, *dumps;
     unsigned long long number, epoch, seed;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|I", names, &indices, &pickled,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|I", names, &indices, &dumps,
                                         &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
                                         &s.user_epoch)) {
         return NULL;
@@ -274,16 +269,16 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     s.epoch = epoch;
     s.base_seed = seed;
     s.seeded = seeded != 0;
-    int64_t *owned;
-    if (mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, pickled, &owned)
-        < 0) {
+    PyObject *owned =
+        mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
+    if (owned == NULL) {
         return NULL;
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     uint64_t block;
     int rc = mn_engine_submit(e, &s, &block);
     uint32_t inflight = e->inflight;
-    PyMem_Free(owned);
+    Py_DECREF(owned);
     if (rc == 0) {
         return PyLong_FromUnsignedLongLong(block);
     }

@@ -263,15 +263,28 @@ has_secrets(struct mn_state *st, PyObject *t, const struct mn_dl_dtype *dt)
     return yes;
 }
 
+/* Where a tensor's values lie; false for one that is not dense or on another device. */
+static bool
+look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
+{
+    if (st->plain != NULL) {
+        return st->plain->look(o, t) == 1;
+    }
+    if (st->dlpack == NULL) {
+        return false;
+    }
+    if (st->dlpack->tensor_from_object(o, t) != 0) {
+        PyErr_Clear(); /* not ours to say */
+        return false;
+    }
+    return true;
+}
+
 static int
 encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
 {
-    if (Py_TYPE(o) != en->st->tensor_type || en->st->dlpack == NULL) {
-        return 0;
-    }
     struct mn_dl_tensor t;
-    if (en->st->dlpack->tensor_from_object(o, &t) != 0) {
-        PyErr_Clear(); /* sparse, nested, on another device: not ours to say */
+    if (Py_TYPE(o) != en->st->tensor_type || !look_at(en->st, o, &t)) {
         return 0;
     }
     if (t.device_type != MN_DL_CPU || t.ndim != n->ndim || t.dtype.code != n->dtype.code
@@ -279,7 +292,7 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
         || memcmp(t.shape, n->shape, (size_t)n->ndim * sizeof(int64_t)) != 0) {
         return 0;
     }
-    int secret = has_secrets(en->st, o, &t.dtype);
+    int secret = en->st->plain != NULL ? 0 : has_secrets(en->st, o, &t.dtype);
     if (secret != 0) {
         return secret < 0 ? -1 : 0;
     }

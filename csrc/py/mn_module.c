@@ -40,18 +40,26 @@ mn_raise_errno(int rc, const char *what)
 }
 
 PyDoc_STRVAR(bind_torch_doc,
-"bind_torch(tensor_type, exchange_api, from_view, weak_ref, expired, free_weak)\n\n"
+"bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
+"free_weak)\n\n"
 "Tells the core how tensors are made: torch.Tensor, its DLPack exchange capsule or None,\n"
-"and the Python functions that mn_state.h describes.");
+"the capsule of minato._torch or None, and the Python functions that mn_state.h describes.");
 
 static PyObject *
 bind_torch(PyObject *module, PyObject *args)
 {
     struct mn_state *st = mn_state_of(module);
-    PyObject *type, *capsule, *from_view, *weak_ref, *expired, *free_weak;
-    if (!PyArg_ParseTuple(args, "O!OOOOO", &PyType_Type, &type, &capsule, &from_view,
+    PyObject *type, *capsule, *look, *from_view, *weak_ref, *expired, *free_weak;
+    if (!PyArg_ParseTuple(args, "O!OOOOOO", &PyType_Type, &type, &capsule, &look, &from_view,
                           &weak_ref, &expired, &free_weak)) {
         return NULL;
+    }
+    const struct mn_plain_tensor *plain = NULL;
+    if (look != Py_None) {
+        plain = PyCapsule_GetPointer(look, MN_PLAIN_TENSOR);
+        if (plain == NULL) {
+            return NULL;
+        }
     }
     const struct mn_dl_api *api = NULL;
     if (capsule != Py_None) {
@@ -64,6 +72,7 @@ bind_torch(PyObject *module, PyObject *args)
         }
     }
     st->dlpack = api;
+    st->plain = plain;
     Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
     Py_XSETREF(st->from_view, Py_NewRef(from_view));
     Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "load/mn_engine.h"
-#include "py/mn_dlpack.h"
+#include "base/mn_dlpack.h"
 
 struct mn_pending;
 
@@ -27,6 +27,7 @@ struct mn_state {
     /* torch, bound by bind_torch(): the core itself is built without its headers */
     PyTypeObject *tensor_type;          /* torch.Tensor */
     const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
+    const struct mn_plain_tensor *plain; /* of minato._torch, or NULL: then dlpack serves */
     PyObject *from_view;                /* (view, code, bits, shape) -> tensor, fallback */
     PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
     PyObject *expired;                  /* int -> bool */

@@ -1,4 +1,5 @@
-/* minato._torch: memory of torch's own pinned allocator, filled without the GIL.
+/* minato._torch: memory of torch's own pinned allocator, filled without the GIL; and a short
+ * way for the core to see where a tensor's values lie.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Pinned memory that a caller gets must come from torch's allocator, because only it knows
@@ -14,8 +15,11 @@
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include "base/mn_dlpack.h"
 
 #include <cstdio>
 #include <cstring>
@@ -140,6 +144,67 @@ fill(PyObject *, PyObject *args)
     END_HANDLE_TH_ERRORS
 }
 
+/* As DLPack numbers dtypes; false for those that rows do not hold. */
+bool
+dtype_of(at::ScalarType type, mn_dl_dtype *out)
+{
+    uint8_t code = MN_DL_INT;
+    switch (type) {
+    case at::kByte: case at::kUInt16: case at::kUInt32: case at::kUInt64:
+        code = MN_DL_UINT;
+        break;
+    case at::kChar: case at::kShort: case at::kInt: case at::kLong:
+        break;
+    case at::kHalf: case at::kFloat: case at::kDouble:
+        code = MN_DL_FLOAT;
+        break;
+    case at::kBFloat16:
+        code = MN_DL_BFLOAT;
+        break;
+    case at::kComplexHalf: case at::kComplexFloat: case at::kComplexDouble:
+        code = MN_DL_COMPLEX;
+        break;
+    case at::kBool:
+        code = MN_DL_BOOL;
+        break;
+    default:
+        return false;
+    }
+    *out = {code, static_cast<uint8_t>(8 * c10::elementSize(type)), 1};
+    return true;
+}
+
+/* See mn_plain_tensor: what DLPack says of a tensor, and whether its bytes are its values,
+ * without the calls through Python that asking torch from C takes. */
+int
+look(void *object, mn_dl_tensor *out) noexcept
+{
+    if (!THPVariable_CheckExact(static_cast<PyObject *>(object))) {
+        return 0;
+    }
+    const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(object));
+    if (!t.defined() || !t.has_storage() || t.layout() != at::kStrided || !t.device().is_cpu()
+        || t.is_quantized() || t.is_neg() || t.is_conj() || t.requires_grad()
+        || t.unsafeGetTensorImpl()->is_python_dispatch() || !dtype_of(t.scalar_type(), &out->dtype)) {
+        return 0;
+    }
+    try {
+        out->data = const_cast<void *>(t.const_data_ptr());
+        out->shape = const_cast<int64_t *>(t.sizes().data());
+        out->strides = const_cast<int64_t *>(t.strides().data());
+    }
+    catch (const std::exception &) { /* symbolic sizes, memory that was taken away */
+        return 0;
+    }
+    out->device_type = MN_DL_CPU;
+    out->device_id = 0;
+    out->ndim = static_cast<int32_t>(t.dim());
+    out->byte_offset = 0;
+    return 1;
+}
+
+const mn_plain_tensor plain_tensor = {look};
+
 /* Whether version ("2.13.0+cpu") is of the minor release this was built for ("2.13"). */
 bool
 same_minor(const char *version)
@@ -159,7 +224,11 @@ exec(PyObject *module)
     const char *version = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
     int rc = -1;
     if (version != nullptr && same_minor(version)) {
+        PyObject *capsule = PyCapsule_New(const_cast<mn_plain_tensor *>(&plain_tensor),
+                                          MN_PLAIN_TENSOR, nullptr);
         rc = PyModule_AddStringConstant(module, "torch_version", MN_TORCH_VERSION);
+        rc = rc < 0 ? rc : PyModule_AddObjectRef(module, "plain_tensor", capsule);
+        Py_XDECREF(capsule);
     }
     else if (version != nullptr) {
         PyErr_Format(PyExc_ImportError,
@@ -172,7 +241,18 @@ exec(PyObject *module)
     return rc;
 }
 
+PyDoc_STRVAR(profiled_doc,
+"profiled($module, /)\n--\n\n"
+"Whether a profiler or another observer of torch's record_function is at work.");
+
+PyObject *
+profiled(PyObject *, PyObject *)
+{
+    return PyBool_FromLong(at::hasCallbacks());
+}
+
 PyMethodDef methods[] = {
+    {"profiled", profiled, METH_NOARGS, profiled_doc},
     {"pinned_empty_like", pinned_empty_like, METH_O, pinned_empty_like_doc},
     {"pin", pin, METH_O, pin_doc},
     {"fill", fill, METH_VARARGS, fill_doc},

@@ -66,4 +66,13 @@ struct mn_dl_api {
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 };
 
+/* minato._torch's way, where it is built: 1 and *out filled (valid as long as the tensor is
+ * not changed) for a dense tensor whose bytes are its values, 0 for any other. No exception;
+ * needs the GIL. A capsule of this name holds a pointer to a struct of it. */
+#define MN_PLAIN_TENSOR "minato._torch.plain_tensor"
+
+struct mn_plain_tensor {
+    int (*look)(void *object, struct mn_dl_tensor *out);
+};
+
 #endif
