@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/mn_attr.h"
@@ -111,6 +112,26 @@ find_mapped(struct mn_npy_file *file, struct mn_maps *maps)
     return false;
 }
 
+static void
+close_fd(struct mn_npy_file *file)
+{
+    if (file->fd >= 0) {
+        close(file->fd);
+        file->fd = -1;
+    }
+}
+
+static int
+open_path(const char *path, int more_flags)
+{
+    int fd;
+    /* O_NONBLOCK: a FIFO in place of the file must not hang the worker. */
+    do {
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | more_flags);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 int
 mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bool direct,
             struct mn_text *text)
@@ -119,11 +140,7 @@ mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bo
     if (maps != NULL && !direct && find_mapped(file, maps)) {
         return 0;
     }
-    /* O_NONBLOCK: a FIFO in place of the file must not hang the worker. */
-    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-    do {
-        file->fd = open(path, flags | (direct ? O_DIRECT : 0));
-    } while (file->fd < 0 && errno == EINTR);
+    file->fd = open_path(path, direct ? O_DIRECT : 0);
     if (file->fd < 0) {
         return direct && errno == EINVAL ? fail_direct(text, path)
                                          : fail_errno(text, path, "cannot be opened");
@@ -133,24 +150,53 @@ mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bo
         file->map = mn_map_open(file->fd, path, &file->identity);
         file->newly_mapped = file->map != NULL;
     }
-    if (rc < 0 || file->map != NULL) {
-        close(file->fd);
-        file->fd = -1;
+    if (rc < 0) {
+        close_fd(file);
     }
     return rc;
 }
 
 void
+mn_npy_opened(struct mn_npy_file *file)
+{
+    if (file->map != NULL) {
+        close_fd(file);
+    }
+}
+
+void
 mn_npy_close(struct mn_npy_file *file, struct mn_maps *maps)
 {
-    if (file->fd >= 0) {
-        close(file->fd);
-        file->fd = -1;
-    }
+    close_fd(file);
     if (file->map != NULL) {
         mn_maps_put(maps, file->map);
         file->map = NULL;
     }
+}
+
+void
+mn_npy_open_again(struct mn_npy_file *again, const struct mn_npy_file *file)
+{
+    struct stat st;
+    *again = (struct mn_npy_file){.path = file->path, .fd = open_path(file->path, 0)};
+    if (again->fd >= 0) {
+        struct mn_npy_identity now = {0};
+        if (fstat(again->fd, &st) == 0) {
+            now = identity_of(&st);
+        }
+        if (!mn_same_identity(&now, &file->map->identity)) {
+            mn_npy_close(again, NULL);
+        }
+    }
+}
+
+bool
+mn_npy_is_cached(const struct mn_npy_file *again, uint64_t off)
+{
+    char byte;
+    struct iovec to = {&byte, 1};
+    return again->fd < 0 || preadv2(again->fd, &to, 1, (off_t)off, RWF_NOWAIT) >= 0
+           || errno != EAGAIN;
 }
 
 void
@@ -233,7 +279,7 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
             size_t length, const unsigned char **bytes, struct mn_npy_count *count,
             struct mn_text *text)
 {
-    if (file->map != NULL) {
+    if (file->fd < 0 && file->map != NULL) {
         if (off > file->map->guard.size || length > file->map->guard.size - off) {
             return mn_fail(text, EIO, "%s: became shorter while it was read", file->path);
         }
@@ -289,6 +335,6 @@ int
 mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
                    struct mn_text *text)
 {
-    mn_npy_begin(file);
+    mn_npy_begin(file); /* for one that was found mapped and whose header was not kept */
     return mn_npy_end(file, read_header(file, buffer, text), text);
 }

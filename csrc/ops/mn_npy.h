@@ -37,7 +37,7 @@ struct mn_npy {
 
 struct mn_npy_file {
     const char *path; /* borrowed, for messages */
-    int fd;           /* -1: not open, or mapped */
+    int fd;           /* -1: not open, or no more needed because it is mapped */
     struct mn_map *map; /* NULL: not mapped; else this file's own until it is closed */
     bool direct;
     bool newly_mapped; /* by this very opening */
@@ -72,10 +72,25 @@ int
 mn_npy_parse(struct mn_npy *npy, const unsigned char *head, size_t length,
              uint64_t file_size, const char *path, uint64_t *need, struct mn_text *text);
 
-/* Opens the file, or finds it mapped, and fills in all but npy. Maps NULL: never map. */
+/* Opens the file, or finds it mapped, and fills in all but npy. Maps NULL: never map. A file
+ * that was opened is read by calls until mn_npy_opened: its header, so that no fault need
+ * wait for it. */
 int
 mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bool direct,
             struct mn_text *text);
+
+/* The header is known: what is mapped needs no descriptor any more. */
+void
+mn_npy_opened(struct mn_npy_file *file);
+
+/* Opens a mapped file, to read it by calls as well; *again is only for the next function,
+ * mn_npy_read and mn_npy_close. Leaves its fd at -1 if there is another file now. */
+void
+mn_npy_open_again(struct mn_npy_file *again, const struct mn_npy_file *file);
+
+/* Whether this byte can be read without waiting for the disk; true where nobody knows. */
+bool
+mn_npy_is_cached(const struct mn_npy_file *again, uint64_t off);
 
 /* Around all that looks at bytes which mn_npy_read gave, or at the mapping itself: from here
  * on they may turn out to be gone. */
@@ -86,7 +101,7 @@ mn_npy_begin(const struct mn_npy_file *file);
 int
 mn_npy_end(const struct mn_npy_file *file, int rc, struct mn_text *text);
 
-/* Reads and parses the header of an open file. */
+/* Reads and parses the header of an open file, before mn_npy_opened. */
 int
 mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
                    struct mn_text *text);

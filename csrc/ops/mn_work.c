@@ -10,8 +10,6 @@
 /* Bytes of a label volume that are read and scanned at a time: they stay in the second
  * level cache between the two. */
 #define SCAN_BYTES ((int64_t)256 << 10)
-/* Bytes asked for ahead of a scan of what is not in the page cache. */
-#define SCAN_AHEAD ((uint64_t)8 << 20)
 
 struct mn_key
 mn_work_key(const struct mn_work *work, uint32_t number)
@@ -100,6 +98,7 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
     if (rc == 0) {
         work->files_mapped += file->newly_mapped;
         rc = learn_header(work, file);
+        mn_npy_opened(file);
     }
     if (rc < 0) {
         return rc;
@@ -112,20 +111,8 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
     return 0;
 }
 
-/* Where scanning a mapped file has had to wait for the disk, what comes next is asked for
- * early. *asked is the end of what was asked for, 0 as long as there was no need. */
-static void
-scan_ahead(struct mn_work *work, uint64_t off, uint64_t *asked)
-{
-    const struct mn_npy_file *file = &work->files[1];
-    bool waited = file->map != NULL && mn_map_waited(&work->reader.waited);
-    if (waited || (*asked > 0 && off + SCAN_AHEAD / 2 > *asked)) {
-        uint64_t from = *asked > off ? *asked : off;
-        mn_map_ahead(file->map, from, SCAN_AHEAD);
-        *asked = from + SCAN_AHEAD;
-    }
-}
-
+/* A mapped file is read by calls from where it is not in the page cache: they read ahead, and
+ * into larger pieces of memory, what faults would wait for page by page. */
 static int
 scan_rows(struct mn_work *work, struct mn_scan *scan)
 {
@@ -133,20 +120,25 @@ scan_rows(struct mn_work *work, struct mn_scan *scan)
     int64_t width = file->npy.shape[3];
     int64_t rows = (int64_t)(file->npy.data_bytes / (uint64_t)width);
     int64_t at_once = SCAN_BYTES > width ? SCAN_BYTES / width : 1;
-    uint64_t asked = 0;
+    struct mn_npy_file called = {.fd = -1};
     int rc = 0;
-    (void)mn_map_waited(&work->reader.waited);
+    bool cached = file->map != NULL;
+    if (cached) {
+        mn_npy_open_again(&called, file);
+    }
     for (int64_t row = 0; rc == 0 && row < rows; row += at_once) {
         int64_t count = rows - row < at_once ? rows - row : at_once;
         uint64_t off = file->npy.data_off + (uint64_t)(row * width);
         const unsigned char *bytes = NULL;
-        scan_ahead(work, off, &asked);
-        rc = mn_npy_read(file, &work->reader.buffer, off, (size_t)(count * width), &bytes,
-                         &work->reader.count, work->reader.text);
+        size_t length = (size_t)(count * width);
+        cached = cached && mn_npy_is_cached(&called, off + length - 1);
+        rc = mn_npy_read(cached || called.fd < 0 ? file : &called, &work->reader.buffer, off,
+                         length, &bytes, &work->reader.count, work->reader.text);
         if (rc == 0) {
             rc = mn_scan_rows(scan, bytes, count, work->reader.text);
         }
     }
+    mn_npy_close(&called, NULL);
     return rc;
 }
 
