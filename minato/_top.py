@@ -189,14 +189,15 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
     lines = [
         f"loader of process {seen['trainer_pid']}, open for "
         f"{_seconds((now - seen['opened_ns']) * _NS)}",
-        f"  trainer  {state}; waited {share:.0%} of its time {period}, {rate:.1f} batches/s, "
-        f"{seen['given']} so far",
-        f"  queue    {queue['ready']} batches ready, {queue['batches'] - queue['ready']} being "
-        f"made; tasks: {queue['running']} running, {queue['queued']} queued, "
+        f"  trainer  {state}; waited {share:.0%} of its time {period}",
+        f"  batches  {rate:.1f} a second, {seen['given']} so far; {queue['ready']} ready, "
+        f"{queue['batches'] - queue['ready']} being made",
+        f"  tasks    {queue['running']} running, {queue['queued']} queued, "
         f"{queue['waiting']} not begun",
         f"  memory   {_bytes(seen['used_bytes'])} of {_bytes(seen['limit_bytes'])}",
-        f"  {'worker':>6} {'pid':>8} {'state':9} {'batch':>7} {'sample':20} {'for':>8} "
-        f"{'samples':>9} {'cpu':>5} {'busy':>5}",
+        *_slow(seen),
+        f"  {'worker':>6} {'pid':>8} {'state':8} {'cpu':>5} {'busy':>5} {'samples':>8} "
+        f"{'batch':>6} {'for':>7}  sample",
     ]
     last = before["workers"] if before else []
     for number, entry in enumerate(seen["workers"]):
@@ -205,11 +206,11 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
         busy, cpu = _busy(entry, last[number] if number < len(last) else None, seen, before)
         what, batch, sample, long = _running(entry, now)
         lines.append(
-            f"  {number:>6} {entry['pid']:>8} {what:9} {batch:>7} {sample:20} {long:>8} "
-            f"{entry['rows']:>9} {cpu:>5.0%} {busy:>5.0%}"
-            + (f"  started {entry['starts']} times" if entry["starts"] > 1 else "")
+            f"  {number:>6} {entry['pid']:>8} {what:8} {cpu:>5.0%} {busy:>5.0%} "
+            f"{entry['rows']:>8} {batch:>6} {long:>7}  {sample}"
+            + (f"  {entry['starts']} starts" if entry["starts"] > 1 else "")
         )
-    return lines + _slow(seen)
+    return [line.rstrip() for line in lines]
 
 
 def _busy(
@@ -248,7 +249,7 @@ def _slow(seen: dict[str, Any]) -> list[str]:
         if index == COLLATES:
             name = f"collating batch {batch}"
         items.append(f"{name} ({_seconds(ns * _NS)})")
-    return [f"  longest in flight, by index: {', '.join(items)}"]
+    return [f"  longest  in flight, by index: {', '.join(items)}"]
 
 
 # ---- the terminal ----------------------------------------------------------------------
@@ -295,6 +296,16 @@ def _page(pid: int, before: dict[int, dict[str, Any]]) -> tuple[list[str], dict]
     return lines[:-1], found
 
 
+def _fitted(lines: list[str], width: int, height: int) -> list[str]:
+    """What a terminal has room for above the last two lines; says what is left out."""
+    room = max(1, height - 3)
+    if len(lines) > room:
+        cut = len(lines) - room + 1
+        more = f"  and {cut} more lines: a taller window shows them, or --once"
+        lines = [*lines[: room - 1], more]
+    return [line[:width] for line in lines] or [""]
+
+
 def watch(pid: int, interval: float) -> int:
     """Shows the table until q, Ctrl-C, or the end of the process."""
     before: dict[int, dict[str, Any]] = {}
@@ -308,11 +319,10 @@ def watch(pid: int, interval: float) -> int:
                     if not before or not _alive(pid):
                         raise
                     lines, before = [f"{error}; waiting for the next one"], before
-                width, height = shutil.get_terminal_size()
-                shown = [line[:width] for line in lines][: height - 2] if screen else lines
+                shown = lines
                 if screen:
-                    shown = ["\x1b[H\x1b[2J" + (shown[0] if shown else ""), *shown[1:]]
-                    shown += ["", "q ends"]
+                    shown = _fitted(lines, *shutil.get_terminal_size())
+                    shown = ["\x1b[H\x1b[2J" + shown[0], *shown[1:], "", "q ends"]
                 print("\n".join(shown), flush=True)
                 if _quit_within(keys, interval):
                     return 0
