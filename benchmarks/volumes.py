@@ -13,9 +13,19 @@ timed epochs from before iter() to the last batch. Contenders take turns within 
 of the same repeat. `--add` goes on from the repeats in --json's file.
 
 "boxes kept" remembers the bounding boxes of labels seen before, as DALI's object cache does;
-"boxes sought" looks for them in every foreground sample. Bytes read are those of read calls
-(rchar of the process tree), checked against the operators' own count; DALI maps its files, so for
-it they are what its readers hand on by the files' sizes: the label, and the image's crop.
+"boxes sought" looks for them in every foreground sample.
+
+Bytes "read" are voxels that were copied or scanned, "touched" all of the 4096-byte pages in which
+these lie. minato's operators, which map files, count both; where they run in worker processes, whose
+counts are out of reach, some samples are made once more in the main process. Others are taken at
+their read calls. DALI maps its files as well, so for it they are what its readers hand on by the
+files' sizes: the label, and the image's crop. "by calls" is what read calls of the process tree
+returned (rchar), for comparison.
+
+Memory is the proportional set size of the process tree with all of its shared memory, at its most
+within the epoch that is not timed and after each that is: "MiB" without and "MiB files" with mapped
+files alone. Those are page cache, programs and libraries; the kernel takes them back when it needs
+memory.
 
 Bounds: copying just the crop out of files that stay mapped, and one scan of the label, on
 one core.
@@ -48,6 +58,7 @@ from unet3d.meters import DeliveryHash
 
 BATCH = 2
 MANY = 1 << 12  # samples a dataset must be able to name
+LOOK = 48  # samples between two looks at memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +161,22 @@ def read_bytes() -> int:
     return total
 
 
+def memory() -> dict[str, int]:
+    """Bytes of this process tree: mapped files, and all else."""
+    files = 0
+    for process in common.tree(os.getpid()):
+        try:
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        files += int(text.split("Pss_File:")[1].split()[0]) * 1024
+    return {"files": files, "else": common.memory_bytes(os.getpid())["total"] - files}
+
+
+def more_memory(most: dict[str, int]) -> None:
+    most |= {key: max(size, most.get(key, 0)) for key, size in memory().items()}
+
+
 def epoch_of(loader: Any, number: int) -> Iterable[Any]:
     """Tell everybody of a new epoch, and begin it."""
     told = [loader.dataset, getattr(loader, "sampler", None) or loader.options.sampler]
@@ -158,7 +185,7 @@ def epoch_of(loader: Any, number: int) -> Iterable[Any]:
     return iter(loader)
 
 
-def check_epoch(job: Job, loader: Any) -> dict[str, Any]:
+def check_epoch(job: Job, loader: Any, most: dict[str, int]) -> dict[str, Any]:
     """An epoch that is not timed: what was delivered. Raises what check_delivery raises."""
     counted, indices, kinds = DeliveryHash(True), [], set()
     for image, label, index in epoch_of(loader, 1):
@@ -166,35 +193,56 @@ def check_epoch(job: Job, loader: Any) -> dict[str, Any]:
         counted.add(image, label, numbers)
         indices += numbers
         kinds |= {str([list(t.shape[1:]), str(t.dtype)]) for t in (image, label)}
+        if len(indices) % LOOK == 0:
+            more_memory(most)
     sampling.check_delivery(range(job.epoch), indices, BATCH, False, 1)
     return {"fields": sorted(kinds), **counted.state()}
 
 
+def counts(dataset: Any) -> tuple[int, int]:
+    """Bytes that minato's operators have read and touched in this process."""
+    pipeline = getattr(dataset, "pipeline", None)
+    found = pipeline.stats() if pipeline is not None else {}
+    return found.get("bytes_read", 0), found.get("bytes_touched", 0)
+
+
 def time_epoch(job: Job, loader: Any, number: int) -> dict[str, float]:
-    """Milliseconds and bytes a sample of one epoch, with the loader's own count of bytes."""
-    pipeline = getattr(loader.dataset, "pipeline", None)
-
-    def own() -> int:
-        return pipeline.stats()["bytes_read"] if pipeline is not None else 0
-
-    cpu, read, before = common.cpu_seconds(), read_bytes(), own()
+    """Milliseconds and bytes a sample of one epoch."""
+    before, cpu, calls = counts(loader.dataset), common.cpu_seconds(), read_bytes()
     begin, samples = time.perf_counter(), 0
     for batch in epoch_of(loader, number):
         samples += len(batch[2])
     wall = time.perf_counter() - begin
     if samples != job.epoch:
         raise AssertionError(f"{samples} samples delivered, {job.epoch} expected")
-    return {"ms": wall * 1e3 / samples, "cpu_ms": (common.cpu_seconds() - cpu) * 1e3 / samples,
-            "read": (read_bytes() - read) / samples, "counted": (own() - before) / samples}
+    cpu, calls = common.cpu_seconds() - cpu, read_bytes() - calls
+    read, touched = (a - b for a, b in zip(counts(loader.dataset), before))
+    return {"ms": wall * 1e3 / samples, "cpu_ms": cpu * 1e3 / samples, "calls": calls / samples,
+            "read": read / samples, "touched": touched / samples}
+
+
+def count_again(dataset: Any, samples: int) -> dict[str, float]:
+    """Bytes of a sample that worker processes have counted for themselves alone."""
+    before = counts(dataset)
+    for index in range(samples):
+        dataset[index]
+    read, touched = ((a - b) / samples for a, b in zip(counts(dataset), before))
+    return {"read": read, "touched": touched}
 
 
 def child(request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    job = Job(**request)
+    job, most = Job(**request), dict[str, int]()
     loader = CONTENDERS[job.contender].make(job)
-    found = check_epoch(job, loader)
-    return {"check": found,
-            "epochs": [time_epoch(job, loader, 2 + number) for number in range(job.epochs)]}
+    found = check_epoch(job, loader, most)
+    epochs = []
+    for number in range(job.epochs):
+        epochs.append(time_epoch(job, loader, 2 + number))
+        more_memory(most)
+    if isinstance(loader.dataset, ops.VolumeDataset) and not any(e["read"] for e in epochs):
+        again = count_again(loader.dataset, min(LOOK, job.epoch))
+        epochs = [epoch | again for epoch in epochs]
+    return {"check": found, "epochs": epochs, "memory": most}
 
 
 # ---- in the parent ---------------------------------------------------------------------
@@ -287,13 +335,17 @@ def row(result: dict[str, Any], name: str, needed: float) -> list[str]:
         theirs = per_repeat(result, other, "ms") if other != name and all(
             other in turn["loaders"] for turn in result["runs"]) else []
         cells.append(f"{common.ratios(wall, theirs):.1f}" if len(theirs) == len(wall) else "-")
-    counted = common.median(per_repeat(result, name, "counted"))
-    read = common.median(per_repeat(result, name, "read"))
-    how = "counted" if counted else "read calls"
+    read, touched, calls = (common.median(per_repeat(result, name, what))
+                            for what in ("read", "touched", "calls"))
+    how = "counted"
     if name.startswith("dali"):
-        read, how = result["mean_label"] + needed * 4 / 5, "sizes (mapped)"
-    read = counted or read
-    return [*cells, f"{read / 1e6:.1f}", f"{read / needed:.2f}", how]
+        read, how = result["mean_label"] + needed * 4 / 5, "sizes"
+    elif not read:
+        read, how = calls, "calls"
+    cells += [f"{n / 1e6:.1f} {n / needed:.2f}" if n else "-" for n in (read, touched)]
+    most = [turn["loaders"][name]["memory"] for turn in result["runs"] if name in turn["loaders"]]
+    return [*cells, how, f"{calls / 1e6:.1f}",
+            *(f"{max(m[what] for m in most) / common.MiB:.0f}" for what in ("else", "files"))]
 
 
 def report(result: dict[str, Any]) -> None:
@@ -304,8 +356,8 @@ def report(result: dict[str, Any]) -> None:
     print(f"# {len(result['cases'])} cases of {whole:.0f} MB on average, patch "
           f"{'x'.join(map(str, result['patch']))} ({needed / 1e6:.1f} MB needed a sample), "
           f"{result['workers']} workers")
-    head = ["ms a sample", "median", "min-max", "CPU", "x torch", "x DALI", "MB read",
-            "x needed", "read by"]
+    head = ["ms a sample", "median", "min-max", "CPU", "x torch", "x DALI", "MB read, x needed",
+            "MB touched, x needed", "by", "by calls", "MiB", "MiB files"]
     names = list(result["runs"][0]["loaders"])
     print(common.table(head, [row(result, name, needed) for name in names]))
     for name in result["runs"][0]["bounds"]:
