@@ -223,19 +223,3 @@ def _no_room() -> Failure:
         )
     except MemoryError as error:
         return Failure.of(error, "in DataLoader worker process")
-
-
-def make_iterator(loader: Any) -> _MinatoIterator:
-    """The iterator for a loader with workers."""
-    iterable = loader._dataset_kind == _DatasetKind.Iterable
-    if iterable or loader.scheduling == "static":
-        from ._static import StaticIterator
-
-        return StaticIterator(loader)
-    if loader.batching == "ready":
-        from ._ready import ReadyIterator
-
-        return ReadyIterator(loader)
-    from ._balanced import BalancedIterator
-
-    return BalancedIterator(loader)

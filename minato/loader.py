@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind
 
+from ._balanced import BalancedIterator
 from ._inline import InlineIterator
-from ._iterator import make_iterator
 from ._memo import memo_of
 from ._native import impossible, why_not
+from ._ready import ReadyIterator
 from ._resume import opened, state_of
+from ._static import StaticIterator
 from ._stats import collect
 
 log = logging.getLogger("minato")
@@ -314,7 +317,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return make_iterator(self)
+        if self._dataset_kind == _DatasetKind.Iterable or self.scheduling == "static":
+            return StaticIterator(self)
+        if self.batching == "ready":
+            return ReadyIterator(self)
+        return BalancedIterator(self)
 
     def _why_torch(self) -> str | None:
         """Why torch's own workers serve this loader, or None."""
