@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
+
+from ._limits import NOT_STARTED, advice
 
 
 class WorkerLost(RuntimeError):
@@ -16,7 +19,8 @@ class WorkerLost(RuntimeError):
     Attributes:
         pid: process id of the worker that died last on the task.
         index: the sampler's index (or list of indices) of the sample it was at, or None.
-        exit_status: its exit code, or minus the number of the signal that killed it.
+        exit_status: its exit code, or minus the number of the signal that killed it, or 1000
+            plus the error number for which no process could be made.
     """
 
     def __init__(self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0):
@@ -31,6 +35,10 @@ class WorkerLost(RuntimeError):
 
 def describe_death(pid: int, status: int) -> str:
     """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
+    if status >= NOT_STARTED:
+        number = status - NOT_STARTED
+        text = f"A DataLoader worker could not be started: {os.strerror(number)}. "
+        return text + advice(number) + (" " if advice(number) else "")
     if status >= 0:
         return (
             f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. "

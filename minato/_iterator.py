@@ -9,6 +9,7 @@ because libraries test for it, and run none of its constructor.
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import (
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
+from ._limits import NOT_STARTED
 from ._memo import memo_of
 from ._native import NativePool
 from ._pool import Pool, start_method_context
@@ -46,6 +48,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     _pool: Pool | NativePool | None = None
     _shutdown = False
+    _fewer = False  # workers than asked for, and the program was told
     _trace: Trace | None = None
 
     def __init__(self, loader: Any) -> None:
@@ -130,7 +133,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     def _check_health(self, done: Any) -> None:
         health = self._engine.health()
-        if health["zygote_lost"]:
+        unstarted = health["deaths"] > 0 and health["status"] >= NOT_STARTED
+        if health["zygote_lost"] and not unstarted:
             if not done():
                 pool = self._pool
                 pid = pool.zygote.pid if isinstance(pool, Pool) else None
@@ -140,14 +144,18 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
                     f"(pid {pid}) died unexpectedly; workers cannot be "
                     "watched or replaced any more. Make a new iterator."
                 )
-        elif health["deaths"] and (not self._balanced or health["live"] == 0):
-            if not done():
-                raise WorkerLost(
-                    describe_death(health["pid"], health["status"]),
-                    health["pid"],
-                    None,
-                    health["status"],
-                )
+        elif health["deaths"]:
+            died = describe_death(health["pid"], health["status"])
+            if not self._balanced or health["live"] == 0 or health["zygote_lost"]:
+                if not done():
+                    raise WorkerLost(died, health["pid"], None, health["status"])
+            elif unstarted:
+                self._tell_of_fewer(died)
+
+    def _tell_of_fewer(self, died: str) -> None:
+        if not self._fewer:
+            self._fewer = True
+            warnings.warn(f"{died}The others do its work.", stacklevel=4)
 
     # ---- receiving -------------------------------------------------------------------
 
@@ -183,7 +191,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         pool = self._pool
         if pool is not None and not self._shutdown:
             self._shutdown = True
-            if pool.mine():
+            health = self._engine.health() if pool.mine() else None
+            if health is not None:
                 self._memo.last_stats = engine_stats(self)
                 if self._balanced:
                     bounds = (self._num_workers, self._max_workers)
@@ -191,6 +200,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()
+            if health is not None and health["deaths"] and health["status"] >= NOT_STARTED:
+                self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
 
 class _Lost(Failure):

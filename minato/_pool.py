@@ -16,6 +16,7 @@ import torch
 
 from . import _core, _zygote
 from ._job import Job, Memory, ThreadsBefore
+from ._limits import check_system, explained
 
 if TYPE_CHECKING:
     from ._core import _WorkerEntry
@@ -108,12 +109,16 @@ class Pool:
         options: dict[str, Any],
         job: dict[str, Any],
     ) -> None:
-        self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
+        with explained(sandbox=True):
+            check_system()
+            self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
         self.stopped = False
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
+        self._pidfd = -1
         method = context.get_start_method()
-        reader, self._commands = multiprocessing.Pipe(duplex=False)
+        with explained():
+            reader, self._commands = multiprocessing.Pipe(duplex=False)
         os.set_blocking(self._commands.fileno(), False)
         full_job = Job(threads=ThreadsBefore(), memory=Memory(self.engine), **job)
         inherited = self._commands if method == "fork" else None
@@ -124,16 +129,15 @@ class Pool:
             daemon=True,
         )
         try:
-            self._start_zygote(method)
-            self._pidfd = os.pidfd_open(self.zygote.pid)
+            with explained():
+                self._start_zygote(method)
+                self._pidfd = os.pidfd_open(self.zygote.pid)
+                self.engine.start(self._pidfd, self._commands.fileno())
         except BaseException:
-            self._commands.close()
-            self.engine.close()
-            self.stopped = True
+            self.stop()
             raise
         finally:
             reader.close()
-        self.engine.start(self._pidfd, self._commands.fileno())
         self.handles = [WorkerHandle(self, w) for w in range(workers)]
 
     def _start_zygote(self, method: str) -> None:
@@ -170,17 +174,17 @@ class Pool:
             os.write(self._commands.fileno(), b"!")
         except OSError:
             pass
-        self.zygote.join(STOP_SECONDS)
-        if self.zygote.exitcode is None:
-            self._kill_all()
-        elif self.zygote.exitcode != 0:
-            self._kill_all()  # it died before it could end its workers
+        if self.zygote.pid is not None:  # else it never came to be
+            self.zygote.join(STOP_SECONDS)
+            if self.zygote.exitcode != 0:
+                self._kill_all()  # it hangs, or died before it could end its workers
         self._entries = entries = self.engine.workers()
         for entry in entries:
             entry["state"] = 0
         self.engine.close()
         self._commands.close()
-        os.close(self._pidfd)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
         try:
             self.zygote.close()
         except ValueError:

@@ -23,6 +23,7 @@ import torch
 
 from . import _worker
 from ._job import Job, count_threads
+from ._limits import NOT_STARTED
 
 WANTED = 1  # of csrc/load/mn_message.h
 
@@ -43,6 +44,12 @@ class _Child:
         self.process = process  # keeps its resources until it is reaped
         self.reported = False
 
+    def signal(self, number: int) -> None:
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
     def ended(self) -> int | None:
         """Exit code, or minus the signal, once it is dead; leaves it to be reaped."""
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -52,6 +59,23 @@ class _Child:
 
     def reap(self) -> None:
         os.waitpid(self.pid, 0)
+
+
+class _Stillborn(_Child):
+    """A worker that the system refused to make: the loader hears of it as of a death."""
+
+    def __init__(self, number: int, error: OSError) -> None:
+        super().__init__(number, 0)
+        self.status = NOT_STARTED + (error.errno or 0)
+
+    def signal(self, number: int) -> None:
+        """There is nobody to tell; process 0 would be all of the group."""
+
+    def ended(self) -> int:
+        return self.status
+
+    def reap(self) -> None:
+        """There is nothing left of it."""
 
 
 class Zygote:
@@ -81,8 +105,11 @@ class Zygote:
         for number in range(self.segment.workers):
             if self.segment.state(number) == WANTED:
                 self.segment.starting(number)
-                child = self._start(number) if self.direct else self._fork(number)
-                self.segment.set_pid(number, child.pid)
+                try:
+                    child = self._start(number) if self.direct else self._fork(number)
+                    self.segment.set_pid(number, child.pid)
+                except OSError as error:
+                    child = _Stillborn(number, error)
                 self.children[number] = child
 
     def _process(self, number: int, context: Any) -> Any:
@@ -139,7 +166,12 @@ class Zygote:
     # ---- watching --------------------------------------------------------------------
 
     def run(self) -> None:
-        self._listen()
+        try:
+            self._listen()
+        except OSError as error:
+            for number in range(self.segment.workers):
+                self.segment.exited(number, _Stillborn(number, error).status)
+            return
         self.start_wanted()
         while not self.segment.stopped():
             pending = self._report()
@@ -152,9 +184,12 @@ class Zygote:
                 return
             if self.commands.fileno() in ready:
                 try:
-                    os.read(self.commands.fileno(), 4096)
-                except OSError:
-                    pass
+                    told = os.read(self.commands.fileno(), 4096)
+                except BlockingIOError:
+                    told = b"!"
+                if not told:  # the loader let go of it in the middle of its own start
+                    self._end(0.0, TERM_SECONDS)
+                    return
             if self.wake_read in ready:
                 self._drain()
             self.start_wanted()
@@ -208,10 +243,7 @@ class Zygote:
 
     def _signal_all(self, number: int) -> None:
         for child in self.children.values():
-            try:
-                os.kill(child.pid, number)
-            except ProcessLookupError:
-                pass
+            child.signal(number)
 
     def _await_children(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -34,7 +34,12 @@ mn_raise_errno(int rc, const char *what)
         PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
     }
     else {
-        PyErr_Format(PyExc_OSError, "%s: %s (errno %d)", what, strerror(-rc), -rc);
+        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
+        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
+        if (args != NULL) {
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that number */
+            Py_DECREF(args);
+        }
     }
     return -1;
 }

@@ -407,7 +407,7 @@ for spare in range(16):
         list(loader)
         good += 1
     except (OSError, RuntimeError, MemoryError) as error:
-        where = traceback.extract_tb(error.__traceback__)[-1].name
+        where = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1].name
         bad += 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     gc.collect()

@@ -1,0 +1,61 @@
+"""What to do when the system refuses what workers need: processes, descriptors, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+#: in place of a worker's exit code: it could not be started, for this error number
+NOT_STARTED = 1000
+
+_ADVICE = {
+    errno.EMFILE: "Every iterator with workers holds four descriptors, and two more while it "
+    "starts: raise the limit (`ulimit -n`), or let go of iterators that are not used any more.",
+    errno.ENFILE: "The whole machine has no descriptor left (sysctl fs.file-max).",
+    errno.EAGAIN: "The limit on processes and threads is reached: raise it (`ulimit -u`, "
+    "pids.max of the container's control group), or lower num_workers.",
+    errno.ENOMEM: "Memory or address space is used up (`ulimit -v`, the control group's "
+    "limit): lower num_workers, or raise the limit.",
+    errno.EFBIG: "The limit on the size of a file holds for shared memory, too: raise it "
+    "(`ulimit -f`).",
+}
+_SANDBOX = (
+    "Worker processes need the system calls memfd_create and pidfd_open (Linux 5.3 and "
+    "later), and a sandbox or a container's seccomp profile may refuse them: allow them "
+    "there, or load with num_workers=0."
+)
+
+
+def advice(number: int) -> str:
+    """What helps against an error number of the system; empty where nothing is known."""
+    return _ADVICE.get(number, "")
+
+
+@contextlib.contextmanager
+def explained(sandbox: bool = False) -> Iterator[None]:
+    """Around the start of workers: an error of the system says what it means and what helps.
+
+    The exception keeps its type and its number. With sandbox also calls that are forbidden
+    or missing are explained.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        text = f"DataLoader workers cannot be started: {error}. {_ADVICE[errno.ENOMEM]}"
+        raise MemoryError(text) from error
+    except OSError as error:
+        number = error.errno or 0
+        helps = advice(number)
+        if sandbox and number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            helps = _SANDBOX
+        if not helps:
+            raise
+        text = f"DataLoader workers cannot be started: {error.strerror}. {helps}"
+        raise OSError(number, text) from error
+
+
+def check_system() -> None:
+    """Asks for a pidfd once, before there is any process to clean up after."""
+    os.close(os.pidfd_open(os.getpid()))

@@ -1,0 +1,116 @@
+"""A system that refuses something says so through the loader, and nothing is left behind."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from .support import run_script
+
+#: one interpreter, a fork for each case; prints the case, the error and what is left
+SCRIPT = """
+import ctypes, gc, os, resource, struct, sys, warnings
+import minato, minato._static, minato._balanced, minato._seeding, multiprocessing.popen_fork
+from attack.datasets import Noisy
+from attack.support import descendants, wait_for
+
+def forbid(number, with_errno):
+    # A seccomp filter of three steps: this call fails, all others pass.
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50000 | with_errno),
+             (6, 0, 0, 0x7FFF0000)]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    held = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(held))
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    if call(38, 1, 0, 0, 0) != 0 or call(22, 2, program, 0, 0) != 0:
+        print("cannot be forbidden"); os._exit(0)
+
+def limit(what, count):
+    resource.setrlimit(what, (count, resource.getrlimit(what)[1]))
+
+def processes(count):
+    # root is exempt; of somebody who has no other process
+    os.setresgid(61234, 61234, 61234)
+    os.setresuid(61234, 61234, 61234)
+    limit(resource.RLIMIT_NPROC, count)
+
+def standby_refused():
+    import minato._zygote as zygote
+    fork = zygote.Zygote._fork
+    def once(self, number):
+        if number == 1:
+            raise BlockingIOError(11, "no")
+        return fork(self, number)
+    zygote.Zygote._fork = once
+
+REFUSALS = {
+    "memfd": lambda: forbid(MEMFD, 1),
+    "pidfd": lambda: forbid(434, 38),
+    "file size": lambda: limit(resource.RLIMIT_FSIZE, 100_000),
+    "first process": lambda: processes(1),
+    "first thread": lambda: processes(2),
+    "second worker": standby_refused,
+    "descriptors": lambda: limit(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 3),
+    "address space": lambda: limit(resource.RLIMIT_AS, 1 << 28),
+}
+
+def child(refuse, scheduling):
+    refuse()
+    before = len(os.listdir("/proc/self/fd"))
+    warnings.simplefilter("error")
+    try:
+        loader = minato.DataLoader(Noisy(8, 3), num_workers=2, scheduling=scheduling)
+        print(len(list(loader)), "batches")
+    except Exception as error:
+        print(type(error).__name__, getattr(error, "errno", 0) or 0, error)
+    error = loader = None
+    gc.collect()
+    wait_for(lambda: not descendants(), "processes to end", 5)
+    print("left", len(os.listdir("/proc/self/fd")) - before, flush=True)
+
+case, scheduling = sys.argv[1:]
+child(REFUSALS[case], scheduling)
+"""
+
+CALLS = {"x86_64": 319, "aarch64": 279}  # memfd_create
+LIMIT = "limit on processes and threads is reached: raise it"
+
+
+@pytest.mark.parametrize("case, kind, number, text", [
+    ("memfd", "PermissionError", 1, "seccomp profile may refuse them: allow them"),
+    ("pidfd", "OSError", 38, "memfd_create and pidfd_open"),
+    ("file size", "OSError", 27, "(`ulimit -f`)"),
+    ("first process", "BlockingIOError", 11, LIMIT),
+    ("first thread", "BlockingIOError", 11, LIMIT),
+    ("descriptors", "OSError", 24, "raise the limit (`ulimit -n`)"),
+    ("address space", "MemoryError", 0, "`ulimit -v`"),
+    ("second worker", "UserWarning", 0, "The others do its work"),
+])  # fmt: skip
+def test_what_is_refused_is_named(case: str, kind: str, number: int, text: str) -> None:
+    done = run_limited(case)
+    first, left = done[0], done[-1]
+    assert first.split()[:2] == [kind, str(number)] and text in first
+    # multiprocessing itself forgets its first pipe when there is no room for the second,
+    # and both when there is no process
+    forgotten = {"descriptors": ["left 0", "left 2"], "first process": ["left 4"]}
+    assert left in forgotten.get(case, ["left 0"])
+
+
+def test_torchs_dispatch_cannot_do_without_a_worker() -> None:
+    done = run_limited("second worker", "static")
+    assert done[0].startswith("WorkerLost 0 A DataLoader worker could not be started: ")
+    assert LIMIT in done[0] and done[-1] == "left 0"
+
+
+def run_limited(case: str, scheduling: str = "balanced") -> list[str]:
+    call = CALLS.get(platform.machine())
+    if case == "memfd" and call is None:
+        pytest.skip("its number is not known here")
+    done = run_script(f"MEMFD = {call}\n{SCRIPT}", case, scheduling)
+    if "cannot be forbidden" in done.stdout:
+        pytest.skip("no seccomp filters here")
+    if case.startswith("first") and "PermissionError" in done.stderr:
+        pytest.skip("not as root, who alone can become somebody without processes")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout.splitlines()
