@@ -33,6 +33,9 @@ from ._trace import Trace, tracer
 from ._trace import writer as trace_writer
 from ._worker import FAILED, OK
 
+#: torch's; tools that watch data loading put their own around it
+_NEXT = _BaseDataLoaderIter.__next__
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -162,7 +165,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     def __next__(self) -> Any:
         """torch's, which for each batch marks a range of the profiler: where none listens
         that would be a good part of a small batch's time."""
-        if self._sampler_iter is None or self._iterable or profiled():
+        wrapped = _BaseDataLoaderIter.__next__ is not _NEXT
+        if wrapped or self._sampler_iter is None or self._iterable or profiled():
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1

@@ -245,6 +245,21 @@ def test_profiler_label(loader: Kind, workers: int) -> None:
     assert counts == {f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__": 4}
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_wraps_next_sees_every_batch(loader: Kind, workers: int, monkeypatch) -> None:
+    """As tools do that annotate data loading in a trace."""
+    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    inner, seen = base.__next__, []
+
+    def outer(self):
+        seen.append(1)
+        return inner(self)
+
+    monkeypatch.setattr(base, "__next__", outer)
+    assert len(list(loader(range(8), batch_size=2, num_workers=workers))) == 4
+    assert len(seen) == 5
+
+
 def test_iteration_in_another_thread(loader: Kind) -> None:
     made = loader(Numbers(20), num_workers=2)
     found: list[Any] = []
