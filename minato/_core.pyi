@@ -295,7 +295,7 @@ class Worker:
 @final
 class NativeWorker:
     def __new__(
-        cls, segment: Segment, number: int, capsule: Any, stream: int
+        cls, segment: Segment, number: int, capsule: Any, stream: int, indices: Any = None
     ) -> NativeWorker: ...
     def next(
         self,

@@ -4,6 +4,8 @@ A dataset offers them by ``native_pipeline()``, a capsule of minato/ops.h.  The 
 workers of the same engine as processes would be (csrc/py/mn_native.h): same tasks, rows,
 costs and seeds, so the same bytes; nothing is forked and nothing pickled.  They come back to
 Python for what torch's rules decide: errors, indices that are no integers, odd batches.
+torch's ``Subset`` of such a dataset (``random_split``, too) is served with its indices beside
+the pipeline, as they were when the workers started.
 
 Threads cannot be killed, so the task in hand is waited for, and never given to another.
 """
@@ -20,6 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
@@ -45,7 +49,7 @@ _KINDS = {"i": 0, "u": 1, "f": 2}  # of fields, as DLPack's type codes
 
 def why_not(loader: Any) -> str | None:
     """What of this loader needs Python in its workers; None where C threads would do."""
-    dataset = loader.dataset
+    dataset, _subsets = _inside(loader.dataset)
     if loader._dataset_kind != _DatasetKind.Map:
         return "the dataset is iterable"
     if offered(dataset, "native_pipeline") is None:
@@ -66,6 +70,29 @@ def why_not(loader: Any) -> str | None:
     if loader.scheduling == "static":
         return "scheduling='static' needs the random streams of processes"
     return loader._why_torch()
+
+
+def _inside(dataset: Any) -> tuple[Any, list[Subset]]:
+    """The dataset that torch's subsets of it show, and these, the outermost first."""
+    subsets = []
+    while type(dataset) is Subset:  # a class derived from it may give other samples
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    return dataset, subsets
+
+
+def _indices_of(subsets: list[Subset]) -> np.ndarray | str:
+    """The innermost dataset's index of each sample, int64, or why there is no such array."""
+    indices: np.ndarray | None = None
+    for subset in subsets:
+        own = np.asarray(subset.indices) if len(subset.indices) else np.empty(0, np.int64)
+        if own.ndim != 1 or own.dtype.kind not in "iu" or not np.can_cast(own.dtype, np.int64):
+            return "the indices of its Subset are no integers"
+        if indices is not None and not ((-len(own) <= indices) & (indices < len(own))).all():
+            return "a Subset of its Subset names samples that are not there"
+        indices = own if indices is None else own[indices]
+    assert indices is not None
+    return np.array(indices, np.int64)
 
 
 def _overrides(dataset: Any, name: str) -> bool:
@@ -99,6 +126,7 @@ class Offer:
     capsule: Any
     shape: Shape
     hook: Callable[[int], Any] | None  # the dataset's seed_sample, where it decides
+    indices: np.ndarray | None  # of a subset
 
 
 def offer_of(loader: Any) -> Offer | None:
@@ -131,20 +159,26 @@ def impossible(reason: str) -> str:
 
 
 def _opened(loader: Any) -> Offer | str:
-    capsule = loader.dataset.native_pipeline()
+    dataset, subsets = _inside(loader.dataset)
+    capsule = dataset.native_pipeline()
     keying, fields = _core.native_info(capsule)
     hook = None
+    indices = _indices_of(subsets) if subsets else None
+    if isinstance(indices, str):
+        return indices
     if keying == _KEYED_BY_SAMPLE:
+        if subsets:
+            return "a Subset fetches whole batches, so no seed is given to each of its samples"
         if loader.seed_per_sample is False:
             return "with seed_per_sample=False nothing gives its samples their keys"
-        hook = offered(loader.dataset, "seed_sample")
+        hook = offered(dataset, "seed_sample")
     leaves: list[tuple] = []
     for kind, itemsize, shape in fields:
         code = (_KINDS.get(kind, -1), 8 * itemsize)
         if code not in DLPACK_CODES.values():
             return f"torch has no dtype for a field of kind {kind!r} and {itemsize} bytes"
         leaves.append((TENSOR, *code, shape) if shape else (INT,))
-    return Offer(capsule, _FixedShape(Layout((TUPLE, tuple(leaves)))), hook)
+    return Offer(capsule, _FixedShape(Layout((TUPLE, tuple(leaves)))), hook, indices)
 
 
 def integers(index: Any) -> Any:
@@ -184,13 +218,16 @@ class _Runner:
         epoch, position, base_seed, seeded = place
         if seeded and self.seeder is not None:
             self.seeder.seed(base_seed, epoch, position + row, 0)
+        if hasattr(self.dataset, "__getitems__"):  # a Subset: as torch asks it
+            return self.dataset.__getitems__([index])[0]
         return self.dataset[index]
 
     def _rows(self, indices: Any, place: list, rows: range, mark: Callable) -> list:
         entries: list[tuple] = []
         for row in rows:
             try:
-                index = _codec.loads(indices, [])[row]
+                every = _codec.loads(indices, []) if isinstance(indices, bytes) else indices
+                index = every[row]
                 entries.append((row, SAMPLE, self._sample(index, row, place)))
             except Exception as error:
                 entries.append((row, ERROR, self._failure(error)))
@@ -284,7 +321,9 @@ class NativePool:
             self.engine.start(-1, -1)
             segment = self.engine.segment
             for number in range(segment.workers):
-                worker = _core.NativeWorker(segment, number, offer.capsule, STREAM_HOOK)
+                worker = _core.NativeWorker(
+                    segment, number, offer.capsule, STREAM_HOOK, offer.indices
+                )
                 runner = _Runner(dataset, collate_fn, offer.hook, number)
                 ended = threading.Event()
                 thread = threading.Thread(

@@ -26,6 +26,7 @@ written in C by users.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import random
 import threading
@@ -591,7 +592,7 @@ class VolumeDataset:
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Make a sample. Raises IndexError, and what the pipeline raises (OSError,
         ValueError, MemoryError), naming the file."""
-        length = len(self)
+        length, index = len(self), operator.index(index)
         place = index + length if index < 0 else index
         if not 0 <= place < length:
             raise IndexError(f"sample {index} is not among {length}")

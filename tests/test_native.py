@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
 
 import minato
 from minato import ops
@@ -216,6 +217,69 @@ def test_resume_with_the_other_workers(files, first, then, keyed_by) -> None:
     assert len(head + tail) == 10
 
 
+# ---- torch's subsets -------------------------------------------------------------------------
+
+SUBSETS: dict[str, Callable[[Any], Subset]] = {
+    "list": lambda d: Subset(d, [5, -1, 0, 3, 3]),
+    "range": lambda d: Subset(d, range(3, 17, 2)),
+    "tensor": lambda d: Subset(d, torch.tensor([7, 1, 19])),
+    "array": lambda d: Subset(d, np.array([2, -20, 4], np.int16)),
+    "nested": lambda d: Subset(Subset(d, [9, 8, -3, 1]), [3, -4, 2]),
+    "random_split": lambda d: torch.utils.data.random_split(
+        d, [0.3, 0.7], torch.Generator().manual_seed(1))[1],
+    "split of a split": lambda d: torch.utils.data.random_split(
+        Subset(d, range(10)), [4, 6], torch.Generator().manual_seed(2))[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUBSETS)
+def test_subsets(files, name) -> None:
+    def epochs(**options: Any) -> list[list[str]]:
+        torch.manual_seed(5)
+        dataset = volumes(files, with_index=True)
+        loader = minato.DataLoader(SUBSETS[name](dataset), 2, shuffle=True, **options)
+        out = []
+        for epoch in (0, 4):
+            dataset.set_epoch(epoch)
+            out.append([digest(batch) for batch in loader])
+        used = options.get("worker_type") or "native"
+        assert loader.stats()["worker_type"] == used
+        return out
+
+    want = epochs(num_workers=2, worker_type="process")
+    assert want[0] != want[1]
+    for workers in (1, 3):
+        assert epochs(num_workers=workers) == want
+    assert epochs(num_workers=2, worker_type="native") == want
+
+
+def test_an_empty_subset(files) -> None:
+    assert list(native(Subset(volumes(files), []))) == []
+
+
+def test_indices_of_a_subset_are_those_of_its_start(files) -> None:
+    indices = [1, 2, 3, 4]
+    subset = Subset(volumes(files, with_index=True), indices)
+    loader = native(subset, persistent_workers=True, num_workers=1)
+    iterator = iter(loader)
+    indices[:] = [9, 9, 9, 9]
+    assert [batch[2].item() for batch in iterator] == [1, 2, 3, 4]
+    again = native(subset, num_workers=1)
+    assert [batch[2].item() for batch in again] == [9, 9, 9, 9]
+
+
+@pytest.mark.parametrize("indices", [[0, 20, 1, 2], [0, 2, -21, 1]], ids=str)
+def test_what_a_subset_names_must_be_there(files, indices) -> None:
+    """The dataset refuses it, as its own index."""
+    def loader(kind: str) -> Any:
+        subset = Subset(volumes(files), indices)
+        return minato.DataLoader(subset, num_workers=1, worker_type=kind)
+
+    want = outcome(loader("process"))
+    assert sum(not isinstance(o, str) for o in want) == 1
+    assert without_notes(outcome(loader("native"))) == without_notes(want)
+
+
 # ---- datasets of others ------------------------------------------------------------------
 
 
@@ -318,6 +382,19 @@ class Delegating:
         return self.inner[index][::-1]
 
 
+class Reversed(Subset):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[::-1]
+
+    def __getitems__(self, indices: list) -> list:
+        return [self[i] for i in indices]
+
+
+class Truncated(list):
+    def __getitem__(self, index: int) -> int:
+        return int(super().__getitem__(index))
+
+
 def plain(files: list, kind: type = ops.VolumeDataset) -> Any:
     return kind(files, ops.unet3d_training(PATCH))
 
@@ -331,7 +408,10 @@ PYTHON: dict[str, tuple[Callable[[list], Any], dict, str]] = {
     "getitem": (lambda f: plain(f, Derived), {}, "Derived has a __getitem__"),
     "getitems": (lambda f: plain(f, Fetching), {}, "__getitems__"),
     "wrapped": (lambda f: Delegating(plain(f)), {}, "no native_pipeline"),
-    "subset": (lambda f: torch.utils.data.Subset(plain(f), [1, 2]), {}, "no native_pipeline"),
+    "subset derived": (lambda f: Reversed(plain(f), [1, 2]), {}, "Reversed offers no"),
+    "subset of other": (lambda f: Subset(Delegating(plain(f)), [1]), {}, "Delegating offers no"),
+    "subset getitem": (lambda f: Subset(plain(f, Derived), [1]), {}, "Derived has a __getitem__"),
+    "subset getitems": (lambda f: Subset(plain(f, Fetching), [1]), {}, "__getitems__"),
 }
 
 
@@ -354,6 +434,18 @@ def test_seeds_that_nothing_gives(files) -> None:
         iter(native(dataset, seed_per_sample=False))
     loader = minato.DataLoader(dataset, num_workers=1, seed_per_sample=False)
     assert len(list(loader)) == 4 and loader.stats()["worker_type"] == "process"
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are no integers"),
+    (lambda f: Subset(volumes(f, keyed_by="sample"), [1, 2]), "whole batches"),
+    (lambda f: Subset(Subset(volumes(f), [4, 5]), [1, -3]), "names samples that are not there"),
+])  # fmt: skip
+def test_subsets_that_need_python_get_processes(files, make, words) -> None:
+    with pytest.raises(ValueError, match=f"(?s)worker_type='native'.*{words}.*worker_type=None"):
+        iter(native(make(files)))
+    loader = minato.DataLoader(make(files), num_workers=1)
+    assert isinstance(outcome(loader)[0], str) and loader.stats()["worker_type"] == "process"
 
 
 def test_who_serves(files) -> None:
@@ -406,6 +498,11 @@ def outcome(loader: Any) -> list[Any]:
             notes = getattr(error, "__notes__", [])
             out.append((type(error), words[0], words[-1], notes, type(error.__cause__),
                         str(error.__cause__)))  # fmt: skip
+
+
+def without_notes(outcomes: list[Any]) -> list[Any]:
+    """Processes fetch a Subset's batch at once, and so cannot say which sample it was."""
+    return [o if isinstance(o, str) else (*o[:3], *o[4:]) for o in outcomes]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "dtype", "shape"])
@@ -469,18 +566,22 @@ class Batches:
         return len(self.batches)
 
 
+@pytest.mark.parametrize("subset", [None, list(range(19, -1, -1))], ids=["whole", "subset"])
 @pytest.mark.parametrize("batch", [
     [-1, -20], [np.int64(3), np.uint8(4)], [torch.tensor(5), True], (1, 2), np.array([4, 2]),
     torch.tensor([3, 1]), range(3), {7: "x"}, [20], [0, -21], [2**70], ["a"], [1, 2.5], [None],
     [], "12", 5, [[1, 2]], iter([1, 2]),
 ], ids=repr)  # fmt: skip
-def test_indices_follow_the_datasets_rules(files, batch) -> None:
+def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
     def loader(kind: str) -> Any:
+        dataset = volumes(files)
+        dataset = dataset if subset is None else Subset(dataset, subset)
         copies = [iter([1, 2]) if isinstance(batch, Iterator) else batch for _ in range(2)]
-        return minato.DataLoader(volumes(files), num_workers=1, worker_type=kind,
+        return minato.DataLoader(dataset, num_workers=1, worker_type=kind,
                                  batch_sampler=Batches([0], *copies, [1]))  # fmt: skip
 
-    assert outcome(loader("native")) == outcome(loader("process"))
+    got, want = outcome(loader("native")), outcome(loader("process"))
+    assert got == want if subset is None else without_notes(got) == without_notes(want)
 
 
 def test_a_thread_that_fails_is_a_lost_worker(monkeypatch) -> None:

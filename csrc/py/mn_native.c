@@ -122,6 +122,27 @@ leave(struct mn_worker_side *w)
 
 /* ---- rows --------------------------------------------------------------------------- */
 
+/* Where a subset has its sample of this index, which may count from the end; -1: nowhere. */
+static int64_t
+place_of(const struct mn_native *n, int64_t index)
+{
+    int64_t place = index < 0 ? index + n->n_indices : index;
+    return place < n->n_indices ? place : -1;
+}
+
+/* Whether all of the task's samples are the pipeline's to make or to refuse. What a subset
+ * does not have is for the subset itself to refuse. */
+static bool
+are_known(const struct mn_native *n, const struct mn_task *t, struct mn_block *b)
+{
+    const int64_t *asked = (const int64_t *)mn_block_index(b);
+    bool known = true;
+    for (uint32_t row = t->row0; n->indices != NULL && row < t->row0 + t->nrows; row++) {
+        known = known && place_of(n, asked[row]) >= 0;
+    }
+    return known;
+}
+
 static uint64_t
 epoch_of(const struct mn_native_pipeline *p, const struct mn_block *b)
 {
@@ -139,6 +160,9 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
 {
     const struct mn_native_pipeline *p = n->pipeline;
     int64_t asked = ((const int64_t *)mn_block_index(b))[row];
+    if (n->indices != NULL) {
+        asked = n->indices[place_of(n, asked)];
+    }
     int64_t index = asked < 0 ? asked + p->length : asked;
     if (index < 0 || index >= p->length) {
         (void)snprintf(failure->text, sizeof(failure->text), "sample %lld is not among %lld",
@@ -209,7 +233,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         const struct mn_task *t = mn_task_at(&w->shm, *task);
         struct mn_block *b = mn_block_at(&w->shm, t->block_off);
         if (t->kind != MN_KIND_ROWS || b->index_kind != MN_INDEX_INT64
-            || b->nfields != (uint32_t)n->pipeline->n_fields) {
+            || b->nfields != (uint32_t)n->pipeline->n_fields || !are_known(n, t, b)) {
             return MN_NATIVE_PYTHON;
         }
         mn_worker_begin(w, clock, *task);

@@ -24,6 +24,9 @@
 struct mn_native {
     const struct mn_native_pipeline *pipeline;
     uint64_t stream; /* of the seeds that a sample's key comes from (py/mn_seed_mix.h) */
+    /* Of a subset: the pipeline's index of each of its samples. NULL: all, as they are. */
+    const int64_t *indices;
+    int64_t n_indices;
 };
 
 enum mn_native_event {

@@ -22,6 +22,7 @@ struct mn_native_object {
     struct mn_native native;
     PyObject *segment; /* keeps the mapping, */
     PyObject *capsule; /* and this the pipeline */
+    Py_buffer indices; /* of a subset; obj NULL: none */
     uint32_t task;
     bool holding; /* it is RUNNING under us */
     uint64_t mark_ns; /* end of the last row that mark() was told of */
@@ -76,17 +77,33 @@ mn_native_info(PyObject *module, PyObject *capsule)
     return list == NULL ? NULL : Py_BuildValue("(IN)", p->keying, list);
 }
 
+static int
+take_indices(struct mn_native_object *o, PyObject *indices)
+{
+    if (PyObject_GetBuffer(indices, &o->indices, PyBUF_C_CONTIGUOUS) < 0) {
+        return -1;
+    }
+    if (o->indices.itemsize != sizeof(int64_t)
+        || (uintptr_t)o->indices.buf % sizeof(int64_t) != 0) {
+        PyErr_SetString(PyExc_ValueError, "indices must be aligned and of 64 bits");
+        return -1;
+    }
+    o->native.indices = o->indices.buf;
+    o->native.n_indices = (int64_t)(o->indices.len / o->indices.itemsize);
+    return 0;
+}
+
 static PyObject *
 native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"segment", "number", "capsule", "stream", NULL};
+    static char *names[] = {"segment", "number", "capsule", "stream", "indices", NULL};
     struct mn_state *st = mn_state_of_type(type);
-    PyObject *segment, *capsule;
+    PyObject *segment, *capsule, *indices = Py_None;
     unsigned int number;
     unsigned long long stream;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOK", names, st->segment_type,
-                                        &segment, &number, &capsule, &stream)) {
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOK|O", names, st->segment_type,
+                                        &segment, &number, &capsule, &stream, &indices)) {
         return NULL;
     }
     const struct mn_native_pipeline *p = pipeline_of(capsule);
@@ -96,9 +113,13 @@ native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
-    o->native = (struct mn_native){p, stream};
+    o->native = (struct mn_native){.pipeline = p, .stream = stream};
     o->segment = Py_NewRef(segment);
     o->capsule = Py_NewRef(capsule);
+    if (indices != Py_None && take_indices(o, indices) < 0) {
+        Py_DECREF(o);
+        return NULL;
+    }
     if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
         PyErr_SetString(PyExc_ValueError, "no such worker");
         Py_CLEAR(o);
@@ -113,6 +134,9 @@ native_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(o->segment);
     Py_XDECREF(o->capsule);
+    if (o->indices.obj != NULL) {
+        PyBuffer_Release(&o->indices);
+    }
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -277,8 +301,9 @@ static PyType_Slot native_slots[] = {
     {Py_tp_new, native_new},
     {Py_tp_dealloc, native_dealloc},
     {Py_tp_methods, native_methods},
-    {Py_tp_doc, PyDoc_STR("NativeWorker(segment, number, capsule, stream): a thread's side of "
-                          "the loader's mapping. stream: of the seeds of samples.")},
+    {Py_tp_doc, PyDoc_STR("NativeWorker(segment, number, capsule, stream, indices=None): a "
+                          "thread's side of the loader's mapping. stream: of the seeds of "
+                          "samples. indices: a subset's, int64.")},
     {0, NULL},
 };
 
