@@ -3,10 +3,10 @@
     python benchmarks/simulate_plots.py OUTDIR
 
 Writes ``cases.png`` (every case, every policy), ``workers.png`` (1 to 512 workers),
-``slow_share.png`` (0 to 100 % slow samples, as in the evaluation of MinatoLoader) and
-``memory.png`` (look-ahead budget, in steady windows).  All values are wall time over the
-work bound, from ``minato.simulate``; nothing is timed, so a busy machine does not matter.
-Takes about a minute on one core.
+``speech.png`` (the published speech case, 64 to 512 workers), ``slow_share.png`` (0 to 100 %
+slow samples, as in the evaluation of MinatoLoader) and ``memory.png`` (look-ahead budget, in
+steady windows).  All values are wall time over the work bound, from ``minato.simulate``;
+nothing is timed, so a busy machine does not matter.  Takes about a minute on one core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minato import simulate
 from minato._simulation import Case
 
 OVERHEAD = 20_000
-LINES = ("torch", "torch ooo", "published", "no redo", "in order 1", "in order 2")
+LINES = tuple(simulate.SHOWN)
 
 
 def ratios(case: Case, seeds: int, memory: float = 8.0) -> dict[str, float]:
@@ -36,17 +36,18 @@ def lines(path: Path, title: str, label: str, points: Sequence[float],
           measure: Callable[[float], dict[str, float]], log: bool) -> None:
     """One line a policy over points."""
     found = [measure(x) for x in points]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name in LINES:
-        axes.plot(points, [row[name] for row in found], marker="o", label=name)
+    for name, text in simulate.SHOWN.items():
+        axes.plot(points, [row[name] for row in found], marker="o", label=text)
     if log:
         axes.set_xscale("log", base=2)
+        axes.set_xticks(points, [f"{x:g}" for x in points])
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.set_ylabel("wall time / work bound")
-    axes.legend()
+    figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -61,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = simulate.measure([*simulate.background(), *simulate.published_cases()],
                              args.seeds, OVERHEAD, 8.0)
     simulate.plot(table, str(args.outdir / "cases.png"))
-    scale = {case.workers: case for case in simulate.scale_cases()}
-    lines(args.outdir / "workers.png", "80 % 5 ms, 20 % 30 ms, batch 8", "workers",
-          list(scale), lambda n: ratios(scale[int(n)], 1), log=True)
+    for name, file, title in (
+            ("80%", "workers.png", "80 % 5 ms, 20 % 30 ms; batch 8"),
+            ("speech 3", "speech.png", "80 % 0.5 s, 20 % 3 s; batch 24")):
+        scale = {c.workers: c for c in simulate.scale_cases() if c.name.startswith(name)}
+        lines(args.outdir / file, title, "workers", list(scale),
+              lambda n, scale=scale: ratios(scale[int(n)], 1), log=True)
     speech = Case("speech", 24, 12, 60, simulate.speech(3 * simulate.S))
     lines(args.outdir / "slow_share.png", "0.5 s, or 3.5 s for the slow; batch 24, 12 workers",
           "share of slow samples", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0],

@@ -155,7 +155,8 @@ class Trace:
             args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
             if kind == COLLATE:
                 name = f"collate {number}"
-                args.update(cpu_us=cpu / 1000)
+                args["cpu_us"] = cpu / 1000
+                del args["why"]  # it starts when its samples are there
                 events.append(self._span(name, "collate", tid, begin, wall, **args))
                 continue
             if kind == BATCH and not all(rows):

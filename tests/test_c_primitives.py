@@ -334,10 +334,11 @@ def test_limits_of_this_machine(
 ) -> None:
     done = builder_for("gcc", builders, tmp_path_factory).run("mn_limits")
     must_pass(done)
-    cpus, total, available = map(int, done.stdout.split())
+    cpus, total, available, private, nobody = map(int, done.stdout.split())
     ram = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
     assert 1 <= cpus <= len(os.sched_getaffinity(0))
     assert 0 < available < total <= ram
+    assert 1 << 12 <= private < 1 << 30 and nobody == 0
 
 
 def test_affinity_limits_cpus(

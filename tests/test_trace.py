@@ -191,6 +191,7 @@ list(loader)
     assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
     collated = of(events, ph="X", cat="collate")
     assert sorted(e["args"]["batch"] for e in collated) == list(range(6))
+    assert not any("why" in e["args"] for e in collated)
     for event in collated:  # begins when its last sample has ended
         ends = [e["ts"] + e["dur"] for e in of(events, cat="sample")
                 if e["args"]["batch"] == event["args"]["batch"]]  # fmt: skip

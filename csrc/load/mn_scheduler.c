@@ -18,9 +18,9 @@
 /* With few samples in such a time their number says little: it lasts until each worker has
  * made two on average, but not for longer than so many of them. */
 #define INTERVALS_MOST 8u
-/* What memory has room for is looked at so often, and half of what is available is left to
- * the trainer. */
-#define ROOM_NS UINT64_C(2000000000)
+/* What memory has room for is looked at so often (some milliseconds each time), and after
+ * every change; half of what is available is left to the trainer. */
+#define ROOM_NS UINT64_C(5000000000)
 /* Of the cores, whatever other programs do. */
 #define FAIR_PERMILLE 500
 /* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
@@ -262,26 +262,33 @@ backlog(struct mn_engine *e)
     return queued + (int64_t)e->plan->dispatch.count;
 }
 
-/* How many workers more memory has room for, by the largest there is. Threads take next to
- * nothing. */
+/* How many workers more memory has room for, by what the one that has done most takes, beside
+ * what it shares with the zygote. Threads take next to nothing. */
 static int32_t
 room(struct mn_engine *e, uint64_t now)
 {
     struct mn_scheduler *s = e->scheduler;
-    if (s->room_ns != 0 && now - s->room_ns < ROOM_NS) {
+    if (s->room_ns != 0 && now - s->room_ns < ROOM_NS && s->room_for == e->active) {
         return s->room;
     }
-    uint64_t most = 0, available = mn_mem_available();
+    uint64_t most = 0, bytes = 0, available = mn_mem_available();
+    pid_t pid = 0;
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         const struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (k->tid == 0 && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
-            uint64_t bytes = mn_mem_private((pid_t)k->pid);
-            most = bytes > most ? bytes : most;
+        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
+        if (k->tid == 0 && rows >= most
+            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
+            most = rows;
+            pid = (pid_t)k->pid;
         }
     }
-    uint64_t fit = most == 0 || available == 0 ? INT32_MAX : available / 2 / most;
+    if (pid != 0) {
+        bytes = mn_mem_private(pid);
+    }
+    uint64_t fit = bytes == 0 || available == 0 ? INT32_MAX : available / 2 / bytes;
     s->room = fit < INT32_MAX ? (int32_t)fit : INT32_MAX;
     s->room_ns = now;
+    s->room_for = e->active;
     return s->room;
 }
 

@@ -50,8 +50,9 @@ struct mn_scheduler {
     uint64_t rows, busy_ns, cpu_ns, queued_ns;
     uint64_t own_ns; /* CPU time of the trainer's process */
     uint64_t occupancy_sum, occupancy_n;
-    uint64_t room_ns; /* when it was found */
-    int32_t room;     /* workers more that memory has room for */
+    uint64_t room_ns;  /* when it was found, */
+    uint32_t room_for; /* and beside how many workers */
+    int32_t room;      /* workers more that memory has room for */
     struct mn_flag *flags; /* one a worker entry */
     uint64_t slow_seen;    /* samples flagged so far */
     struct mn_decision log[MN_SCHEDULER_LOG];

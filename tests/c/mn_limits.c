@@ -1,8 +1,10 @@
-/* Prints what mn_cpu and mn_mem find below the root given, for the Python side to judge.
+/* Prints what mn_cpu and mn_mem find below the root given, or without one here, with what this
+ * process and one that is not there hold alone, for the Python side to judge.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
+#include <unistd.h>
 
 #include "mn_test.h"
 #include "os/mn_cpu.h"
@@ -16,8 +18,9 @@ main(int argc, char **argv)
                mn_mem_total_at(argv[1]), mn_mem_available_at(argv[1]));
     }
     else {
-        printf("%d %" PRIu64 " %" PRIu64 "\n", mn_cpu_count(), mn_mem_total(),
-               mn_mem_available());
+        printf("%d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", mn_cpu_count(),
+               mn_mem_total(), mn_mem_available(), mn_mem_private(getpid()),
+               mn_mem_private(0));
     }
     return 0;
 }
