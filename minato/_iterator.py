@@ -90,6 +90,7 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             max_retries=loader.max_retries if balanced else 0,
             respawn=balanced and loader.max_retries > 0,
             memory_limit=loader._memory_limit_bytes(),
+            one_thread=loader.scheduling != "static",
             options=self._engine_options(),
             job=dict(
                 num_workers=self._max_workers if balanced else self._num_workers,

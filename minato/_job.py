@@ -7,16 +7,10 @@ from dataclasses import dataclass, field
 from multiprocessing.reduction import DupFd
 from typing import Any, Callable
 
-from . import _core
+import numpy  # noqa: F401  (its pool's threads are among those counted)
+import torch
 
-
-def _quiet_threads() -> int:
-    """One thread for NumPy's and torch's pools; returns how many threads there are now."""
-    import numpy  # noqa: F401  (its pool's threads are among those counted)
-    import torch
-
-    torch.set_num_threads(1)
-    return count_threads()
+from . import _core, _threads
 
 
 def count_threads() -> int:
@@ -35,15 +29,24 @@ def offered(dataset: Any, name: str) -> Callable | None:
 class ThreadsBefore:
     """Unpickles first: quiets the pools before a dataset is loaded, and counts threads."""
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, one_each: bool, count: int = 0) -> None:
+        self.one_each = one_each  # whether that goes for all libraries, see _threads.py
         self.count = count
 
     def __reduce__(self):
-        return _threads_before, ()
+        return _threads_before, (self.one_each,)
+
+    def limit(self) -> None:
+        torch.set_num_threads(1)
+        if self.one_each:
+            _threads.limit()
 
 
-def _threads_before() -> ThreadsBefore:
-    return ThreadsBefore(_quiet_threads())
+def _threads_before(one_each: bool) -> ThreadsBefore:
+    threads = ThreadsBefore(one_each)
+    threads.limit()
+    threads.count = count_threads()
+    return threads
 
 
 class Memory:

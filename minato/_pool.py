@@ -106,6 +106,7 @@ class Pool:
         max_retries: int,
         respawn: bool,
         memory_limit: int,
+        one_thread: bool,
         options: dict[str, Any],
         job: dict[str, Any],
     ) -> None:
@@ -120,7 +121,7 @@ class Pool:
         with explained():
             reader, self._commands = multiprocessing.Pipe(duplex=False)
         os.set_blocking(self._commands.fileno(), False)
-        full_job = Job(threads=ThreadsBefore(), memory=Memory(self.engine), **job)
+        full_job = Job(threads=ThreadsBefore(one_thread), memory=Memory(self.engine), **job)
         inherited = self._commands if method == "fork" else None
         self.zygote = context.Process(
             target=_zygote.main,

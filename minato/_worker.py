@@ -32,7 +32,7 @@ def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     _utils.signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    torch.set_num_threads(1)
+    job.threads.limit()
     seed = job.base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)

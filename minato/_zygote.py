@@ -280,7 +280,7 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     """Target of the zygote's process object."""
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    torch.set_num_threads(1)
+    job.threads.limit()
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
     gc.freeze()  # collections in workers then leave the shared pages of the dataset alone

@@ -1,0 +1,77 @@
+"""One thread for each worker process: libraries that bring thread pools of their own.
+
+torch sets its own pool to one thread in a worker, and so does minato.  NumPy's BLAS would
+still use every core in each worker, all at once.  Balanced scheduling says one thread to what
+BLAS and OpenMP libraries are there, and by the environment to those that come later.  Before
+worker_init_fn, so that what it says counts; what the environment says for a library counts,
+too.
+
+Sums split over threads are rounded otherwise (``numpy.dot`` of long vectors), so
+``scheduling="static"``, torch bit for bit, leaves them as torch does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+
+#: in a library's file name: (functions that set its threads, variables that do)
+_POOLS = {
+    r"openblas|libblas": (
+        (
+            "openblas_set_num_threads",
+            "openblas_set_num_threads64_",
+            "scipy_openblas_set_num_threads",
+            "scipy_openblas_set_num_threads64_",
+        ),
+        ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),
+    ),
+    r"mkl_rt": (("MKL_Set_Num_Threads",), ("MKL_NUM_THREADS", "OMP_NUM_THREADS")),
+    r"blis": (("bli_thread_set_num_threads",), ("BLIS_NUM_THREADS", "OMP_NUM_THREADS")),
+    r"gomp|iomp|libomp": (("omp_set_num_threads",), ("OMP_NUM_THREADS",)),
+}
+_LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+_limited = False  # here, or in the process that this one is a fork of
+
+
+def limit() -> None:
+    """Called in the zygote, whose forks inherit it, and first thing in any other worker."""
+    global _limited
+    if _limited:
+        return
+    _limited = True
+    given = {name for _, names in _POOLS.values() for name in names if name in os.environ}
+    for path in _mapped():
+        for pattern, (functions, names) in _POOLS.items():
+            if re.search(pattern, os.path.basename(path)) and given.isdisjoint(names):
+                _set_one(path, functions)
+    if "OMP_NUM_THREADS" not in given:
+        for name in _LATER:
+            os.environ.setdefault(name, "1")
+
+
+def _mapped() -> Iterator[str]:
+    """Libraries of this process. Nothing else is looked at, so that nothing is loaded."""
+    with open("/proc/self/maps") as maps:
+        yield from sorted({
+            line.split(maxsplit=5)[5].rstrip("\n")
+            for line in maps
+            if ".so" in line and line.count(" ") >= 5 and "/" in line
+        })  # fmt: skip
+
+
+def _set_one(path: str, functions: tuple[str, ...]) -> None:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # exchanged on disk meanwhile
+        return
+    for name in functions:
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            continue
+        function.restype = None
+        function(ctypes.c_int64(1))
