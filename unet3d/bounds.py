@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from unet3d.parallel import available_cores
 
 COPY_REPEATS = 5
-STEPS_TIMED = 3
+STEPS_TIMED = 5
 
 
 def sample_cost(dataset: Dataset, indices: Sequence[int]) -> float:
@@ -44,13 +44,13 @@ def copy_rate(nbytes: int) -> float:
 
 
 def step_cost(step: Callable[[], object]) -> float:
-    """Median seconds of a training step; the first one only warms up."""
+    """Seconds of a training step, the best of some; the first one only warms up."""
     times = []
     for _ in range(1 + STEPS_TIMED):
         began = time.perf_counter()
         step()
         times.append(time.perf_counter() - began)
-    return float(np.median(times[1:]))
+    return min(times[1:])
 
 
 def combine(samples: int, steps: int, nbytes: int, costs: dict[str, float], workers: int,

@@ -17,7 +17,7 @@ from unet3d import records
 
 CSV_NAME, JSON_NAME = "compare.csv", "compare.json"
 COLOURS = ("#2b6cb0", "#4fb3bf", "#c05621", "#b7791f", "#718096", "#2f855a", "#6b46c1",
-           "#97266d", "#1a202c")
+           "#97266d", "#1a202c", "#d69e2e", "#f687b3")
 SMOOTH = 12  # the share of slow samples is averaged over this part of an epoch's batches
 
 
@@ -60,13 +60,17 @@ def draw(folder: Path, target: Path) -> Path:
     has_gpu = any(row["gpu"] is not None for row in rows)
     panels = [_times, _waits, _cpu, *([_gpu] if has_gpu else []), _slow]
     figure, axes = pyplot.subplots(len(caches), len(panels), squeeze=False,
-                                   figsize=(4.6 * len(panels), 3.9 * len(caches)),
+                                   figsize=(4.6 * len(panels), 0.6 + 3.9 * len(caches)),
                                    constrained_layout=True)
     for line, cache in zip(axes, caches):
         chosen = [row for row in rows if row["cache"] == cache]
         for axis, panel in zip(line, panels):
             panel(axis, chosen, colour, folder)
     machine = facts["machine"]
+    handles = [pyplot.Line2D([], [], color=colour[name], linewidth=4, label=name)
+               for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncol=min(len(names), 6),
+                  fontsize=8)
     runs = (f"medians of {facts['repeats']} interleaved runs" if facts["repeats"] > 1 else
             "one run each")
     figure.suptitle(f"{facts['workload']}: {runs}, {machine['cores']} cores", fontsize=11)
@@ -92,14 +96,15 @@ def _bars(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], name: s
 
 def _times(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
     _bars(axis, rows, colour, "epoch_s", 1.0)
-    for name, style, text in (("bound_s", "--", "largest bound"),
-                              ("work_bound_s", ":", "work bound")):
+    told = "s (median, min-max)"
+    for name, style, text in (("bound_s", "--", "\ndashed: largest bound"),
+                              ("work_bound_s", ":", ", dotted: work bound")):
         value = rows[0].get(name)
         if value and (name == "bound_s" or value != rows[0]["bound_s"]):
-            axis.axvline(value, color="black", linestyle=style, linewidth=1, label=text)
+            axis.axvline(value, color="black", linestyle=style, linewidth=1)
+            told += text
             axis.set_xlim(0, max(axis.get_xlim()[1], 1.05 * value))
-            axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
-    axis.set(title=f"epoch time, {rows[0]['cache']} cache", xlabel="s (median, min-max)")
+    axis.set(title=f"epoch time, {rows[0]['cache']} cache", xlabel=told)
 
 
 def _waits(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
@@ -112,9 +117,8 @@ def _over_time(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], fo
     for row in rows:
         points = read_usage(folder / f"{row['cache']}-{row['loader']}-1", name)
         axis.plot([t for t, _ in points], [factor * value for _, value in points],
-                  color=colour[row["loader"]], label=row["loader"], linewidth=1.2)
+                  color=colour[row["loader"]], linewidth=1.2)
     axis.set(xlabel="s in epochs, first run", ylim=(0, 105), xlim=(0, None))
-    axis.legend(fontsize=7)
 
 
 def _cpu(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: Path) -> None:
@@ -133,16 +137,15 @@ def _slow(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path
     for place, row in enumerate(shown):  # in-order loaders coincide: thin lines over thick
         shares = row["slow_shares"]
         axis.plot((np.arange(len(shares)) + 0.5) / len(shares) * 100, 100 * smooth(shares),
-                  color=colour[row["loader"]], label=row["loader"],
+                  color=colour[row["loader"]],
                   linewidth=1.2 + 1.5 * (len(shown) - 1 - place))
     if shown:
-        axis.axhline(100 * shown[0]["slow_share"], color="black", linestyle="--", linewidth=1,
-                     label="share in the epoch")
-        axis.legend(fontsize=7)
+        axis.axhline(100 * shown[0]["slow_share"], color="black", linestyle="--", linewidth=1)
         axis.set(ylim=(0, None), xlim=(0, 100))
     else:
         axis.text(0.5, 0.5, "not known", ha="center", transform=axis.transAxes)
-    axis.set(title="slow samples in a batch", xlabel="% of the epoch's batches, first run",
+    axis.set(title="slow samples in a batch", xlabel="% of the epoch's batches, first run"
+             + ("\ndashed: their share in the epoch" if shown else ""),
              ylabel=f"% (mean over 1/{SMOOTH} of the batches)")
 
 

@@ -285,6 +285,15 @@ def test_work_of_all_samples_replaces_the_estimate():
         "work_bound_s": 4.0, "core_bound_s": 5.0 + 2 / cores, "copy_bound_s": 0.1}
 
 
+def test_a_ceiling_is_no_lower_than_what_was_reached():
+    bounds = {"work_bound_s": 4.0, "core_bound_s": 5.0, "synthetic_bound_s": 3.0}
+    runs = [{"config": {"threads": 1}, "epochs": [{"epoch_s": s}]} for s in (3.5, 2.0)]
+    assert compare.lower_ceiling(bounds, runs[:1]) == bounds
+    assert compare.lower_ceiling(bounds, runs) == {
+        "work_bound_s": 4.0, "synthetic_bound_s": 2.0,
+        "core_bound_s": 5.0 - 1.0 / compare.available_cores()}
+
+
 def test_order_of_the_sampler_is_torch_s_own():
     """Look-ahead and ready-first batches need a sampler of torch's own type."""
     dataset = torch.utils.data.TensorDataset(torch.zeros(4))
