@@ -367,3 +367,23 @@ def test_a_trainer_that_waits_for_sleeping_samples() -> None:
     assert stats["verdict"].startswith("The trainer waits")
     worker = stats["workers"][0]
     assert worker["cpu"] < 0.5 * worker["busy"]
+
+
+class Burns(Plain):
+    """Samples of 10 ms of CPU time."""
+
+    def __getitem__(self, index: int) -> int:
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return index
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_cpu_time_of_tasks_that_follow_a_wait_counts(scheduling: str) -> None:
+    """One batch at a time is asked for, so the worker waits before each, the first included."""
+    loader = minato.DataLoader(Burns(12, 0.0), 1, sampler=list(range(12)), num_workers=1,
+                               prefetch_factor=1, scheduling=scheduling)
+    assert len(list(loader)) == 12
+    [worker] = loader.stats()["workers"]
+    assert 0.12 <= worker["cpu"] <= worker["busy"] + 0.01

@@ -8,6 +8,13 @@
 /* Tasks cheaper than this are not worth a look at the thread's CPU clock (a system call). */
 #define CPU_CLOCK_WORTH_NS UINT64_C(20000)
 
+/* One look more for each wait: a small part of what the wake-up costs. */
+void
+mn_worker_waited(struct mn_worker_clock *clock)
+{
+    clock->cpu_begin_ns = mn_thread_cpu_ns();
+}
+
 void
 mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task)
 {

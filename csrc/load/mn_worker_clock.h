@@ -10,9 +10,13 @@
 
 struct mn_worker_clock {
     uint64_t begin_ns;     /* of the task in hand */
-    uint64_t cpu_begin_ns; /* CPU time of this thread then; 0: not looked at. Who waits
-                            * between two tasks sets it to 0. */
+    uint64_t cpu_begin_ns; /* CPU time of this thread then; 0: not looked at, because the
+                            * tasks are so cheap. */
 };
+
+/* The thread has waited, or just begun: what that has cost is not the next task's. */
+void
+mn_worker_waited(struct mn_worker_clock *clock);
 
 /* The claimed task's time begins. */
 void

@@ -221,8 +221,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         int rc = mn_worker_try(w, task);
         if (rc == MN_EMPTY) {
             rc = mn_worker_claim(w, IDLE_NS, task);
-            /* waiting is not the task's; samples here are worth a look at the clock */
-            clock->cpu_begin_ns = mn_thread_cpu_ns();
+            mn_worker_waited(clock);
         }
         if (rc == MN_CLOSED && !over(w)) {
             leave(w);

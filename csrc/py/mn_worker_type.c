@@ -388,10 +388,10 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
             rc = mn_worker_try(&o->side, &o->task);
         }
         if (rc == MN_EMPTY) {
-            o->clock.cpu_begin_ns = 0; /* waiting is not the next task's */
             Py_BEGIN_ALLOW_THREADS
             rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
             Py_END_ALLOW_THREADS
+            mn_worker_waited(&o->clock);
         }
         if (rc == MN_OK) {
             PyObject *todo = run_task(st, o);
@@ -527,6 +527,7 @@ worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
     o->side.me->pid = (uint32_t)getpid();
+    mn_worker_waited(&o->clock);
     mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
     Py_RETURN_NONE;
 }
