@@ -128,16 +128,16 @@ class ReadNpy(Operator):
     are stored, so a crop behind it reads just its rows.
 
     Files are mapped, and a pipeline keeps the mappings between samples: up to 1024 files and
-    as many bytes as the machine has memory, then those used longest ago go. Mapped pages are
+    as many bytes as the machine has memory; the others are read by calls. Mapped pages are
     page cache, which the kernel takes back when memory is short; yet the process's resident
     and proportional set sizes (RSS, PSS) count those that it has touched. No descriptor is
     kept; a deleted file's space is free when its mapping goes, at the latest with the
     pipeline. A file that is replaced or changed is seen at the next sample; one that becomes
     shorter while it is read is an OSError (EIO) that names it, for which the first read
     installs a handler of SIGBUS that passes on what it does not know. On network file
-    systems, and where mapping fails, files are read by calls instead (with what lies between
-    two rows where that is cheaper than another call). `direct` does so, too, and bypasses
-    the page cache (O_DIRECT); the file system must be able to.
+    systems, and where mapping fails, files are read by calls, too. Calls read with the rows
+    what lies between two of them, where that is cheaper than another call. `direct` reads by
+    calls and bypasses the page cache (O_DIRECT); the file system must be able to.
 
     A header is parsed once for each (path, mtime, size, inode) of a pipeline. Errors name
     the file: ValueError for a file that is no .npy, is truncated or longer than its header

@@ -32,8 +32,6 @@ mn_same_identity(const struct mn_npy_identity *a, const struct mn_npy_identity *
            && a->mtime_ns == b->mtime_ns;
 }
 
-/* -- One mapping ----------------------------------------------------------------------- */
-
 /* ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, overlayfs, SquashFS, EROFS: their magic
  * numbers as statfs(2) lists them. ZFS is not among them: it keeps mapped pages twice. */
 static bool
@@ -53,35 +51,168 @@ is_local(int fd)
     return false;
 }
 
+/* -- The table ------------------------------------------------------------------------- */
+
+void
+mn_maps_init(struct mn_maps *maps, uint64_t most_bytes)
+{
+    memset(maps, 0, sizeof(*maps));
+    maps->most_bytes = most_bytes;
+}
+
+static struct mn_map_slot *
+slot_at(struct mn_maps *maps, uint64_t hash, int way)
+{
+    return &maps->slots[(hash + (uint64_t)way) % MN_MAPS];
+}
+
+/* Takes out what is in a slot, if anything. */
+static struct mn_map *
+take_slot(struct mn_map_slot *slot)
+{
+    if (mn_a64_load_relaxed(&slot->map) == 0) { /* a hint: the exchange decides */
+        return NULL;
+    }
+    /* Acquire: pairs with the release in put_in_slot. */
+    return (struct mn_map *)(uintptr_t)mn_a64_xchg_acqrel(&slot->map, 0);
+}
+
+void
+mn_maps_fini(struct mn_maps *maps)
+{
+    for (int i = 0; i < MN_MAPS; i++) {
+        mn_map_close(maps, take_slot(&maps->slots[i]));
+    }
+}
+
 struct mn_map *
-mn_map_open(int fd, const char *path, const struct mn_npy_identity *identity)
+mn_maps_take(struct mn_maps *maps, const char *path)
+{
+    uint64_t hash = mn_path_hash(path);
+    for (int way = 0; way < MN_MAPS_WAYS; way++) {
+        struct mn_map_slot *slot = slot_at(maps, hash, way);
+        struct mn_map *map = mn_a64_load_relaxed(&slot->hash) == hash ? take_slot(slot) : NULL;
+        if (map != NULL && strcmp(map->path, path) == 0) {
+            return map;
+        }
+        if (map != NULL) {
+            mn_maps_put(maps, map); /* the hint was another's; now it is right */
+        }
+    }
+    return NULL;
+}
+
+static bool
+put_in_slot(struct mn_maps *maps, struct mn_map_slot *slot, struct mn_map *map)
+{
+    uint64_t empty = 0, hash = map->hash;
+    /* Release: the mapping is complete for whoever takes it out. */
+    if (mn_a64_load_relaxed(&slot->map) != 0
+        || !mn_a64_cas_acqrel(&slot->map, &empty, (uint64_t)(uintptr_t)map)) {
+        return false;
+    }
+    mn_a64_store_relaxed(&slot->hash, hash);
+    mn_a64_store_relaxed(&slot->stamp, mn_a64_add_relaxed(&maps->clock, 1));
+    return true;
+}
+
+void
+mn_maps_put(struct mn_maps *maps, struct mn_map *map)
+{
+    bool kept = false;
+    for (int way = 0; !kept && !map->lost && way < MN_MAPS_WAYS; way++) {
+        kept = put_in_slot(maps, slot_at(maps, map->hash, way), map);
+    }
+    if (!kept) {
+        mn_map_close(maps, map);
+    }
+}
+
+/* Whether a mapping of this path could be put. Others may be faster: then it is closed. */
+static bool
+has_slot(struct mn_maps *maps, uint64_t hash)
+{
+    for (int way = 0; way < MN_MAPS_WAYS; way++) {
+        if (mn_a64_load_relaxed(&slot_at(maps, hash, way)->map) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Of those whose place it could have. */
+static void
+drop_oldest(struct mn_maps *maps, uint64_t hash)
+{
+    struct mn_map_slot *oldest = NULL;
+    uint64_t stamp = UINT64_MAX;
+    for (int way = 0; way < MN_MAPS_WAYS; way++) {
+        struct mn_map_slot *slot = slot_at(maps, hash, way);
+        if (mn_a64_load_relaxed(&slot->map) != 0
+            && mn_a64_load_relaxed(&slot->stamp) < stamp) {
+            stamp = mn_a64_load_relaxed(&slot->stamp);
+            oldest = slot;
+        }
+    }
+    if (oldest != NULL) {
+        mn_map_close(maps, take_slot(oldest)); /* NULL if somebody else was faster */
+    }
+}
+
+/* Room for so many bytes, which are then counted. */
+static bool
+find_room(struct mn_maps *maps, uint64_t hash, uint64_t size)
+{
+    for (int attempt = 0; attempt <= MN_MAPS_WAYS; attempt++) {
+        if (has_slot(maps, hash)) {
+            uint64_t before = mn_a64_add_relaxed(&maps->bytes, size);
+            if (before + size <= maps->most_bytes && before + size >= size) {
+                return true;
+            }
+            mn_a64_add_relaxed(&maps->bytes, 0 - size);
+        }
+        if (attempt == 0 && mn_a64_add_relaxed(&maps->misfits, 1) % MN_MAPS_TURN != 0) {
+            return false;
+        }
+        drop_oldest(maps, hash);
+    }
+    return false;
+}
+
+/* -- One mapping ----------------------------------------------------------------------- */
+
+struct mn_map *
+mn_map_open(struct mn_maps *maps, int fd, const char *path,
+            const struct mn_npy_identity *identity)
 {
     size_t length = strlen(path) + 1;
-    if (identity->size == 0 || identity->size > SIZE_MAX / 2 || !is_local(fd)) {
+    uint64_t size = identity->size, hash = mn_path_hash(path);
+    if (size == 0 || size > SIZE_MAX / 2 || !find_room(maps, hash, size)) {
         return NULL;
     }
     struct mn_map *map = malloc(sizeof(*map) + length);
-    if (map == NULL) {
-        return NULL;
-    }
-    void *bytes = mmap(NULL, (size_t)identity->size, PROT_READ, MAP_SHARED, fd, 0);
+    void *bytes = map != NULL && is_local(fd)
+                      ? mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0)
+                      : MAP_FAILED;
     if (bytes == MAP_FAILED) {
+        mn_a64_add_relaxed(&maps->bytes, 0 - size);
         free(map);
         return NULL;
     }
     *map = (struct mn_map){
         .identity = *identity,
-        .hash = mn_path_hash(path),
-        .guard = {.bytes = bytes, .size = (size_t)identity->size},
+        .hash = hash,
+        .guard = {.bytes = bytes, .size = (size_t)size},
     };
     memcpy(map->path, path, length);
     return map;
 }
 
 void
-mn_map_close(struct mn_map *map)
+mn_map_close(struct mn_maps *maps, struct mn_map *map)
 {
     if (map != NULL) {
+        mn_a64_add_relaxed(&maps->bytes, 0 - (uint64_t)map->guard.size);
         munmap(map->guard.bytes, map->guard.size);
         free(map);
     }
@@ -109,112 +240,4 @@ mn_map_waited(uint64_t *counter)
     uint64_t before = *counter;
     *counter = (uint64_t)usage.ru_majflt;
     return *counter != before;
-}
-
-/* -- The table ------------------------------------------------------------------------- */
-
-void
-mn_maps_init(struct mn_maps *maps, uint64_t most_bytes)
-{
-    memset(maps, 0, sizeof(*maps));
-    maps->most_bytes = most_bytes;
-}
-
-/* Takes out what is in a slot, if anything. */
-static struct mn_map *
-take_slot(struct mn_maps *maps, struct mn_map_slot *slot)
-{
-    if (mn_a64_load_relaxed(&slot->map) == 0) { /* a hint: the exchange decides */
-        return NULL;
-    }
-    /* Acquire: pairs with the release in mn_maps_put. */
-    struct mn_map *map = (struct mn_map *)(uintptr_t)mn_a64_xchg_acqrel(&slot->map, 0);
-    if (map != NULL) {
-        mn_a64_add_relaxed(&maps->bytes, 0 - (uint64_t)map->guard.size);
-    }
-    return map;
-}
-
-void
-mn_maps_fini(struct mn_maps *maps)
-{
-    for (int i = 0; i < MN_MAPS; i++) {
-        mn_map_close(take_slot(maps, &maps->slots[i]));
-    }
-}
-
-/* Returns false if there was none. */
-static bool
-drop_oldest(struct mn_maps *maps)
-{
-    struct mn_map_slot *oldest = NULL;
-    uint64_t stamp = UINT64_MAX;
-    for (int i = 0; i < MN_MAPS; i++) {
-        struct mn_map_slot *slot = &maps->slots[i];
-        if (mn_a64_load_relaxed(&slot->map) != 0
-            && mn_a64_load_relaxed(&slot->stamp) < stamp) {
-            stamp = mn_a64_load_relaxed(&slot->stamp);
-            oldest = slot;
-        }
-    }
-    if (oldest != NULL) {
-        mn_map_close(take_slot(maps, oldest)); /* NULL if somebody else was faster */
-    }
-    return oldest != NULL;
-}
-
-struct mn_map *
-mn_maps_take(struct mn_maps *maps, const char *path)
-{
-    uint64_t hash = mn_path_hash(path);
-    for (uint64_t i = 0; i < MN_MAPS; i++) {
-        struct mn_map_slot *slot = &maps->slots[(hash + i) % MN_MAPS];
-        if (mn_a64_load_relaxed(&slot->hash) != hash) {
-            continue;
-        }
-        struct mn_map *map = take_slot(maps, slot);
-        if (map != NULL && strcmp(map->path, path) == 0) {
-            return map;
-        }
-        if (map != NULL) {
-            mn_maps_put(maps, map); /* the hint was another's; now it is right */
-        }
-    }
-    return NULL;
-}
-
-static bool
-put_in_slot(struct mn_maps *maps, struct mn_map_slot *slot, struct mn_map *map)
-{
-    uint64_t empty = 0, size = map->guard.size, hash = map->hash;
-    if (mn_a64_load_relaxed(&slot->map) != 0) {
-        return false;
-    }
-    /* Counted first: nobody may subtract what was not yet added. */
-    mn_a64_add_relaxed(&maps->bytes, size);
-    /* Release: the mapping is complete for whoever takes it out. */
-    if (!mn_a64_cas_acqrel(&slot->map, &empty, (uint64_t)(uintptr_t)map)) {
-        mn_a64_add_relaxed(&maps->bytes, 0 - size);
-        return false;
-    }
-    mn_a64_store_relaxed(&slot->hash, hash);
-    mn_a64_store_relaxed(&slot->stamp, mn_a64_add_relaxed(&maps->clock, 1));
-    return true;
-}
-
-void
-mn_maps_put(struct mn_maps *maps, struct mn_map *map)
-{
-    if (map->lost || map->guard.size > maps->most_bytes) {
-        mn_map_close(map);
-        return;
-    }
-    uint64_t i = 0, first = map->hash;
-    while (!put_in_slot(maps, &maps->slots[(first + i) % MN_MAPS], map)) {
-        if (++i % MN_MAPS == 0) {
-            drop_oldest(maps);
-        }
-    }
-    while (mn_a64_load_relaxed(&maps->bytes) > maps->most_bytes && drop_oldest(maps)) {
-    }
 }

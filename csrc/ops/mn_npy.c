@@ -108,7 +108,7 @@ find_mapped(struct mn_npy_file *file, struct mn_maps *maps)
             return true;
         }
     }
-    mn_map_close(map);
+    mn_map_close(maps, map);
     return false;
 }
 
@@ -147,7 +147,7 @@ mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bo
     }
     int rc = identify(file, text);
     if (rc == 0 && maps != NULL && !direct) {
-        file->map = mn_map_open(file->fd, path, &file->identity);
+        file->map = mn_map_open(maps, file->fd, path, &file->identity);
         file->newly_mapped = file->map != NULL;
     }
     if (rc < 0) {

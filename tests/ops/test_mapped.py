@@ -136,7 +136,7 @@ def test_mapped_once_and_unmapped_at_the_end(path):
 
 
 def test_many_files(tmp_path, path):
-    """More than are kept; and no descriptor is."""
+    """More than are kept mapped: the others are read; and no descriptor stays open."""
     pipeline = ops.Pipeline([ops.ReadNpy()])
     image = np.zeros((1, 2, 2, 2), np.float32)
     before = len(os.listdir("/proc/self/fd"))
@@ -144,13 +144,14 @@ def test_many_files(tmp_path, path):
         image[...] = number
         np.save(tmp_path / f"{number}.npy", image)
         assert (pipeline(tmp_path / f"{number}.npy")[0] == number).all()
-    assert 1000 < maps(tmp_path) <= 1024
+    assert 900 < maps(tmp_path) <= 1024
     assert len(os.listdir("/proc/self/fd")) == before
     mapped = pipeline.stats()["files_mapped"]
-    assert mapped == 1100
-    for number in (1099, 1098, 500, 0):  # the last one is there, the first has gone
+    assert mapped < 1050
+    for number in range(1100):
         assert (pipeline(tmp_path / f"{number}.npy")[0] == number).all()
-    assert pipeline.stats()["files_mapped"] == mapped + 1
+    # most are still there; a few of the others take a place
+    assert pipeline.stats()["files_mapped"] - mapped < 40
 
 
 def run(script: str, *args) -> subprocess.CompletedProcess[str]:
