@@ -297,3 +297,30 @@ def _copy(path, content: bytes):
     new = path.with_name("copy")
     new.write_bytes(content)
     return new
+
+
+def forget(path) -> None:
+    """Takes a file out of the page cache, where that can be done."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_what_is_not_in_the_page_cache(tmp_path, path):
+    """Scans and crops go other ways there."""
+    image, label = make_pair(5, (80, 90, 100))
+    paths = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(paths[0], image)
+    np.save(paths[1], label)
+    pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop(60, 1.0), ops.RandFlip(0.5)])
+    want = [pipeline(*paths, key=key) for key in range(4)]
+    for key in range(4):  # what a living pipeline has mapped may stay in memory
+        pipeline = ops.Pipeline(pipeline.operators)
+        gc.collect()
+        for each in paths:
+            forget(each)
+        for got, expected in zip(pipeline(*paths, key=key), want[key]):
+            np.testing.assert_array_equal(got, expected)
+    forget(paths[1])
+    assert ops.label_boxes(paths[1]) == ops.label_boxes(label)
+    np.testing.assert_array_equal(ops.ReadNpy()(paths[0])[0], image)
