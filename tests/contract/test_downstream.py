@@ -71,6 +71,7 @@ def _patched(log: list[Any]) -> Iterator[None]:
 
 def test_patched_methods(loader: Kind) -> None:
     log: list[Any] = []
+    loader(Numbers(6))  # its class is there before it is patched
     with _patched(log):
         made = loader(Numbers(6), batch_size=2, num_workers=1)
         made.worker_init_fn = None
