@@ -457,6 +457,7 @@ class PolicyWorkers:
         backlog: int,
         rate: int,
         speed: int = ...,
-        busy: int = 1000,
+        busy: int = 0,
         room: int = ...,
+        taken: int = ...,
     ) -> tuple[int, int, str]: ...

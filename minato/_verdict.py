@@ -19,6 +19,7 @@ CHEAP = 20e-6
 
 #: reasons of the worker scheduler, enum mn_workers_reason
 GROWS, UNDONE, CPU_BUSY, AT_MAX, AT_CEILING, NO_MEMORY = (2, 3), 5, 7, 8, 9, 13
+FULL = (4, 10, 11, 14)
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ def _scheduler(stats: dict[str, Any], facts: Facts) -> str:
     if facts.reason in GROWS:
         now, most = (stats["scheduler"][name] for name in ("active", "max"))
         return f"; the worker scheduler is adding workers ({now} now, {most} at most)."
+    if facts.reason in FULL:
+        now, most = (stats["scheduler"][name] for name in ("active", "max"))
+        return f" in all; batches are ready in time now, with {now} workers of {most} at most."
     if facts.reason == NO_MEMORY:
         return "; more workers might help, but memory has no room for them."
     return ""

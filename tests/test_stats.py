@@ -295,6 +295,8 @@ SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
         ({}, {"held": 0.9}, "all workers compute"),
         ({"workers": IDLES, "scheduler": SCHEDULED}, {"reason": 2},
          "adding workers (2 now, 8 at most)"),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 14},
+         "ready in time now, with 2 workers of 8 at most"),
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 9}, "tried and did not help"),
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 13}, "no room for them"),
         ({}, {"collate": 0.05, "fetch": 0.01, "mean": 0.001}, "collate_fn (50 ms a batch, its"),

@@ -228,6 +228,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
                                                : (double)(rows - s->rows) * 1e12
                                                      * (double)in->workers / (double)spent);
         in->busy_permille = permille(spent, took * (uint64_t)in->workers);
+        in->taken_milli = (int64_t)(s->occupancy_n * UINT64_C(1000000000000) / took);
         in->occupancy_permille =
             s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 0;
     }

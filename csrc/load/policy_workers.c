@@ -10,6 +10,8 @@
 #define MOSTLY_WAITING 500
 /* A worker that is busy more than this has nothing to spare for what varies. */
 #define BUSY_ENOUGH 800
+/* And one more than this would be the limit itself. */
+#define BUSY_MOST 950
 
 void
 mn_workers_init(struct mn_workers *w)
@@ -49,6 +51,8 @@ mn_workers_text(enum mn_workers_reason reason)
         return "the number of workers was outside its limits";
     case MN_WORKERS_DRY_NO_MEMORY:
         return "the batch queue is dry, but memory has no room for a worker more";
+    case MN_WORKERS_FULL_BUSY:
+        return "the batch queue is full, but fewer workers would be busy all the time";
     }
     return "unknown";
 }
@@ -74,20 +78,6 @@ moved(int64_t was, int64_t now)
 {
     int64_t by = was > now ? was - now : now - was;
     return by > was / 4;
-}
-
-/* Bounds found earlier belong to a workload; a very different rate is another one. Compared
- * are speeds of a dry queue (what the workers manage), or rates of a full one (what the
- * consumer takes). */
-static void
-forget(struct mn_workers *w, const struct mn_workers_input *in, bool dry, bool full)
-{
-    if (dry && w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
-        w->ceiling = 0;
-    }
-    if (full && w->floor != 0 && moved(w->floor_rate, in->rate_milli)) {
-        w->floor = 0;
-    }
 }
 
 /* True when the growth under judgement has not paid. */
@@ -117,7 +107,7 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     if (w->shrunk_from > n) {
         /* The shrink went too far; it is taken back without a trial. */
         w->floor = w->shrunk_from;
-        w->floor_rate = w->shrunk_rate;
+        w->floor_taken = w->shrunk_taken;
     }
     w->shrunk_from = 0;
     if (in->backlog <= 0) {
@@ -125,6 +115,10 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     }
     if (n >= in->max_workers) {
         return decide(n, MN_WORKERS_DRY_AT_MAX);
+    }
+    /* It belongs to a workload; with a very different speed it is another one. */
+    if (w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
+        w->ceiling = 0;
     }
     if (w->ceiling != 0 && n >= w->ceiling) {
         return decide(n, MN_WORKERS_DRY_AT_CEILING);
@@ -142,9 +136,10 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
                                                                   : in->max_workers;
     add = add < most ? add : most;
     add = add < in->backlog ? add : in->backlog;
+    add = w->floor > n ? w->floor - n : add;
     add = add < in->room ? add : in->room;
     add = add < top - n ? add : top - n;
-    w->grown_from = n;
+    w->grown_from = w->floor > n ? 0 : n;
     w->grown_speed = in->speed_milli;
     return change(w, n + (int32_t)add,
                   waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
@@ -157,11 +152,18 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
     if (n <= in->min_workers) {
         return decide(n, MN_WORKERS_FULL_AT_MIN);
     }
+    int64_t taken = w->taken_sum / w->full;
+    if (w->floor != 0 && moved(w->floor_taken, taken)) {
+        w->floor = 0; /* another workload */
+    }
     if (w->floor != 0 && n <= w->floor) {
         return decide(n, MN_WORKERS_FULL_AT_FLOOR);
     }
+    if ((int64_t)n * w->busy_most >= (int64_t)(n - 1) * BUSY_MOST) {
+        return decide(n, MN_WORKERS_FULL_BUSY);
+    }
     w->shrunk_from = n;
-    w->shrunk_rate = in->rate_milli;
+    w->shrunk_taken = taken;
     int32_t least = w->floor > in->min_workers ? w->floor : in->min_workers;
     int32_t need = (int32_t)(((int64_t)n * w->busy_most + BUSY_ENOUGH - 1) / BUSY_ENOUGH);
     int32_t to = n - (n - need) / 2;
@@ -205,9 +207,9 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
     }
     bool dry = in->occupancy_permille <= MN_WORKERS_DRY;
     bool full = in->occupancy_permille >= MN_WORKERS_FULL;
-    forget(w, in, dry, full);
     w->dry = dry ? w->dry + 1 : 0;
     w->full = full ? w->full + 1 : 0;
+    w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
     w->busy_most = w->full > 1 && w->busy_most > in->busy_permille ? w->busy_most
                                                                    : in->busy_permille;
     if (w->dry >= MN_WORKERS_DRY_FOR) {

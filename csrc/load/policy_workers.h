@@ -9,8 +9,8 @@
  *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
- *   rate       samples a second, in thousandths
- *   speed      the same while workers had a task: what the rate were if all were busy always.
+ *   taken      batches a second that the consumer took, in thousandths
+ *   speed      samples a second, in thousandths, while workers had a task: what the rate were if all were busy always.
  *              A pause of the consumer leaves it as it is
  *
  * Rule
@@ -24,7 +24,8 @@
  *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
  *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink half
  *   the way to what was needed (the largest busy share meanwhile, and a quarter to spare), by
- *   one at least. Between the two thresholds: leave it.
+ *   one at least, unless those that stay would be busy all the time: then the queue would run
+ *   dry soon. Between the two thresholds: leave it.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
@@ -33,10 +34,11 @@
  *   Growth is judged when it has settled: with k of n added, the speed should rise by
  *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
  *   limit), the count goes back to n, which becomes the ceiling.
- *   When the queue runs dry soon after a shrink, the count before it becomes the floor.
- *   Ceiling and floor are forgotten when speed (dry) or rate (full: what the consumer takes)
- *   have moved by more than a quarter from what they were when they were found: another
- *   workload.
+ *   When the queue runs dry soon after a shrink, the count before it is taken up again and
+ *   becomes the floor.
+ *   Ceiling and floor are forgotten when speed (dry) or what the consumer took (on average,
+ *   since the queue was full) has moved by more than a quarter from what it was when they were
+ *   found: another workload.
  *   On constant input this ends: every step is in one direction until a bound is met,
  *   and a step back sets the bound that prevents the step forth.
  */
@@ -67,6 +69,7 @@ enum mn_workers_reason {
     MN_WORKERS_FULL_AT_FLOOR,
     MN_WORKERS_OUT_OF_RANGE,    /* the count was outside [min, max] */
     MN_WORKERS_DRY_NO_MEMORY,
+    MN_WORKERS_FULL_BUSY,
 };
 
 struct mn_workers_input {
@@ -80,7 +83,8 @@ struct mn_workers_input {
     int32_t busy_permille;
     int32_t room;
     int64_t backlog;
-    int64_t rate_milli;
+    int64_t rate_milli; /* samples a second; not decided on, told with decisions */
+    int64_t taken_milli;
     int64_t speed_milli;
 };
 
@@ -95,14 +99,15 @@ struct mn_workers {
     int32_t full;
     int32_t settle;
     int32_t busy_most;   /* while full */
+    int64_t taken_sum;   /* while full: over so many updates */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_speed;
     int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
-    int64_t shrunk_rate;
+    int64_t shrunk_taken;
     int32_t ceiling;     /* 0: none */
     int64_t ceiling_speed;
     int32_t floor;       /* 0: none */
-    int64_t floor_rate;
+    int64_t floor_taken;
 };
 
 void

@@ -193,12 +193,13 @@ workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "min_workers", "max_workers", "occupancy", "cpu",
                             "cores",   "wait",        "backlog",     "rate",      "speed",
-                            "busy",    "room",        NULL};
-    int workers, least, most, occupancy, cpu, cores, wait, busy = 1000, room = INT_MAX;
-    long long backlog, rate, speed = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiiiiiLL|Lii:update", names, &workers,
+                            "busy",    "room",        "taken", NULL};
+    int workers, least, most, occupancy, cpu, cores, wait, busy = 0, room = INT_MAX;
+    long long backlog, rate, speed = -1, taken = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiiiiiLL|LiiL:update", names, &workers,
                                      &least, &most, &occupancy, &cpu, &cores, &wait,
-                                     &backlog, &rate, &speed, &busy, &room)) {
+                                     &backlog, &rate, &speed, &busy, &room,
+                                     &taken)) {
         return NULL;
     }
     if (least < 1 || most < least) {
@@ -210,6 +211,7 @@ workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
                                   .cpu_permille = cpu, .cores_milli = cores,
                                   .wait_permille = wait, .busy_permille = busy,
                                   .room = room, .backlog = backlog, .rate_milli = rate,
+                                  .taken_milli = taken < 0 ? rate : taken,
                                   .speed_milli = speed < 0 ? rate : speed};
     struct mn_workers_decision d =
         mn_workers_update(&((struct workers_object *)self)->w, &in);
@@ -219,8 +221,8 @@ workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef workers_methods[] = {
     {"update", (PyCFunction)(void (*)(void))workers_update, METH_VARARGS | METH_KEYWORDS,
      "update(workers, min_workers, max_workers, occupancy, cpu, cores, wait, backlog,\n"
-     "rate, speed=rate, busy=1000, room=any) -> (target, reason, text). Shares in permille;\n"
-     "cores, rate and speed in thousandths."},
+     "rate, speed=rate, busy=0, room=any, taken=rate) -> (target, reason, text). Shares in permille;\n"
+     "cores, rate, speed and taken in thousandths."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,7 +10,8 @@ from minato import _core
 from . import given
 
 (STEADY, SETTLING, GROW_CORES, GROW_WAITING, SHRINK, UNDO, NO_TASKS, CPU_BUSY, AT_MAX,
- AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE, NO_MEMORY) = range(14)
+ AT_CEILING, AT_MIN, AT_FLOOR, OUT_OF_RANGE, NO_MEMORY,
+ FULL_BUSY) = range(15)
 
 permille = st.integers(0, 1000)
 
@@ -106,9 +107,9 @@ def test_shrinks_slowly_to_the_least_that_suffices():
         workers, _, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16, occupancy=occupancy,
             cpu=workers * 50, cores=16000, wait=0, backlog=10,
-            rate=min(workers, 3) * 1000)
+            rate=min(workers, 3) * 1000, busy=2700 // workers)
         counts.append(workers)
-    assert counts[5] == 7 and counts[-1] == 3
+    assert counts[5] == 6 and counts[-1] == 3
     assert counts == sorted(counts, reverse=True)
 
 
@@ -183,7 +184,7 @@ def test_shrinks_half_the_way_to_what_is_needed(busy, start):
 
 def test_the_busiest_of_the_full_updates_counts():
     policy, seen = _core.PolicyWorkers(), []
-    for busy in (100, 100, 900, 100, 100, 100):
+    for busy in (100, 100, 800, 100, 100, 100):
         target, _, _ = policy.update(
             workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
             wait=900, backlog=0, rate=1000, busy=busy)
@@ -214,3 +215,26 @@ def test_a_pause_of_the_consumer_does_not_undo_growth():
             wait=990, backlog=99, rate=100 if n >= 4 else workers * 1000, speed=workers * 1000)
         seen.append(reason)
     assert workers == 8 and UNDO not in seen
+
+
+@given(st.integers(1500, 30000), st.integers(0, 40), st.randoms())
+def test_a_steady_consumer_ends_in_rest(need, noise, rng):
+    """It needs so many thousandths of a worker; the queue is full while there are more."""
+    policy, workers, counts = _core.PolicyWorkers(), 2, []
+    for _ in range(600):
+        full = workers * 1000 > need * 1.02
+        workers, _, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=40, occupancy=950 if full else 100,
+            cpu=10, cores=8000, wait=990, backlog=50,
+            busy=min(1000, need // workers + rng.randint(-noise, noise)),
+            rate=rng.randint(500, 2000) * min(need, workers * 1000) // 1000,
+            speed=workers * 1000, taken=min(need, workers * 1000))
+        counts.append(workers)
+    assert len(set(counts[-200:])) == 1
+    assert need <= workers * 1000 * 1.02
+
+
+def test_busy_workers_stay():
+    """Six of six are needed: five would run the queue dry."""
+    run = steps(40, start=6, occupancy=1000, cpu=10, busy=990)
+    assert {w for w, _ in run} == {6} and run[-1] == (6, FULL_BUSY)
