@@ -38,11 +38,20 @@ _WHOLE.whole = True
 
 
 def _draws_at_its_end(loader: Any) -> bool:
-    """A RandomSampler draws from its generator once more when it ends, so its last batch
-    must not be drawn ahead: torch's loader would not be there yet."""
+    """A RandomSampler draws from its generator once more when it ends, and its end must not
+    be met ahead: torch's loader would not be there yet."""
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None
+
+
+def _short_tail(loader: Any) -> int:
+    """1 where the sampler's end is met with the last batch, because that is not full; 0 where
+    only asking for one more meets it."""
+    batches = loader.batch_sampler
+    if type(batches) is not torch.utils.data.BatchSampler or batches.drop_last:
+        return 0
+    return int(len(batches.sampler) % batches.batch_size != 0)
 
 
 def _may_look_ahead(loader: Any) -> bool:
@@ -69,6 +78,8 @@ class _EpochAhead:
 class BalancedIterator(_MinatoIterator):
     """Map-style datasets: samples go to whichever worker is free, order stays."""
 
+    _ahead_bounds = LOOK_AHEAD_BATCHES
+
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
@@ -80,6 +91,8 @@ class BalancedIterator(_MinatoIterator):
         self._reach = 0  # how far it was looked ahead
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
         self._draws_late = self._far and _draws_at_its_end(loader)
+        batches = self._draws_late and self._unit == "batch"
+        self._short_tail = _short_tail(loader) if batches else 0
         self._planned: dict[int, _Batch] = {}  # by sequence
         self._sequence = 0
         self._costs_known = False
@@ -173,18 +186,21 @@ class BalancedIterator(_MinatoIterator):
 
     # ---- sending ---------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Draws from the sampler up to torch's window, further where that is harmless."""
+    def _fill(self, dry: bool = False) -> None:
+        """Draws from the sampler up to torch's window, further where that is harmless.
+        dry: by another window, because workers idle behind a slow sample."""
         self._set_form()
         window = most = self._window()
-        if self._far and self._delivered_any():
+        if self._far and dry:
+            most = len(self._planned) + window
+        elif self._far and self._delivered_any():
             if len(self._planned) > self._reach // 2:
                 return  # in bulk: each visit wakes sleeping workers
             self._reach = most = max(2 * window, self._look_ahead())
         if self._early is not None:
             most = self._early.left + window
         while len(self._planned) < most and not self._exhausted:
-            if self._draws_late and self._number >= self._how_many() - 1:
+            if self._draws_late and self._number >= self._how_many() - self._short_tail:
                 if len(self._planned) >= window:
                     if not self._ahead or self._early is not None:
                         self._engine.plan_end()  # as good as all are known
@@ -209,7 +225,7 @@ class BalancedIterator(_MinatoIterator):
     def _look_ahead(self) -> int:
         """Batches from which a slow sample may have to start now, to be ready in time or not
         to end the epoch: three times the batches that go by while one is made."""
-        costs, (least, most) = self._memo.costs.summary(), LOOK_AHEAD_BATCHES
+        costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
         batch = costs["mean_ns"] * self._batch_size / self._num_workers
         slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
         return int(min(max(slow, least), most))
@@ -339,6 +355,9 @@ class BalancedIterator(_MinatoIterator):
         timeout = self._timeout if self._timeout > 0 else -1.0
         while True:
             got = self._engine.next(timeout)
+            if got is True:
+                self._fill(dry=True)
+                continue
             if got:
                 return got
             if got is None:

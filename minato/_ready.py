@@ -3,11 +3,13 @@
 Each sample is planned alone, as a batch of one row; what is done is marked with the policy
 (csrc/load/policy_ready.h), which forms batches: slow samples with their natural share, none
 further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end.
-Rows are then gathered into one batch by one copy.
+Rows are then gathered into one batch by one copy.  A sample that is known to be slow starts
+before batches that it may be part of are formed, and is marked when they are.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,8 @@ from ._worker import ERROR, OBJECTS, ROWS, SAMPLES
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
+#: samples drawn ahead of the window: as many as can be planned, if slow ones ask for that
+LOOK_AHEAD_SAMPLES = 128, 4000
 
 
 @dataclass
@@ -39,12 +43,14 @@ class ReadyIterator(BalancedIterator):
     """Ready-first batches of a map-style dataset."""
 
     _unit = "sample"
+    _ahead_bounds = LOOK_AHEAD_SAMPLES
 
     def __init__(self, loader: Any) -> None:
         batches = loader.batch_sampler
         self._size, self._drop_tail = batches.batch_size, batches.drop_last
         self._sampler = batches.sampler
         self._done: dict[int, _Done] = {}  # by place in the policy's count
+        self._before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
         self._sequence = self._first = 0
         super().__init__(loader)
 
@@ -55,6 +61,7 @@ class ReadyIterator(BalancedIterator):
         for done in self._done.values():
             self._free(done)
         self._done.clear()
+        self._before.clear()
         self._policy = _core.PolicyReady(self._size, DISPLACEMENT)
         self._first = self._sequence
         self._singles = self._single_indices()
@@ -88,8 +95,8 @@ class ReadyIterator(BalancedIterator):
     def _is_whole(self, index: Any) -> bool:
         return False
 
-    def _fill(self) -> None:
-        super()._fill()
+    def _fill(self, dry: bool = False) -> None:
+        super()._fill(dry)
         if self._exhausted and not self._told_end:
             self._told_end = True
             self._policy.end(self._sequence - self._first)
@@ -98,7 +105,7 @@ class ReadyIterator(BalancedIterator):
     # ---- receiving ---------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        while (places := self._policy.form()) is None:
+        while (places := self._form_batch()) is None:
             self._mark(*self._await_next())
             self._fill()
         if not places:
@@ -118,8 +125,15 @@ class ReadyIterator(BalancedIterator):
             data.reraise()
         return self._pinned(data)
 
+    def _form_batch(self) -> list[int] | None:
+        """The policy's next batch, once it knows of every sample that it may know of."""
+        horizon = self._policy.horizon
+        while self._before and self._before[0][0] < horizon:
+            self._policy.mark(*heapq.heappop(self._before))
+        return self._policy.form()
+
     def _mark(self, sequence: int, block: int) -> None:
-        """Reads what came of one sample and tells the policy."""
+        """Reads what came of one sample, for the policy."""
         batch = self._planned.pop(sequence)
         if self._trace is not None:
             self._trace.block(batch.indices, block)
@@ -132,7 +146,8 @@ class ReadyIterator(BalancedIterator):
         place = sequence - self._first
         self._done[place] = done
         slow_ns = self._memo.costs.summary()["slow_ns"]
-        self._policy.mark(place, slow_ns is not None and wall_ns > slow_ns)
+        slow = slow_ns is not None and wall_ns > slow_ns
+        heapq.heappush(self._before, (place, slow))
 
     def _read(self, batch: _Batch, block: int, done: _Done) -> None:
         engine = self._engine

@@ -399,16 +399,19 @@ class Minato(Loader):
 class MinatoReady(Minato):
     """minato's ready-first batches with bounded displacement."""
 
+    DISPLACEMENT = 16
+
     def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _core.PolicyCost,
                  memory: float) -> None:
         super().__init__(case, epoch, overhead, cost, False, memory)
-        self.form = _core.PolicyReady(case.batch, max(64, 2 * self.window))
+        self.form = _core.PolicyReady(case.batch, self.DISPLACEMENT)
         self.form.end(case.samples)
         self.memory = _core.PolicyMemory(max(1, int(memory * self.window * case.batch)))
         self.memory.batch(case.batch)
         self.held = [0] * case.batches
         self.waiting = list(self.left)
         self.ready = 0
+        self.before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
 
     def _may(self, batch: int, samples: int) -> bool:
         held = self.held[self.head]
@@ -429,10 +432,12 @@ class MinatoReady(Minato):
         self._report(first, n)
         self.cost.learn_timeout()
         for p in range(first, first + n):
-            self.form.mark(p, self.cost.is_slow(self.epoch.cost[p]))
-        self.ready += n
+            heapq.heappush(self.before, (p, self.cost.is_slow(self.epoch.cost[p])))
 
     def fetch(self, now: int) -> bool:
+        while self.before and self.before[0][0] < self.form.horizon:
+            self.form.mark(*heapq.heappop(self.before))
+            self.ready += 1
         chosen = self.form.form()
         if not chosen:
             return False

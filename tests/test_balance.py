@@ -23,8 +23,34 @@ class Costly(torch.utils.data.Dataset):
         return index, torch.rand(2), f"name{index}"
 
 
+class Last(torch.utils.data.Dataset):
+    """The last sample takes as long as a hundred others, and that is known. ``at``: when each
+    was started."""
+
+    def __init__(self, n):
+        self.n = n
+        self.started = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self.at = torch.full((n,), -1, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.at[index] = self.started[0]
+        self.started += 1
+        time.sleep(self.cost_hint(index))
+        return index
+
+    def cost_hint(self, index):
+        return 0.2 if index == self.n - 1 else 0.002
+
+
 def indices(batches):
     return [b[0].tolist() for b in batches]
+
+
+def indices_of(batches):
+    return [b.tolist() for b in batches]
 
 
 def make(dataset, **options):
@@ -61,11 +87,26 @@ class TestReady:
                 assert name[k] == by_order[int(i)][1]
 
     def test_displacement_is_bounded(self):
-        loader = make(Costly(slow_s=0.1), shuffle=False, **self.options)
+        options = dict(shuffle=False, persistent_workers=True, **self.options)
+        loader = make(Costly(n=200, slow=25, slow_s=0.1), **options)
         from minato._ready import DISPLACEMENT
 
-        for k, batch in enumerate(indices(loader)):
-            assert all(abs(i // 8 - k) <= DISPLACEMENT for i in batch)
+        for _ in range(2):  # costs unknown, then known
+            got = indices(loader)
+            for k, batch in enumerate(got):
+                assert all(abs(i // 8 - k) <= DISPLACEMENT for i in batch)
+            assert sorted(sum(got, [])) == list(range(200))
+
+    def test_a_known_slow_sample_starts_before_its_batch_is_in_reach(self):
+        from minato._ready import DISPLACEMENT
+
+        dataset = Last(120)
+        loader = minato.DataLoader(dataset, batch_size=2, num_workers=1, **self.options)
+        got = indices_of(loader)
+        assert sorted(sum(got, [])) == list(range(120))
+        assert all(abs(i // 2 - k) <= DISPLACEMENT for k, b in enumerate(got) for i in b)
+        # Places within reach of the batches delivered begin with 120 - 2 * (16 + 1).
+        assert dataset.at[119] < 60
 
     def test_custom_collate(self):
         loader = make(Costly(), collate_fn=list, **self.options)
@@ -246,24 +287,55 @@ class TestCosts:
     def test_a_known_slow_sample_starts_early(self):
         """The last sample in order is the slowest: from what is known, it starts first."""
 
-        class Last(torch.utils.data.Dataset):
-            def __init__(self):
-                self.started = torch.zeros(1, dtype=torch.int64).share_memory_()
-                self.at = torch.full((40,), -1, dtype=torch.int64).share_memory_()
-
-            def __len__(self):
-                return 40
-
-            def __getitem__(self, index):
-                self.at[index] = self.started[0]
-                self.started += 1
-                time.sleep(0.2 if index == 39 else 0.005)
-                return index
-
-            def cost_hint(self, index):
-                return 0.2 if index == 39 else 0.005
-
-        dataset = Last()
+        dataset = Last(40)
         loader = minato.DataLoader(dataset, batch_size=1, num_workers=1)
         assert [int(b) for b in loader] == list(range(40))
         assert dataset.at[39] < 30  # in the sampler's order it would be the 40th
+
+
+class TestUnknownCosts:
+    """The first epoch: a sample turns out to be slow while it runs."""
+
+    @pytest.mark.parametrize("place", [0, 60])
+    @pytest.mark.parametrize("more", [dict(), dict(in_order=False), dict(collate_fn=list)])
+    def test_the_others_go_on_past_the_window(self, place, more):
+        """Whoever stops at the window, or at what was drawn by then, never opens the gate."""
+        context = torch.multiprocessing.get_context("fork")
+        gate, passed = context.Event(), context.Semaphore(0)
+
+        class Gate(torch.utils.data.Dataset):
+            def __len__(self):
+                return 400
+
+            def __getitem__(self, index):
+                if index == place:
+                    assert gate.wait(60)
+                else:
+                    passed.release()
+                return index
+
+        loader = make(Gate(), batch_size=2, shuffle=False, num_workers=2,
+                      multiprocessing_context=context, **more)  # fmt: skip
+        release = threading.Thread(
+            target=lambda: (all([passed.acquire(timeout=60) for _ in range(398)]), gate.set())
+        )
+        release.start()
+        got = [[int(i) for i in batch] for batch in loader]
+        release.join()
+        assert sorted(sum(got, [])) == list(range(400))
+        assert not more.get("in_order", True) or sum(got, []) == list(range(400))
+
+    @pytest.mark.parametrize("n, more", [(48, {}), (50, {}), (50, dict(drop_last=True))])
+    def test_the_samplers_generator_is_where_torch_has_it(self, n, more):
+        """Drawing ahead must not show in a generator that the program holds."""
+        states = []
+        for cls in (torch.utils.data.DataLoader, minato.DataLoader):
+            generator = torch.Generator().manual_seed(3)
+            sampler = torch.utils.data.RandomSampler(range(n), generator=generator)
+            loader = cls(torch.arange(n), batch_size=4, sampler=sampler, num_workers=2,
+                         persistent_workers=True, **more)  # fmt: skip
+            states.append([])
+            for _ in range(2):
+                for batch in loader:
+                    states[-1].append((batch.tolist(), generator.get_state().tolist()))
+        assert states[0] == states[1]

@@ -414,10 +414,11 @@ pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
     return first != UINT64_MAX;
 }
 
-/* One look under the mutex: gives a batch, or says what to wait for. */
+/* One look under the mutex: gives a batch, or says what to wait for, and after how long more
+ * may have to be planned (lasts) or that it has to be now (dry). */
 static bool
 look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
-     uint64_t *want)
+     uint64_t *want, int64_t *lasts, bool *dry)
 {
     mn_mutex_lock(&e->mutex);
     if (e->scheduler != NULL && first && !mn_plan_begins(e->plan)) { /* dry by nature */
@@ -429,6 +430,9 @@ look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
     uint32_t n = got ? 0 : mn_plan_pump(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    e->held += got && e->plan->held;
+    *dry = !got && mn_plan_dry(e);
+    *lasts = mn_plan_lasts(e->plan, e->active);
     mn_mutex_unlock(&e->mutex);
     if (n != 0) {
         mn_engine_ring_workers(e, n);
@@ -472,7 +476,6 @@ mn_engine_given(struct mn_engine *e, bool got)
     e->asking = !got;
     e->wait_ns += now - e->counted_ns;
     e->waits += got;
-    e->held += got && e->plan != NULL && e->plan->held;
     e->wait_first_ns = e->waits == 1 && got ? waited : e->wait_first_ns;
     e->wait_max_ns = waited > e->wait_max_ns ? waited : e->wait_max_ns;
     mn_a64_store_relaxed(&c->wait_ns, e->wait_ns);
@@ -487,8 +490,10 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
     mn_engine_asked(e);
     uint64_t since = e->counted_ns, want;
     int64_t left = timeout_ns;
+    int64_t lasts;
+    bool dry;
     for (bool first = true;; first = false) {
-        if (look(e, first, sequence, block_off, &want)) {
+        if (look(e, first, sequence, block_off, &want, &lasts, &dry)) {
             mn_engine_given(e, true);
             return MN_OK;
         }
@@ -496,8 +501,13 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
             mn_engine_given(e, false);
             return MN_CLOSED;
         }
-        bool brief = want == MN_WANT_CHANGE && (left < 0 || left > CHANGE_NS);
-        int rc = mn_engine_wait(e, want, brief ? CHANGE_NS : left);
+        if (dry) {
+            mn_engine_given(e, false);
+            return MN_EMPTY;
+        }
+        int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
+        bool brief = left < 0 ? nap != INT64_MAX : nap < left;
+        int rc = mn_engine_wait(e, want, brief ? nap : left);
         if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
             mn_engine_given(e, false);
             return rc;

@@ -174,7 +174,8 @@ void
 mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the one done first. MN_OK;
- * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at. */
+ * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at; MN_EMPTY:
+ * workers idle behind a slow sample, or are about to, and more could be planned. */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);

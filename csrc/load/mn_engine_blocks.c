@@ -461,7 +461,7 @@ retire_locked(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
-    mn_plan_learn(e, block_off);
+    mn_plan_learn(e, b);
     learn_envelopes(e, mn_block_at(&e->shm, block_off));
     mn_batch_drop(e, b);
 }

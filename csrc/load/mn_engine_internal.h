@@ -15,6 +15,7 @@ struct mn_batch {
     struct mn_batch *next, *prev;
     uint64_t block_off;
     bool abandoned;
+    bool learned;         /* its costs are in the model */
     bool envelopes_owned; /* the tasks' envelopes are among the ranges */
     uint32_t nranges, room;
     struct mn_range *ranges; /* of the arena, to be freed when the block is retired */

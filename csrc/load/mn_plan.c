@@ -12,7 +12,6 @@
 #include "load/mn_engine_internal.h"
 #include "load/policy_chunk.h"
 #include "load/policy_memory.h"
-#include "os/mn_clock.h"
 
 /* What a task costs beside its samples: claim, report, a share of a wake-up. */
 #define TASK_OVERHEAD_NS 5000
@@ -20,7 +19,6 @@
 #define MOST_TASKS 1024u
 /* Board depth: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
-#define PATIENCE_NS (INT64_C(5) * 1000 * 1000)
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
  * is at least so much work, as long as it is no more memory than this. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
@@ -435,33 +433,12 @@ board_depth(const struct mn_engine *e)
     return by_time > by_count ? by_time : by_count;
 }
 
-static uint64_t
-on_board(const struct mn_engine *e)
-{
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    return tail > hint ? tail - hint : 0;
-}
-
-/* Work past the window takes memory that torch's loader would not: a worker has to idle for a
- * while first. Shorter stalls are the machine's, and there is always another. */
-static bool
-starved(struct mn_plan *p)
-{
-    uint64_t now = mn_now_ns();
-    if (p->starved_ns == 0) {
-        p->starved_ns = now;
-    }
-    return (int64_t)(now - p->starved_ns) >= PATIENCE_NS;
-}
-
 uint32_t
 mn_plan_pump(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     uint32_t started = 0;
-    uint64_t depth = board_depth(e), on = on_board(e);
+    uint64_t depth = board_depth(e), on = mn_plan_queued(e);
     bool more = false;
     int64_t ready = -1;
     p->held = false;
@@ -476,7 +453,7 @@ mn_plan_pump(struct mn_engine *e)
         if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
             break;
         }
-        if (c.why == MN_DISPATCH_AHEAD && (on != 0 || !starved(p))) {
+        if (c.why == MN_DISPATCH_AHEAD && !mn_plan_starved(e, ready, on)) {
             break;
         }
         if (!memory_allows(e, &c.task)) {
@@ -495,13 +472,6 @@ mn_plan_pump(struct mn_engine *e)
     more = p->dispatch.count != 0;
     mn_a32_store_seqcst(&e->shm.ctl->low_water, more ? (uint32_t)(depth / 2 + 1) : 0);
     return started;
-}
-
-int64_t
-mn_plan_nap(const struct mn_plan *p, int64_t nap_ns)
-{
-    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : PATIENCE_NS;
-    return idle < PATIENCE_NS && PATIENCE_NS - idle < nap_ns ? PATIENCE_NS - idle : nap_ns;
 }
 
 void
@@ -536,12 +506,13 @@ learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 }
 
 void
-mn_plan_learn(struct mn_engine *e, uint64_t block_off)
+mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
 {
-    struct mn_block *b = mn_block_at(&e->shm, block_off);
-    if (e->plan == NULL || e->plan->costs == NULL || b->nrows == 0) {
+    struct mn_block *b = mn_block_at(&e->shm, batch->block_off);
+    if (e->plan == NULL || e->plan->costs == NULL || b->nrows == 0 || batch->learned) {
         return;
     }
+    batch->learned = true;
     const struct mn_report *r = mn_block_reports(b);
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
     uint64_t rows_ns = mn_costs_observe_rows(e->plan->costs, index, r, b->nrows);

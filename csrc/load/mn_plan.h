@@ -65,6 +65,7 @@ struct mn_plan {
     bool held;                   /* the last pump ended at the memory limit */
     bool split;                  /* what the tasks of whole batches are cut by now */
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
+    uint64_t told;               /* next when the program was last asked to plan more */
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
 };
 
@@ -90,6 +91,27 @@ mn_plan_pump(struct mn_engine *e);
 int64_t
 mn_plan_nap(const struct mn_plan *p, int64_t nap_ns);
 
+/* Tasks on the board that nobody has claimed: an estimate. */
+uint64_t
+mn_plan_queued(const struct mn_engine *e);
+
+/* Whether work past the window may start. It takes memory that torch's loader would not: a
+ * slow sample has to hold up the rest, or a worker to idle for a while first. Shorter stalls
+ * are the machine's, and there is always another. ready: batches, as mn_plan_ready says;
+ * queued: tasks on the board. */
+bool
+mn_plan_starved(struct mn_engine *e, int64_t ready, uint64_t queued);
+
+/* Nanoseconds for which what is planned and has not started keeps the workers busy, beyond a
+ * reserve; 1 while costs are unknown, INT64_MAX when no more is planned. */
+int64_t
+mn_plan_lasts(const struct mn_plan *p, uint32_t workers);
+
+/* Whether the program should plan more now, because workers idle behind a slow sample or are
+ * about to. Says so once for what is planned. */
+bool
+mn_plan_dry(struct mn_engine *e);
+
 /* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
 int64_t
 mn_plan_ready(struct mn_engine *e);
@@ -110,8 +132,8 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence);
 void
 mn_plan_clear(struct mn_plan *p);
 
-/* Teaches the cost model what a finished block's rows have cost. */
+/* Teaches the cost model what a finished batch's rows have cost, once. */
 void
-mn_plan_learn(struct mn_engine *e, uint64_t block_off);
+mn_plan_learn(struct mn_engine *e, struct mn_batch *batch);
 
 #endif

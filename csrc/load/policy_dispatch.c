@@ -354,6 +354,15 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out)
     return MN_OK;
 }
 
+/* Up to last_batch, or beyond and so slow that it is started as early as those are. */
+static bool
+within(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
+       const struct mn_dispatch_node *n)
+{
+    return n->task.batch <= view->last_batch
+           || n->slack_ns <= times(view->last_batch, d->rates.period_ns);
+}
+
 int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out)
@@ -364,15 +373,15 @@ mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *vie
     uint32_t least = d->heap[BY_SLACK][0];
     uint32_t costly = d->heap[BY_COST][0];
     const struct mn_dispatch_node *c = &d->nodes[costly];
-    if (c->task.batch <= view->last_batch && finale(d, &d->nodes[least], c)) {
+    if (finale(d, &d->nodes[least], c)) {
         choose(d, costly, MN_DISPATCH_FINALE_LPT, out);
         return MN_OK;
     }
-    if (d->nodes[least].task.batch > view->last_batch) {
+    if (!within(d, view, &d->nodes[least])) {
         least = d->heap[BY_ORDER][0];
     }
     const struct mn_dispatch_node *s = &d->nodes[least];
-    if (s->task.batch > view->last_batch) {
+    if (!within(d, view, s)) {
         return MN_FULL;
     }
     int64_t edge = times(view->head_batch + d->rates.window - 1, d->rates.period_ns);

@@ -34,8 +34,11 @@
  *      beyond has to be done anyway. (When `hungry` batches are ready it is the
  *      consumer that is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
- *   Both E, I and the early starts of W are bounded by the memory budget
- *   (policy_memory.h), by last_batch, and by the end of the epoch.
+ *   I, E and the early starts of W are bounded by the memory budget (policy_memory.h) and by
+ *   the end of the epoch.
+ *   L: last_batch, for a caller who cannot use what lies further on yet (policy_ready.h), bounds
+ *      ordinary tasks. A slow one past it may start once its slack is that of an ordinary one
+ *      of last_batch, or in E: it is started early and used when its turn has come.
  *
  * Work bound
  *   With enough memory, I means that no worker idles while a task is left. Then the
@@ -112,7 +115,7 @@ struct mn_dispatch_view {
     int64_t head_batch;    /* next to deliver */
     int64_t ready_batches; /* complete and undelivered, in order from the head (all of
                               them when delivery is out of order) */
-    int64_t last_batch;    /* none past this may start; INT64_MAX for no limit */
+    int64_t last_batch;    /* past this only known-slow tasks; INT64_MAX for no limit */
 };
 
 struct mn_dispatch_choice {

@@ -119,9 +119,10 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_next_doc[] =
-    "next(timeout) -> (sequence, block) | None | False\n\n"
+    "next(timeout) -> (sequence, block) | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
-    "None: the time is over. False: look at health(). Handles signals.";
+    "None: the time is over. False: look at health(). True: workers wait for more batches to\n"
+    "be planned, if there are any. Handles signals.";
 
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args)
@@ -152,6 +153,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         }
         if (rc == MN_CLOSED) {
             Py_RETURN_FALSE;
+        }
+        if (rc == MN_EMPTY) {
+            Py_RETURN_TRUE;
         }
         if (rc == -ETIMEDOUT && !endless) {
             left -= slice;

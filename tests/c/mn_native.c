@@ -196,6 +196,7 @@ every_sample_once(void)
                                       .index_kind = MN_INDEX_INT64,
                                       .index_bytes = n * sizeof(*index)};
             CHECK_EQ(mn_engine_plan(p.e, &b), MN_OK);
+            mn_engine_plan_end(p.e); /* nobody is to ask for more */
             first[planned % WINDOW] = position;
             rows[planned++ % WINDOW] = n;
             position += n;

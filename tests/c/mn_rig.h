@@ -278,6 +278,7 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
         mn_mutex_unlock(&r->e->mutex);
     }
     int rc = mn_engine_plan(r->e, &b);
+    mn_engine_plan_end(r->e); /* no test is to be asked for more */
     free(index);
     if (rc == MN_OK) {
         r->number++;
