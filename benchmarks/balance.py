@@ -4,25 +4,31 @@
         [--quiet SHARE]
 
 A sample costs what a seeded generator fixed for its index; every loader gets the same
-costs in the same order. The bound of an epoch is (sum of costs) / workers, to which the
-first epoch of a loader adds the mean time after which its workers were there. A sleep lasts
-a little longer than asked (printed), which is part of every number. Loaders keep their
-workers; "epoch 1" is the first, "later" the median of those after it. Further: the time to
-the first batch, and how long a training step waits when it takes as long as a batch costs
-to make (its second epoch; the share of waiting in the whole, and the 99th percentile of the
-share in one step).
+costs in the same order, the same dataset and the same worker_init_fn.  The bound of an epoch
+is (sum of costs) / workers.  A sleep lasts a little longer than asked; how much longer is
+measured in the same run, for the same costs and with as many sleepers, in processes that do
+nothing else.  The bound with that in it is the second one: ratios to it are in brackets.
+
+Loaders keep their workers.  "epoch 1" is the first epoch, once beside the bound plus the
+mean time after which its workers were there, and once with that start in it; "least" is what
+workers that never idle reach with that order when costs are unknown.  "later" is the median
+of the epochs after it.  Further: the time to the first batch, and how long a training step
+waits when it takes as long as a batch costs to make (its second epoch; the share of waiting
+in the whole, and the 99th percentile of the share in one step).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
+import heapq
 import inspect
 import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import common
@@ -33,6 +39,9 @@ from torch.utils.data import Dataset, RandomSampler
 import minato
 
 MOST_WORKERS = 16
+#: of these costs, by quantile, it is measured how long sleeping takes; and for how long
+SLEEPS, SLEEPING_S = 6, 1.0
+PR_SET_TIMERSLACK = 29
 #: when each worker was there, by time.monotonic()
 _ready = multiprocessing.RawArray("d", MOST_WORKERS)
 
@@ -71,6 +80,7 @@ LOADERS: dict[str, tuple[type, dict[str, Any], int]] = {
 }
 if "batching" in inspect.signature(MINE.__init__).parameters:
     LOADERS["minato, ready first"] = (MINE, {"in_order": False, "batching": "ready"}, 3)
+TORCH_FIRST = "torch, in order"
 
 
 class Sleeping(Dataset):
@@ -87,8 +97,48 @@ class Sleeping(Dataset):
         return index
 
 
-def note_ready(worker: int) -> None:
+def exact_sleep() -> None:
+    """The system may wake this process as late as it has to, not 50 us later by choice."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def begin_worker(worker: int) -> None:
+    """worker_init_fn of all loaders."""
+    exact_sleep()
     _ready[worker] = time.monotonic()
+
+
+def _sleeper(costs: list[float], first: int, results: Any) -> None:
+    exact_sleep()
+    late: list[list[float]] = [[] for _ in costs]
+    end, n = time.monotonic() + SLEEPING_S, first
+    while time.monotonic() < end or not all(late):
+        cost = costs[n % len(costs)]
+        begin = time.monotonic()
+        time.sleep(cost)
+        late[n % len(costs)].append(time.monotonic() - begin - cost)
+        n += 1
+    results.put(late)
+
+
+def sleeping(costs: np.ndarray, workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """(some of the costs, mean seconds for which a sleep of each lasts too long) with so
+    many processes that sleep at the same time."""
+    some = np.unique(np.quantile(costs, np.linspace(0, 1, SLEEPS), method="nearest"))
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    sleepers = [
+        context.Process(target=_sleeper, args=(some.tolist(), k, results))
+        for k in range(workers)
+    ]
+    for process in sleepers:
+        process.start()
+    late = [results.get() for _ in sleepers]
+    for process in sleepers:
+        process.join()
+    means = [np.mean(np.concatenate([one[k] for one in late])) for k in range(len(some))]
+    return some, np.array(means)
 
 
 class Job:
@@ -101,6 +151,18 @@ class Job:
         self.costs = make(np.random.default_rng(seed), self.count)
         self.bound = float(self.costs.sum()) / self.workers
 
+    @functools.cached_property
+    def slept_bound(self) -> float:
+        """The bound with costs as long as sleeps of them last."""
+        some, late = sleeping(self.costs, self.workers)
+        slept = self.costs + np.interp(self.costs, some, late)
+        return float(slept.sum()) / self.workers
+
+    def order(self) -> np.ndarray:
+        """Indices of the first epoch."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return np.array(list(RandomSampler(range(self.count), generator=generator)))
+
     def loader(self, cls: type, options: dict[str, Any]) -> Any:
         dataset = Sleeping(self.costs)
         order = RandomSampler(dataset, generator=torch.Generator().manual_seed(self.seed))
@@ -110,7 +172,7 @@ class Job:
             sampler=order,
             num_workers=self.workers,
             persistent_workers=True,
-            worker_init_fn=note_ready,
+            worker_init_fn=begin_worker,
             multiprocessing_context="fork",
             **options,
         )
@@ -158,25 +220,33 @@ def time_epochs(job: Job, cls: type, options: dict[str, Any], epochs: int) -> di
     runs += [run_epoch(loader) for _ in range(epochs - 1)]
     check(job, runs, options.get("in_order", True))
     del loader
-    order = RandomSampler(range(job.count), generator=torch.Generator().manual_seed(job.seed))
-    firsts = job.costs[list(order)[: job.batch]]
+    costs = job.costs[job.order()]
+    walls = np.array([run["wall"] for run in runs])
+    bound, slept = job.bound, job.slept_bound
     return {
-        "epoch1": runs[0]["wall"] / (job.bound + delay),
-        "later": [run["wall"] / job.bound for run in runs[1:]],
-        "walls": [run["wall"] for run in runs],
-        "bound": job.bound,
+        "epoch1": walls[0] / (bound + delay),
+        "epoch1_slept": walls[0] / (slept + delay),
+        "epoch1_start": walls[0] / bound,
+        "epoch1_start_slept": walls[0] / slept,
+        "epoch1_least": makespan(costs, job.workers) / bound,
+        "later": (walls[1:] / bound).tolist(),
+        "later_slept": (walls[1:] / slept).tolist(),
+        "later_least": makespan(sorted(costs, reverse=True), job.workers) / bound,
+        "walls": walls.tolist(),
+        "bound": bound,
+        "slept_bound": slept,
         "start_delay": delay,
         "first": runs[0]["first"],
-        "first_bound": makespan(firsts, job.workers),
+        "first_bound": makespan(sorted(costs[: job.batch], reverse=True), job.workers),
         "later_firsts": [run["first"] for run in runs[1:]],
     }
 
 
-def makespan(costs: np.ndarray, workers: int) -> float:
-    """Seconds for these samples on so many workers, longest first."""
+def makespan(costs: Iterable[float], workers: int) -> float:
+    """Seconds for these samples on so many workers, each begun by the first that is free."""
     free = [0.0] * workers
-    for cost in sorted(costs, reverse=True):
-        free[free.index(min(free))] += float(cost)
+    for cost in costs:
+        heapq.heapreplace(free, free[0] + float(cost))
     return max(free)
 
 
@@ -198,16 +268,6 @@ def time_waits(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def overshoot() -> float:
-    """Seconds that sleep(5 ms) lasts too long, as a median."""
-    late = []
-    for _ in range(20):
-        begin = time.monotonic()
-        time.sleep(0.005)
-        late.append(time.monotonic() - begin - 0.005)
-    return common.median(late)
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
     waits: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
@@ -224,7 +284,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": common.machine(),
         "quiet": quiet.report(),
-        "overshoot": overshoot(),
         "epochs": runs,
         "waits": waits if args.waits else {},
     }
@@ -237,8 +296,16 @@ def over(runs: list[dict[str, Any]], what: str) -> float:
 
 
 def epoch_rows(result: dict[str, Any], what: str) -> list[list[str]]:
+    least = what.partition("_")[0] + "_least"
     return [
-        [workload, *[f"{over(cells[name], what):.3f}" for name in LOADERS]]
+        [
+            workload,
+            f"{over(cells[TORCH_FIRST], least):.3f}",
+            *[
+                f"{over(cells[name], what):.3f} ({over(cells[name], what + '_slept'):.3f})"
+                for name in LOADERS
+            ],
+        ]
         for workload, cells in result["epochs"].items()
     ]
 
@@ -246,7 +313,7 @@ def epoch_rows(result: dict[str, Any], what: str) -> list[list[str]]:
 def first_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = []
     for workload, cells in result["epochs"].items():
-        bound = over(cells["torch, in order"], "first_bound")
+        bound = over(cells[TORCH_FIRST], "first_bound")
         row = [workload, f"{bound * 1e3:.0f}"]
         for name in LOADERS:
             first, delay = over(cells[name], "first"), over(cells[name], "start_delay")
@@ -270,15 +337,19 @@ def wait_rows(result: dict[str, Any]) -> list[list[str]]:
 
 def report(result: dict[str, Any]) -> None:
     print(f"# {common.describe(result['machine'])}")
-    print(
-        f"# {common.describe(result['quiet'])}; "
-        f"sleep(5 ms) lasts {result['overshoot'] * 1e6:.0f} us too long"
-    )
-    names = list(LOADERS)
+    print(f"# {common.describe(result['quiet'])}")
+    for workload, cells in result["epochs"].items():
+        some, slept = over(cells[TORCH_FIRST], "bound"), over(cells[TORCH_FIRST], "slept_bound")
+        print(f"# {workload}: bound {some:.3f} s, as sleeps last {slept:.3f} s "
+              f"({slept / some:.3f})")
+    names = ["least", *LOADERS]
     print("\nepoch 1, wall time / (bound + mean start of workers)")
     print(common.table(["", *names], epoch_rows(result, "epoch1")))
+    print("\nepoch 1 with the start of workers, wall time / bound")
+    print(common.table(["", *names], epoch_rows(result, "epoch1_start")))
     print("\nlater epochs, wall time / bound")
     print(common.table(["", *names], epoch_rows(result, "later")))
+    names = list(LOADERS)
     print(
         "\nfirst batch, ms (and over the bound: its samples spread over all workers, plus "
         "mean start)"
