@@ -100,6 +100,18 @@ class BalancedIterator(_MinatoIterator):
         self._kept_back: deque[tuple[_Batch, Any]] = deque()
         super().__init__(loader)
 
+    @property
+    def _send_idx(self) -> int:  # type: ignore[override]  # torch's counters, as far as read
+        return self._progress.count + len(self._planned)
+
+    @property
+    def _rcvd_idx(self) -> int:  # type: ignore[override]
+        return self._progress.count
+
+    @property
+    def _tasks_outstanding(self) -> int:  # type: ignore[override]
+        return len(self._planned)
+
     @staticmethod
     def _rows_possible(loader: Any) -> bool:
         return (

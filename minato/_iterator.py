@@ -46,6 +46,19 @@ class _Batch:
     whole: bool
 
 
+class _Finished:
+    """What libraries read of torch's result queue: how far the workers are ahead."""
+
+    def __init__(self, iterator: _MinatoIterator) -> None:
+        self._iterator = iterator
+
+    def qsize(self) -> int:
+        return self._iterator._finished()
+
+    def empty(self) -> bool:
+        return self.qsize() == 0
+
+
 class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     """What both iterators share: the pool, waiting, shutting down."""
 
@@ -121,6 +134,18 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
         return self._pool.handles if self._pool is not None else []
+
+    @property
+    def _data_queue(self) -> _Finished:  # type: ignore[override]
+        return _Finished(self)
+
+    @property
+    def _worker_result_queue(self) -> _Finished:  # type: ignore[override]
+        return _Finished(self)
+
+    def _finished(self) -> int:
+        """Batches that are made and not handed over."""
+        return self._engine.timing()["ready"] if self._living() else 0
 
     # ---- waiting ---------------------------------------------------------------------
 

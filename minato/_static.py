@@ -166,6 +166,12 @@ class StaticIterator(_MinatoIterator):
             data.reraise()
         return self._pinned(data)
 
+    def _finished(self) -> int:
+        here = sum(len(info) == 2 for info in self._task_info.values())  # out of their turn
+        if not self._living():
+            return here
+        return here + sum(self._engine.poll(sent.block) == 1 for sent in self._blocks.values())
+
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._workers_status[worker_id] = False
 

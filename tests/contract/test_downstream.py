@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from .datasets import Numbers, Sharded, as_is
-from .support import Kind, all_gone, flat, run_script, worker_pids
+from .support import Kind, all_gone, flat, run_script, wait_for, worker_pids
 
 
 def _subclasses(cls: type) -> set[type]:
@@ -537,6 +537,26 @@ def test_keyword_construction_in_a_subclass(loader: Kind) -> None:
 
     made = Keyword(Numbers(3), num_workers=1, batch_size=2, **loader.options)
     assert list(made) == [[0, 1], [2]]
+
+
+# ------------------------------- loggers and samplers that look at the result queue
+
+
+@pytest.mark.parametrize("dataset", [Numbers(6), Sharded(6)], ids=["map", "iterable"])
+def test_how_far_workers_are_ahead(loader: Kind, dataset: Any) -> None:
+    made = loader(dataset, num_workers=1, prefetch_factor=3, persistent_workers=True)
+    iterator = iter(made)
+    # the steady window, as nothing was asked for; iterable datasets say later that they end
+    assert wait_for(lambda: iterator._data_queue.qsize() == 3)
+    assert wait_for(lambda: not iterator._worker_result_queue.empty())
+    assert iterator._rcvd_idx == 0
+    assert iterator._send_idx == iterator._tasks_outstanding == 3
+    next(iterator)
+    assert iterator._rcvd_idx == 1
+    assert iterator._send_idx == 1 + iterator._tasks_outstanding
+    assert len(list(iterator)) == 5
+    if isinstance(dataset, Numbers):  # else markers of the end are left
+        assert wait_for(lambda: iterator._data_queue.qsize() == 0)
 
 
 # ------------------------------------------------------ DeepSpeed, torchrec
