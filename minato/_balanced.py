@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
 from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
-from ._job import offered
+from ._job import fetches_batches, offered
 from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
 from ._native import NativePool, integers, offer_of
@@ -51,7 +51,8 @@ def _short_tail(loader: Any) -> int:
     batches = loader.batch_sampler
     if type(batches) is not torch.utils.data.BatchSampler or batches.drop_last:
         return 0
-    return int(len(batches.sampler) % batches.batch_size != 0)
+    sampler: Any = batches.sampler
+    return int(len(sampler) % batches.batch_size != 0)
 
 
 def _may_look_ahead(loader: Any) -> bool:
@@ -83,9 +84,7 @@ class BalancedIterator(_MinatoIterator):
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
-        self._splits = loader._auto_collation and not getattr(
-            loader.dataset, "__getitems__", None
-        )
+        self._splits = loader._auto_collation and not fetches_batches(loader.dataset)
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
         self._reach = 0  # how far it was looked ahead
@@ -117,7 +116,7 @@ class BalancedIterator(_MinatoIterator):
         return (
             loader._auto_collation
             and is_default_collate(loader.collate_fn)
-            and not getattr(loader.dataset, "__getitems__", None)
+            and not fetches_batches(loader.dataset)
         )
 
     def _engine_options(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
 from ._errors import Failure
-from ._job import offered
+from ._job import behind_subsets, by_sample, offered
 from ._layout import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ._memo import Shape
 from ._pool import WorkerHandle
@@ -49,7 +49,7 @@ _KINDS = {"i": 0, "u": 1, "f": 2}  # of fields, as DLPack's type codes
 
 def why_not(loader: Any) -> str | None:
     """What of this loader needs Python in its workers; None where C threads would do."""
-    dataset, _subsets = _inside(loader.dataset)
+    dataset, _subsets = behind_subsets(loader.dataset)
     if loader._dataset_kind != _DatasetKind.Map:
         return "the dataset is iterable"
     if offered(dataset, "native_pipeline") is None:
@@ -70,15 +70,6 @@ def why_not(loader: Any) -> str | None:
     if loader.scheduling == "static":
         return "scheduling='static' needs the random streams of processes"
     return loader._why_torch()
-
-
-def _inside(dataset: Any) -> tuple[Any, list[Subset]]:
-    """The dataset that torch's subsets of it show, and these, the outermost first."""
-    subsets = []
-    while type(dataset) is Subset:  # a class derived from it may give other samples
-        subsets.append(dataset)
-        dataset = dataset.dataset
-    return dataset, subsets
 
 
 def _indices_of(subsets: list[Subset]) -> np.ndarray | str:
@@ -159,7 +150,7 @@ def impossible(reason: str) -> str:
 
 
 def _opened(loader: Any) -> Offer | str:
-    dataset, subsets = _inside(loader.dataset)
+    dataset, subsets = behind_subsets(loader.dataset)
     capsule = dataset.native_pipeline()
     keying, fields = _core.native_info(capsule)
     hook = None
@@ -167,8 +158,6 @@ def _opened(loader: Any) -> Offer | str:
     if isinstance(indices, str):
         return indices
     if keying == _KEYED_BY_SAMPLE:
-        if subsets:
-            return "a Subset fetches whole batches, so no seed is given to each of its samples"
         if loader.seed_per_sample is False:
             return "with seed_per_sample=False nothing gives its samples their keys"
         hook = offered(dataset, "seed_sample")
@@ -218,9 +207,7 @@ class _Runner:
         epoch, position, base_seed, seeded = place
         if seeded and self.seeder is not None:
             self.seeder.seed(base_seed, epoch, position + row, 0)
-        if hasattr(self.dataset, "__getitems__"):  # a Subset: as torch asks it
-            return self.dataset.__getitems__([index])[0]
-        return self.dataset[index]
+        return by_sample(self.dataset)[index]
 
     def _rows(self, indices: Any, place: list, rows: range, mark: Callable) -> list:
         entries: list[tuple] = []

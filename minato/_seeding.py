@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from minato._core import Seeder
+from minato._job import behind_subsets
 from minato._seeding_plans import bitgen_of, generator_kind, loaded, mro_of, plan_bitgen
 
 __all__ = ["Found", "find_all", "find_private_generators", "make_seeder"]
@@ -292,5 +293,6 @@ def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
     other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
     *in addition* with 63 bits of its own, so that what it sets is what counts."""
-    found = find_all((dataset, *others), limit)
+    inner, subsets = behind_subsets(dataset)
+    found = find_all((dataset, *([inner] if subsets else []), *others), limit)
     return Seeder(found.generators, hooks=found.hooks)

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
 from ._errors import Failure
-from ._job import Job, offered
+from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
 from ._split import sendable, sending_ns
 
@@ -153,14 +153,14 @@ class _Runner:
             seed(base_seed, epoch, position, 0)
             data = job.dataset[index]
             self.mark(0)
-        elif getattr(job.dataset, "__getitems__", None):
+        elif fetches_batches(job.dataset):
             seed(base_seed, epoch, number, 1)
             data = job.dataset.__getitems__(index)
         else:
-            data = []
+            data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
                 seed(base_seed, epoch, position + k, 0)
-                data.append(job.dataset[i])
+                data.append(dataset[i])
                 self.mark(k)
             if self.probing:
                 self.probing = False
@@ -247,7 +247,7 @@ def main(job: Job, number: int) -> None:
     worker = _core.Worker(
         segment,
         number,
-        _Refusing(runner.init_failure) if runner.init_failure else job.dataset,
+        _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
         runner.seeder,
         open_layout,
         _load_index,

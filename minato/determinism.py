@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from ._job import by_sample, fetches_batches
 from ._seeding import find_all, make_seeder
 from .loader import DataLoader
 
@@ -122,7 +123,7 @@ def check_determinism(
     if count < 2:
         raise ValueError(f"there is no second order of {count} samples")
     indices = [k * length // count for k in range(count)]
-    chunk = CHUNK if getattr(dataset, "__getitems__", None) else 1
+    chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
     def run(order: range) -> tuple[list[_Sample], list[str], list[str]]:
@@ -200,12 +201,12 @@ class _Probe(Dataset):
             position.append(position[-1] + len(unit))
         for number in self.order:
             unit = self.units[number]
-            if getattr(self.dataset, "__getitems__", None):
+            if fetches_batches(self.dataset):
                 seeder.seed(_BASE_SEED, 0, number, 1)
                 made[number] = [_digests(s) for s in self.dataset.__getitems__(unit)]
             else:
                 seeder.seed(_BASE_SEED, 0, position[number], 0)
-                made[number] = [_digests(self.dataset[unit[0]])]
+                made[number] = [_digests(by_sample(self.dataset)[unit[0]])]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
         return [sample for unit in made for sample in unit], moved, found

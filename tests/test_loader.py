@@ -1,5 +1,7 @@
 """The thin complete path: import, workers, batches, in the sampler's order."""
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -22,3 +24,47 @@ def test_batches_are_those_of_torch(workers, scheduling):
     assert len(mine) == len(theirs)
     for a, b in zip(mine, theirs, strict=True):
         assert torch.equal(a["x"], b["x"]) and torch.equal(a["y"], b["y"])
+
+
+class Meeting(torch.utils.data.Dataset):
+    """Samples that end when as many workers make one."""
+
+    def __init__(self, workers: int) -> None:
+        self.barrier = multiprocessing.Barrier(workers)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.barrier.wait(60)
+        return index
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_workers_share_a_batch_of_a_subset(nested) -> None:
+    """torch's Subset asks its dataset for one sample after another, and so do workers."""
+    subset = torch.utils.data.Subset(Meeting(4), [6, 5, 4, 3])
+    if nested:
+        subset = torch.utils.data.Subset(subset, range(4))
+    loader = minato.DataLoader(
+        subset, batch_size=4, num_workers=4, multiprocessing_context="fork"
+    )
+    assert [batch.tolist() for batch in loader] == [[6, 5, 4, 3]]
+
+
+class Drawing(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_samples_of_a_subset_have_seeds_of_their_own() -> None:
+    data = torch.utils.data.Subset(Drawing(), range(12))
+    batches = {size: minato.DataLoader(data, batch_size=size, num_workers=2) for size in (2, 4)}
+    made = {}
+    for size, loader in batches.items():
+        torch.manual_seed(3)
+        made[size] = torch.cat(list(loader)).tolist()
+    assert made[2] == made[4] and len(set(made[2])) == 12
