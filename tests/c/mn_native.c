@@ -58,7 +58,7 @@ static void
 work(void *arg)
 {
     struct thread *t = arg;
-    struct mn_native n = {&t->plant->pipeline, 4};
+    struct mn_native n = {.pipeline = &t->plant->pipeline, .stream = 4};
     struct mn_native_failure failure;
     uint32_t task;
     for (;;) {
