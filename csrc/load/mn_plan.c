@@ -216,6 +216,17 @@ room_for(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others
     return p->dispatch.count + most + others <= MN_PLAN_TASKS;
 }
 
+/* What a task counts as slow by. A start past the window holds memory for one batch more, and
+ * saves no more time than the task takes beyond the typical: where batches are large, what is
+ * little more than noise does not count. */
+static int64_t
+worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
+{
+    int64_t typical = p->dispatch.rates.typical_ns;
+    bool little = bytes > WINDOW_BYTES && cost_ns > typical && cost_ns - typical < MN_PLAN_PATIENCE_NS;
+    return little && typical > 0 ? typical : cost_ns;
+}
+
 /* Cuts a batch that has not started into tasks and hands them to the dispatcher, with room
  * left for one task of each of `others`. cost: room for its rows'. */
 static void
@@ -234,12 +245,14 @@ cut_planned(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
     q->ntasks = cut(e, b, cost, parts, q->row0);
     for (uint32_t t = 0; t < q->ntasks; t++) {
         uint32_t from = q->row0[t];
+        /* in parts the last to end collates: any of them may be it */
+        int64_t ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
+        int64_t bytes = (int64_t)form_bytes(&p->form, b->nrows);
         struct mn_dispatch_task task = {
             .position = (int64_t)(q->rows + from),
             .batch = (int64_t)q->sequence,
-            /* in parts the last to end collates: any of them may be it */
-            .cost_ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks,
-            .bytes = (int64_t)form_bytes(&p->form, b->nrows),
+            .cost_ns = worth(p, ns, bytes),
+            .bytes = bytes,
             .tag = q->sequence << 24 | t,
         };
         int rc = mn_dispatch_insert(&p->dispatch, &task);

@@ -71,6 +71,9 @@ struct mn_plan {
 
 #define MN_PLAN_BATCHES 4096u
 #define MN_PLAN_TASKS 16384u
+/* Less than this is not worth the memory of another large batch: a worker idles for so long
+ * before anything past the window is started, and a sample is slow by more. */
+#define MN_PLAN_PATIENCE_NS (INT64_C(5) * 1000 * 1000)
 
 int
 mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,

@@ -7,10 +7,9 @@
 #include "load/mn_plan.h"
 #include "os/mn_clock.h"
 
-/* A worker idles for so long before anything past the window is started. */
-#define PATIENCE_NS (INT64_C(5) * 1000 * 1000)
-/* ... unless the sample that holds up the others has been running for so long and so many times
- * the typical cost: longer than a busy machine takes a core away. */
+/* Workers that idle start nothing past the window for MN_PLAN_PATIENCE_NS, unless the sample
+ * that holds up the others has been running for so long and so many times the typical cost:
+ * longer than a busy machine takes a core away. */
 #define HELD_NS (INT64_C(20) * 1000 * 1000)
 #define HELD_TIMES 4
 /* With less work left than for so long the program is asked to plan more: it looks every few
@@ -62,7 +61,7 @@ mn_plan_starved(struct mn_engine *e, int64_t ready, uint64_t queued)
     if (p->starved_ns == 0) {
         p->starved_ns = now;
     }
-    bool idle = queued == 0 && (int64_t)(now - p->starved_ns) >= PATIENCE_NS;
+    bool idle = queued == 0 && (int64_t)(now - p->starved_ns) >= MN_PLAN_PATIENCE_NS;
     return idle || held_by_slow(e, ready, now);
 }
 
@@ -112,6 +111,6 @@ mn_plan_dry(struct mn_engine *e)
 int64_t
 mn_plan_nap(const struct mn_plan *p, int64_t nap_ns)
 {
-    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : PATIENCE_NS;
-    return idle < PATIENCE_NS && PATIENCE_NS - idle < nap_ns ? PATIENCE_NS - idle : nap_ns;
+    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : MN_PLAN_PATIENCE_NS;
+    return idle < MN_PLAN_PATIENCE_NS && MN_PLAN_PATIENCE_NS - idle < nap_ns ? MN_PLAN_PATIENCE_NS - idle : nap_ns;
 }
