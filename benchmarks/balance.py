@@ -80,6 +80,8 @@ LOADERS: dict[str, tuple[type, dict[str, Any], int]] = {
 }
 if "batching" in inspect.signature(MINE.__init__).parameters:
     LOADERS["minato, ready first"] = (MINE, {"in_order": False, "batching": "ready"}, 3)
+#: whose steps wait: those, and one that begins an epoch while the last one ends
+STEPPED = {**LOADERS, "minato, next epoch early": (MINE, {"prefetch_next_epoch": True}, 3)}
 TORCH_FIRST = "torch, in order"
 
 
@@ -270,7 +272,7 @@ def time_waits(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
-    waits: dict[str, Any] = {w: {n: [] for n in LOADERS} for w in args.only}
+    waits: dict[str, Any] = {w: {n: [] for n in STEPPED} for w in args.only}
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     for repeat in range(args.repeats):
         for workload in args.only:
@@ -278,7 +280,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for name, (cls, options, epochs) in LOADERS.items():
                 once = functools.partial(time_epochs, job, cls, options, epochs)
                 runs[workload][name].append(quiet.run(once))
-            for name, (cls, options, _) in LOADERS.items() if args.waits else ():
+            for name, (cls, options, _) in STEPPED.items() if args.waits else ():
                 once = functools.partial(time_waits, job, cls, options)
                 waits[workload][name].append(quiet.run(once))
     return {
@@ -326,7 +328,7 @@ def wait_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = []
     for workload, cells in result["waits"].items():
         row = [workload, f"{over(cells['torch, in order'], 'step') * 1e3:.1f}"]
-        for name in LOADERS:
+        for name in STEPPED:
             mean, after, tail = (
                 over(cells[name], w) for w in ("mean", "mean_after_first", "p99")
             )
@@ -357,7 +359,7 @@ def report(result: dict[str, Any]) -> None:
     print(common.table(["", "bound", *names], first_rows(result)))
     if result["waits"]:
         print("\nshare of time that a step waits: mean, mean after the first batch, p99")
-        print(common.table(["", "step_ms", *names], wait_rows(result)))
+        print(common.table(["", "step_ms", *STEPPED], wait_rows(result)))
 
 
 def arguments() -> argparse.Namespace:
