@@ -149,27 +149,26 @@ BASE = "torch, NumPy and SciPy"
 # ---- in the child ----------------------------------------------------------------------
 
 
-def read_bytes() -> int:
-    """Bytes that read calls of this process and its children returned so far."""
+def tree_sum(file: str, field: str) -> int:
+    """Over this process and its children, of a number in a file below /proc/PID."""
     total = 0
     for process in common.tree(os.getpid()):
         try:
-            text = Path(f"/proc/{process.pid}/io").read_text()
+            text = Path(f"/proc/{process.pid}/{file}").read_text()
         except OSError:
             continue  # it ended meanwhile
-        total += int(text.split("rchar:")[1].split()[0])
+        total += int(text.split(f"{field}:")[1].split()[0])
     return total
+
+
+def read_bytes() -> int:
+    """Bytes that read calls of this process and its children returned so far."""
+    return tree_sum("io", "rchar")
 
 
 def memory() -> dict[str, int]:
     """Bytes of this process tree: mapped files, and all else."""
-    files = 0
-    for process in common.tree(os.getpid()):
-        try:
-            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        except OSError:
-            continue  # it ended meanwhile
-        files += int(text.split("Pss_File:")[1].split()[0]) * 1024
+    files = tree_sum("smaps_rollup", "Pss_File") * 1024
     return {"files": files, "else": common.memory_bytes(os.getpid())["total"] - files}
 
 

@@ -37,11 +37,16 @@ _WHOLE = Shape()
 _WHOLE.whole = True
 
 
+def _sampler_of(loader: Any) -> Any:
+    """Where the order of samples comes from; None where a batch sampler does not say."""
+    batches = loader.batch_sampler
+    return loader.sampler if batches is None else getattr(batches, "sampler", None)
+
+
 def _draws_at_its_end(loader: Any) -> bool:
     """A RandomSampler draws from its generator once more when it ends, and its end must not
     be met ahead: torch's loader would not be there yet."""
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    sampler = _sampler_of(loader)
     return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None
 
 
@@ -57,8 +62,7 @@ def _short_tail(loader: Any) -> int:
 
 def _may_look_ahead(loader: Any) -> bool:
     """Whether drawing indices early changes nothing: torch's own samplers only."""
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    batches, sampler = loader.batch_sampler, _sampler_of(loader)
     own = type(sampler) in TORCH_SAMPLERS
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
         # It draws again in the middle of an epoch: an early break would leave the caller's

@@ -223,8 +223,9 @@ static int64_t
 worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
 {
     int64_t typical = p->dispatch.rates.typical_ns;
-    bool little = bytes > WINDOW_BYTES && cost_ns > typical && cost_ns - typical < MN_PLAN_PATIENCE_NS;
-    return little && typical > 0 ? typical : cost_ns;
+    int64_t excess = typical > 0 ? cost_ns - typical : 0;
+    bool little = excess > 0 && excess < MN_PLAN_PATIENCE_NS && bytes > WINDOW_BYTES;
+    return little ? typical : cost_ns;
 }
 
 /* Cuts a batch that has not started into tasks and hands them to the dispatcher, with room

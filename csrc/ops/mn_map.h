@@ -42,8 +42,8 @@
  *
  * Where there is no mapping
  *   mn_map_open gives NULL and the caller reads: where there is no room, where the file system
- *   is not known to be on this machine (a network's may notice another machine's change only at open, and can raise
- *   SIGBUS when its server is gone), and where the system refuses.
+ *   is not known to be on this machine (a network's may notice another machine's change only
+ *   at open, and can raise SIGBUS when its server is gone), and where the system refuses.
  */
 #ifndef MN_MAP_H
 #define MN_MAP_H

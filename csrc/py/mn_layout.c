@@ -263,38 +263,40 @@ has_secrets(struct mn_state *st, PyObject *t, const struct mn_dl_dtype *dt)
     return yes;
 }
 
-/* Where a tensor's values lie; false for one that is not dense or on another device. */
-static bool
+/* Where a tensor's values lie: 1, 0 for one that is not dense or whose bytes are not its
+ * values, -1 with an exception. */
+static int
 look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
 {
+    if (Py_TYPE(o) != st->tensor_type) {
+        return 0;
+    }
     if (st->plain != NULL) {
-        return st->plain->look(o, t) == 1;
+        return st->plain->look(o, t);
     }
     if (st->dlpack == NULL) {
-        return false;
+        return 0;
     }
     if (st->dlpack->tensor_from_object(o, t) != 0) {
-        PyErr_Clear(); /* not ours to say */
-        return false;
+        PyErr_Clear(); /* sparse, nested: not ours to say */
+        return 0;
     }
-    return true;
+    int secret = has_secrets(st, o, &t->dtype);
+    return secret < 0 ? -1 : secret == 0;
 }
 
 static int
 encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
 {
     struct mn_dl_tensor t;
-    if (Py_TYPE(o) != en->st->tensor_type || !look_at(en->st, o, &t)) {
-        return 0;
+    int plain = look_at(en->st, o, &t);
+    if (plain <= 0) {
+        return plain;
     }
     if (t.device_type != MN_DL_CPU || t.ndim != n->ndim || t.dtype.code != n->dtype.code
         || t.dtype.bits != n->dtype.bits || t.dtype.lanes != 1
         || memcmp(t.shape, n->shape, (size_t)n->ndim * sizeof(int64_t)) != 0) {
         return 0;
-    }
-    int secret = en->st->plain != NULL ? 0 : has_secrets(en->st, o, &t.dtype);
-    if (secret != 0) {
-        return secret < 0 ? -1 : 0;
     }
     const char *src = (const char *)t.data + t.byte_offset;
     char *dst = row_of(en, n);
