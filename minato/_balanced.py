@@ -151,11 +151,9 @@ class BalancedIterator(_MinatoIterator):
         )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        begun = self._sampler_iter
-        _BaseDataLoaderIter._reset(self, loader, first_iter)
         if not first_iter:
             early, self._early = self._early, None
-            if early is not None and self._adopt(early, begun):
+            if early is not None and self._adopt(early, loader):
                 return
             self._kept_back.clear()
             self._engine.plan_clear()
@@ -167,7 +165,12 @@ class BalancedIterator(_MinatoIterator):
         self._position = 0
         self._form: Any = None
         self._posted: dict[int, int] = getattr(self, "_posted", {})
+        self._beginning = True
         with self._epoch_begins(loader, first_iter):
+            _BaseDataLoaderIter._reset(self, loader, first_iter)
+            self._fill()
+        self._beginning = False
+        if self._ahead:
             self._fill()
 
     # ---- the next epoch, begun early ---------------------------------------------------
@@ -176,20 +179,23 @@ class BalancedIterator(_MinatoIterator):
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         self._epoch += 1
         progress = self._new_progress(None)
+        progress.early = True
         progress.generators = self._sources.capture()
         self._early = _EpochAhead(progress, len(self._planned), self._sequence)
         self._sampler_iter = iter(self._index_sampler)
         self._number = self._position = 0
         self._exhausted = False
 
-    def _adopt(self, early: _EpochAhead, begun: Any) -> bool:
+    def _adopt(self, early: _EpochAhead, loader: Any) -> bool:
         """Makes the epoch that was begun early the present one; False when it is stale:
         the last was left in the middle, or set_epoch or load_state_dict was called since."""
         told = early.progress.user_epoch != self._memo.user_epoch
         if early.left > 0 or told or self._memo.resume is not None:
             self._sources.set_own(early.progress.generators or {})  # as if it had never begun
             return False
-        self._sampler_iter = begun
+        self._num_yielded = 0
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        early.progress.early = False
         self._progress = self._memo.progress = early.progress
         self._fill()
         return True
@@ -224,6 +230,8 @@ class BalancedIterator(_MinatoIterator):
                 try:
                     self._drawn = (self._next_index(),)
                 except StopIteration:
+                    if self._ahead and self._beginning:
+                        return  # what comes next draws from the program's generators
                     self._exhausted = True
                     self._planning.check_end(self._number)
                     if not self._ahead or self._early is not None:

@@ -14,9 +14,9 @@ from ._resume import Counted, global_generators
 class InlineIterator(Counted, _SingleProcessDataLoaderIter):
     """torch's iterator for ``num_workers=0``; samples draw from the program's generators.
 
-    The sampler begins at the first ``next()``, as torch's does. An iterable dataset may
-    draw its order from the program's generators, so it is read up to where it stood with
-    these as it found them.
+    The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
+    draws at once. An iterable dataset may draw its order from the program's generators, so it
+    is read up to where it stood with these as it found them.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -36,8 +36,8 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
         if start and start["base_seed"] is not None:
             self._progress.epoch = start["epoch"]
             self._progress.generators = start["generators"]
-        elif self._dataset_kind == _DatasetKind.Iterable:
-            self._progress.generators = found
+        elif self._dataset_kind == _DatasetKind.Iterable or self._sources.drew(found, loader):
+            self._progress.generators = found  # and not as they are at the first next()
         self._found = self._progress.generators
         self._memo.progress = self._progress
 
@@ -48,10 +48,13 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
         return self._epoch_begins(None, True)
 
     def _next_index(self) -> Any:
-        first = not self._begun
+        first, start = not self._begun, self._start or {}
         with self._begin():
-            if first and self._dataset_kind == _DatasetKind.Iterable:
+            if first and self._found is not None:
                 self._progress.generators = self._found
+            resumed = start.get("base_seed") is not None
+            if first and resumed and self._dataset_kind == _DatasetKind.Map:
+                self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
             try:
                 index = super()._next_index()
                 while self._progress.has(self._number):

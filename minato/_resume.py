@@ -13,8 +13,9 @@ Fields of a state:
 version, epoch          of the format; of the seeds (persistent workers count epochs on)
 base_seed               of the epoch; None: the next epoch draws one as it begins
 generators              states by role: ``sampler`` and ``loader`` (generators of their own),
-                        ``torch``, ``python``, ``numpy`` (the global ones, as the epoch found
-                        them, where the order may come from them)
+                        ``sampler.NAME`` and ``batch_sampler.NAME`` (others that a sampler
+                        holds as attributes), ``torch``, ``python``, ``numpy`` (the global
+                        ones, as the epoch found them, where the order may come from them)
 delivered               batches before this number were handed over,
 delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``
@@ -105,6 +106,55 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
+def _plain(state: Any) -> Any:
+    """A NumPy bit generator's state for JSON: arrays become pairs of type and numbers."""
+    if isinstance(state, dict):
+        return {name: _plain(value) for name, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return [state.dtype.name, state.tolist()]
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def _whole(state: Any) -> Any:
+    """What _plain() was given."""
+    if isinstance(state, dict):
+        return {name: _whole(value) for name, value in state.items()}
+    return np.array(state[1], state[0]) if isinstance(state, list) else state
+
+
+def _get_private(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate()).encode()
+    if isinstance(generator, np.random.RandomState):
+        return json.dumps(_plain(generator.get_state(legacy=False))).encode()
+    return json.dumps(_plain(getattr(generator, "bit_generator", generator).state)).encode()
+
+
+def _set_private(generator: Any, data: bytes) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(data))
+    elif isinstance(generator, random.Random):
+        version, words, gauss = json.loads(data)
+        generator.setstate((version, tuple(words), gauss))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_whole(json.loads(data)))
+    else:
+        getattr(generator, "bit_generator", generator).state = _whole(json.loads(data))
+
+
+def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Generators that a sampler holds as attributes, by role."""
+    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+             np.random.BitGenerator)  # fmt: skip
+    everybodys: Any = (random._inst, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    for attribute, value in getattr(part, "__dict__", {}).items():
+        shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
+        if isinstance(value, kinds) and not shared:
+            yield f"{name}.{attribute}", value
+
+
 def _sampler_of_torch(loader: Any) -> bool:
     """Whether torch's own classes make the order: they draw from torch's generators only."""
     batches = loader.batch_sampler
@@ -121,11 +171,15 @@ class Sources:
         sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
         found = (getattr(part, "generator", None) for part in (batches, sampler))
         own = next((g for g in found if isinstance(g, torch.Generator)), None)
-        self.own: dict[str, torch.Generator] = {}
+        self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
         if loader.generator is not None and loader.generator is not own:
             self.own["loader"] = loader.generator
+        parts = {"batch_sampler": batches, "sampler": sampler}
+        for role, generator in (held for name in parts for held in _held(parts[name], name)):
+            if not any(generator is known for known in self.own.values()):
+                self.own[role] = generator
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if _sampler_of_torch(loader):
@@ -135,17 +189,33 @@ class Sources:
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
-        states = {role: g.get_state().numpy().tobytes() for role, g in self.own.items()}
+        states = {role: _get_private(g) for role, g in self.own.items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
             if data is not None:
                 states[role] = data
         return states
 
+    def drew(self, before: dict[str, bytes], loader: Any) -> bool:
+        """Whether anything but a base seed was drawn since."""
+        now = self.capture()
+        role = next((r for r, g in self.own.items() if g is loader.generator), "torch")
+        if role in before:
+            seeds = torch.Generator()
+            seeds.set_state(_tensor(before[role]))
+            torch.empty((), dtype=torch.int64).random_(generator=seeds)
+            before = {**before, role: seeds.get_state().numpy().tobytes()}
+        return now != before
+
     def set_own(self, states: dict[str, bytes]) -> None:
         for role, generator in self.own.items():
             if role in states:
-                generator.set_state(_tensor(states[role]))
+                _set_private(generator, states[role])
+
+
+def _all_global() -> dict[str, bytes]:
+    states = {role: get() for role, (get, _set) in _GLOBALS.items()}
+    return {role: data for role, data in states.items() if data is not None}
 
 
 @contextlib.contextmanager
@@ -181,6 +251,7 @@ class Progress:
     beyond: set[int] = field(default_factory=set)  # and these after it
     by_worker: list[int] | None = None  # iterable datasets: batches of each worker
     finished: bool = False
+    early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
     unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
 
     def delivered(self, number: int, worker: int = 0) -> None:
@@ -244,13 +315,14 @@ class Counted:
         self._memo = memo
         self._sources = Sources(loader)
         self._start = start = memo.take()
-        before = torch.get_rng_state()
         if start is not None and start["base_seed"] is None:
             self._sources.set_own(start["generators"])
-        yield
-        if start is not None and start["base_seed"] is not None:
+        if start is None or start["base_seed"] is None:
+            yield
+        else:  # the program that goes on draws nothing here
+            with global_generators(_all_global()):
+                yield
             self._base_seed = start["base_seed"]
-            torch.set_rng_state(before)  # the program that goes on drew none here
         memo.iterator = weakref.ref(self)
 
     @contextlib.contextmanager
@@ -324,7 +396,12 @@ def state_of(loader: Any, memo: Any) -> dict:
         "batch_size": loader.batch_size,
     }
     generators = now
-    if progress.finished:
+    stale = progress.early and progress.user_epoch != memo.user_epoch
+    if stale:
+        # It was begun for nothing, and will be begun again.
+        generators = {r: (progress.generators or {}).get(r, now[r]) for r in now}
+        state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
+    elif progress.finished:
         # Between epochs: the next one begins with the generators as they are now.
         state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)

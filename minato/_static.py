@@ -36,7 +36,6 @@ class StaticIterator(_MinatoIterator):
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        _BaseDataLoaderIter._reset(self, loader, first_iter)
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
@@ -47,6 +46,7 @@ class StaticIterator(_MinatoIterator):
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
         resumed = self._memo.resume is not None
         with self._epoch_begins(loader, first_iter):
+            _BaseDataLoaderIter._reset(self, loader, first_iter)
             self._earlier = self._progress.copy()
             if not first_iter:
                 self._restart(loader) if resumed else self._resume()

@@ -1,0 +1,298 @@
+"""State of a loader, wherever its order comes from: samplers of all kinds, states of all moments."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N, SIZE = 22, 4
+
+PRIVATE: dict[str, Any] = {
+    "random.Random": lambda: random.Random(4),
+    "RandomState": lambda: np.random.RandomState(4),
+    "PCG64": lambda: np.random.default_rng(4),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(4)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(4)),
+    "SFC64": lambda: np.random.Generator(np.random.SFC64(4)),
+    "torch.Generator": lambda: torch.Generator().manual_seed(4),
+    "random": lambda: random,
+    "numpy.random": lambda: np.random,
+    "torch": lambda: None,
+}
+
+
+def shuffled(items: list[Any], rng: Any) -> list[Any]:
+    if rng is None or isinstance(rng, torch.Generator):
+        return [items[i] for i in torch.randperm(len(items), generator=rng).tolist()]
+    order = list(range(len(items)))
+    rng.shuffle(order)
+    return [items[i] for i in order]
+
+
+class Shuffles(Sampler):
+    """Of indices, or of batches of them; draws at the first next(), or at once in iter()."""
+
+    def __init__(self, rng: Any, batches: bool, at_once: bool) -> None:
+        self.dice, self.at_once = rng, at_once
+        self.items: list[Any] = list(range(N))
+        if batches:
+            self.items = [list(range(i, min(N, i + SIZE))) for i in range(0, N, SIZE)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def lazily(self) -> Iterator[Any]:
+        yield from shuffled(self.items, self.dice)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(shuffled(self.items, self.dice)) if self.at_once else self.lazily()
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Index, epoch, and draws from every generator; some samples cannot be read."""
+
+    def __init__(self, bad: frozenset[int] = frozenset()) -> None:
+        self.epoch, self.bad, self.rng = -1, bad, np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return N
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.bad:
+            raise LookupError(f"sample {index}")
+        draws = [random.random(), np.random.rand(), float(torch.rand(())), self.rng.random()]
+        return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
+
+
+def with_draws(samples: list[torch.Tensor]) -> torch.Tensor:
+    """A collate_fn that is random, too."""
+    batch = torch.stack(samples)
+    return batch + random.random() * torch.tensor([0, 0, 1, 1, 1, 1]) + torch.rand(1) * (
+        torch.arange(6) > 1
+    )
+
+
+def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any) -> Any:
+    """A loader by the name of its order; none of its generators has been used."""
+    data = Noisy(bad)
+    kw = {"num_workers": workers, "batch_size": SIZE, **kw}
+    what, _, rng = order.partition(" of ")
+    if what == "shuffle":
+        kw.update(shuffle=True, generator=torch.Generator() if rng else None)
+    elif what == "replacement":
+        kw.update(sampler=RandomSampler(data, replacement=True, num_samples=N + 3))
+    elif what == "distributed":
+        kw.update(sampler=DistributedSampler(data, 2, 1))
+    elif what != "sequence":
+        batches = "batches" in what
+        sampler = Shuffles(PRIVATE[rng](), batches, "at once" in what)
+        if batches:
+            del kw["batch_size"]
+        elif "alone" in what:
+            kw["batch_size"] = None
+        kw["batch_sampler" if batches else "sampler"] = sampler
+    return minato.DataLoader(data, **kw)
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+def pull(it: Any, count: int | None = None) -> list[Any]:
+    """So many batches, or all; those that failed as the text of their error's type."""
+    out: list[Any] = []
+    while count is None or len(out) < count:
+        try:
+            out.append(next(it).tolist())
+        except StopIteration:
+            break
+        except LookupError:
+            out.append("LookupError")
+    return out
+
+
+def indices(batches: list[Any]) -> list[int]:
+    made = [b for b in batches if isinstance(b, list)]
+    return [int(row[0]) for b in made for row in (b if isinstance(b[0], list) else [b])]
+
+
+@pytest.mark.parametrize("workers, what, rng", [
+    *((0, "batches at once", rng) for rng in PRIVATE),
+    *((0, "indices", rng) for rng in ("random.Random", "Philox", "random", "torch")),
+    *((2, "indices", rng) for rng in ("SFC64", "torch.Generator")),
+    *((2, "batches at once", rng) for rng in ("MT19937", "random", "numpy.random", "torch")),
+    (2, "alone at once", "RandomState"),
+])
+def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
+    """In the second epoch, so that a generator made anew is elsewhere."""
+    seed(5)
+    loader = make(f"{what} of {rng}", workers)
+    pull(iter(loader))
+    it = iter(loader)
+    first = indices(pull(it, 3))
+    state = json.loads(json.dumps(loader.state_dict()))
+    expected = indices(pull(it))
+    seed(6)
+    other = make(f"{what} of {rng}", workers)
+    other.load_state_dict(state)
+    assert indices(pull(iter(other))) == expected
+    assert sorted(first + expected) == list(range(N))
+
+
+def test_a_sampler_that_draws_at_once_leaves_the_programs_generators_alone() -> None:
+    loader = make("batches at once of random", 2)
+    it = iter(loader)
+    pull(it, 2)
+    other = make("batches at once of random", 2)
+    other.load_state_dict(loader.state_dict())
+    before = random.getstate()
+    pull(iter(other), 1)
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("kind", ["sequence", "batches at once of torch.Generator"])
+def test_an_epoch_begun_early_is_that_of_the_samplers_turn(kind: str) -> None:
+    """One draw an epoch, whether it was begun early or not."""
+    orders = []
+    for early in (False, True):
+        loader = make(kind, 1, persistent_workers=True, prefetch_next_epoch=early)
+        orders.append([indices(pull(iter(loader))) for _ in range(3)])
+    assert orders[0] == orders[1]
+
+
+def test_an_epoch_told_after_the_next_has_begun_early() -> None:
+    kw: dict[str, Any] = dict(persistent_workers=True, prefetch_next_epoch=True)
+    loader = make("distributed", 2, **kw)
+    loader.set_epoch(0)
+    pull(iter(loader))
+    loader.set_epoch(5)
+    state = loader.state_dict()
+    assert state["user_epoch"] == 5
+    expected = pull(iter(loader))
+    other = make("distributed", 1, **kw)
+    other.load_state_dict(state)
+    assert pull(iter(other)) == expected and {row[1] for b in expected for row in b} == {5}
+
+
+def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
+    """The epoch begun early draws from the program's generator, not from the restored one."""
+    loader = make("shuffle", 1, persistent_workers=True, prefetch_next_epoch=True)
+    it = iter(loader)
+    state = loader.state_dict()
+    del it
+    other = make("shuffle", 4, persistent_workers=True, prefetch_next_epoch=True)
+    other.load_state_dict(state)
+    seed(77)
+    orders = [tuple(indices(pull(iter(other)))) for _ in range(4)]
+    assert len(set(orders)) == 4
+
+
+# ---- any of them -----------------------------------------------------------------------
+
+orders = st.one_of(
+    st.sampled_from(["sequence", "shuffle", "shuffle of its own", "replacement", "distributed"]),
+    st.builds("{} of {}".format,
+              st.sampled_from(["indices", "batches", "batches at once", "indices at once"]),
+              st.sampled_from(sorted(PRIVATE))),
+)  # fmt: skip
+options = st.fixed_dictionaries({
+    "persistent_workers": st.booleans(),
+    "prefetch_factor": st.integers(1, 3),
+    "collate_fn": st.sampled_from([None, with_draws]),
+})  # fmt: skip
+moments = st.sampled_from(["before it begins", "at its begin", "in the middle", "in the middle",
+                           "after the last batch", "after its end"])  # fmt: skip
+
+
+class Interrupted:
+    """A loader, its state at some moment, and what came of it after."""
+
+    def __init__(self, order: str, workers: int, moment: str, warm: int, done: int,
+                 **kw: Any) -> None:  # fmt: skip
+        seed(warm + 10 * done)
+        loader = make(order, workers, **kw)
+        for epoch in range(warm):
+            loader.set_epoch(epoch)
+            pull(iter(loader))
+        self.first, it = [], None
+        if moment != "before it begins":
+            it = iter(loader)
+            counts = {"at its begin": 0, "in the middle": done,
+                      "after the last batch": len(loader)}  # fmt: skip
+            self.first = pull(it, counts.get(moment))
+        self.state = loader.state_dict()
+        program = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        if it is None or moment == "after its end":
+            it = iter(loader)
+        self.rest = pull(it)
+        self.program = program
+
+    def resumed(self, order: str, workers: int, **kw: Any) -> list[Any]:
+        file = io.BytesIO()
+        torch.save(self.state, file)
+        file.seek(0)
+        seed(99)
+        other = make(order, workers, **kw)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        torch.set_rng_state(self.program[0])
+        random.setstate(self.program[1])
+        np.random.set_state(self.program[2])
+        return pull(iter(other))
+
+
+def fuzzed(examples: int) -> Any:
+    return settings(deadline=None, max_examples=examples,
+                    suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+
+
+@fuzzed(16)
+@given(orders, moments, st.integers(1, 3), st.integers(1, 4), st.integers(0, 2),
+       st.integers(0, 6), st.sampled_from([frozenset(), frozenset([3, 17])]), options)
+def test_in_order_the_rest_is_the_same(order, moment, workers, others, warm, done, bad, kw) -> None:
+    was = Interrupted(order, workers, moment, warm, done, bad=bad, **kw)
+    assert was.resumed(order, others, bad=bad, **kw) == was.rest
+
+
+@fuzzed(12)
+@given(orders, moments, st.integers(1, 3), st.integers(1, 4), st.integers(0, 2),
+       st.integers(0, 6), st.sampled_from(["sampler", "ready"]), options)
+def test_out_of_order_what_was_not_delivered_comes(order, moment, workers, others, warm, done,
+                                                   batching, kw) -> None:  # fmt: skip
+    """Whatever batch it is in, a sample is the same one; a random collate_fn is of the batch."""
+    kw = {**kw, "in_order": False, "batching": batching}
+    if batching == "ready":
+        kw["collate_fn"] = None
+        order = order.replace("batches", "indices")
+    was = Interrupted(order, workers, moment, warm, done, **kw)
+    rest = was.resumed(order, others, **kw)
+    assert sorted(row for b in rest for row in b) == sorted(row for b in was.rest for row in b)
+
+
+@fuzzed(5)
+@given(orders, st.sampled_from(["at its begin", "in the middle", "after the last batch"]),
+       st.integers(1, 3), st.integers(0, 6), options)
+def test_static_scheduling_makes_it_again(order, moment, workers, done, kw) -> None:
+    kw = {**kw, "scheduling": "static"}
+    was = Interrupted(order, workers, moment, 0, done, **kw)
+    assert was.resumed(order, workers, **kw) == was.rest
+
+
