@@ -7,6 +7,7 @@ take samples, not batches, so a slow sample holds up nobody else.
 """
 
 import os as _os
+from importlib.util import find_spec as _find_spec
 
 try:
     import torch as _torch_package  # noqa: F401
@@ -16,6 +17,15 @@ except ImportError:
         "Install it first, for example with: pip install torch",
         name=__name__,  # python -m minato then prints the sentence and no traceback
     ) from None
+
+if _find_spec("minato._core") is None:
+    raise ImportError(
+        f"minato in {_os.path.dirname(_os.path.abspath(__file__))} is not built for this "
+        "Python. If these are its sources: build them in place by `pip install -e .` in the "
+        "repository's root, or run from another folder, because from the root they hide an "
+        "installed minato.",
+        name=__name__,
+    )
 
 from torch.utils.data import (
     BatchSampler,

@@ -128,7 +128,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("rest", nargs="*", help="after --: further arguments of train.py")
     args = parser.parse_args(argv)
     if args.loaders is None:
-        args.loaders = [name for name in DEFAULT if loaders.unavailable(name) is None]
+        args.loaders = loaders.available(DEFAULT)
     else:
         args.loaders = list(dict.fromkeys(args.loaders.split(",")))
     unknown = [name for name in args.loaders if name not in loaders.LOADERS]

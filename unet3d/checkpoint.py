@@ -12,7 +12,8 @@ FORMAT = 1
 # workers, the paths and the number of epochs may change.
 FIXED = ("seed", "patch", "filters", "batch_size", "repeat", "learning_rate",
          "initial_rate", "warmup_epochs", "accumulate", "drop_last", "seeding", "amp",
-         "hash_content", "brightness_around_one", "reference_starts", "train_cases")
+         "hash_content", "brightness_around_one", "reference_starts", "step_ms",
+         "train_cases")
 
 
 class CheckpointError(ValueError):
@@ -42,8 +43,9 @@ def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a checkpoint of this program")
-    different = [f"{name} was {state['config'][name]!r}, is {config[name]!r}"
-                 for name in FIXED if state["config"][name] != config[name]]
+    before = state["config"]
+    different = [f"{name} was {before.get(name)!r}, is {config[name]!r}"
+                 for name in FIXED if before.get(name) != config[name]]
     if different:
         raise CheckpointError(f"{path}: made by another run: {'; '.join(different)}")
     return state

@@ -354,8 +354,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.loaders is not None:
         args.loaders = list(dict.fromkeys(args.loaders.split(",")))
     else:
-        args.loaders = [name for name in (UNET3D_LOADERS if args.workload == "unet3d" else known)
-                        if loaders.unavailable(name) is None]
+        args.loaders = loaders.available(UNET3D_LOADERS if args.workload == "unet3d" else known)
     unknown = [name for name in args.loaders if name not in known]
     if unknown:
         parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(known)}")
@@ -394,6 +393,9 @@ def main(argv: list[str] | None = None) -> int:
              "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     text = f"{args.workload}: {' '.join(common)}\n{table(rows)}"
+    if (pause := plot.step_ms(facts)) is not None:
+        text += (f"\nsteps are pauses of {pause:g} ms, a stand-in for an accelerator: nothing "
+                 "was trained")
     if profile is not None:
         found = profile.as_json()
         text += (f"\nsamples made alone: {found['work_s']:.2f} s for {found['samples']}, median "

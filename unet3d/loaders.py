@@ -8,6 +8,7 @@ whose bytes a loader delivers where they are not those of the NumPy transforms.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def _pytorch_out_of_order(dataset: Dataset, options: Options) -> Iterable[Batch]
 
 
 def _not_built(error: ImportError) -> LoaderUnavailable:
-    return LoaderUnavailable("minato is not built here: run `pip install .` in the "
+    return LoaderUnavailable("minato is not built here: run `pip install -e .` in the "
                              f"repository's root ({error})")
 
 
@@ -176,6 +177,17 @@ def unavailable(name: str) -> str | None:
     except LoaderUnavailable as error:
         return str(error)
     return None
+
+
+def available(names: Iterable[str]) -> list[str]:
+    """Those of `names` that can run here; says on standard error which cannot, and why."""
+    found = []
+    for name in names:
+        if reason := unavailable(name):
+            print(f"left out: {name}: {reason}", file=sys.stderr)
+        else:
+            found.append(name)
+    return found
 
 
 def build(name: str, dataset: Dataset, *, batch_size: int, sampler: Sampler[int],

@@ -45,6 +45,12 @@ def smooth(shares: Sequence[float]) -> np.ndarray:
     return np.convolve(shares, kernel, "same") / np.convolve(np.ones(len(shares)), kernel, "same")
 
 
+def step_ms(facts: dict[str, Any]) -> float | None:
+    """How long the steps of a comparison only paused; None if they trained."""
+    return next((run["config"].get("step_ms") for loaders in facts["runs"].values()
+                 for runs in loaders.values() for run in runs), None)
+
+
 def draw(folder: Path, target: Path) -> Path:
     """Draw the comparison in `folder` (as written by compare.py) to a PNG."""
     import matplotlib
@@ -73,7 +79,9 @@ def draw(folder: Path, target: Path) -> Path:
                   fontsize=8)
     runs = (f"medians of {facts['repeats']} interleaved runs" if facts["repeats"] > 1 else
             "one run each")
-    figure.suptitle(f"{facts['workload']}: {runs}, {machine['cores']} cores", fontsize=11)
+    pause = step_ms(facts)
+    steps = "" if pause is None else f", steps are pauses of {pause:g} ms (nothing trained)"
+    figure.suptitle(f"{facts['workload']}: {runs}, {machine['cores']} cores{steps}", fontsize=11)
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
     return target

@@ -12,7 +12,7 @@ EPOCH_COLUMNS = (
     "read_mb_s", "wait_s", "wait_share", "wait_mean_s", "wait_p50_s", "wait_p99_s",
     "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "loss", "learning_rate",
     "index_hash", "content_hash", "resumed_at", "work_bound_s", "synthetic_bound_s",
-    "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice",
+    "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice", "step_ms",
 )
 CSV_NAME, LINES_NAME, MLPERF_NAME = "epochs.csv", "log.jsonl", "mlperf.log"
 RESULT_NAME, CHECKPOINT_NAME = "result.json", "checkpoint.pt"
@@ -36,8 +36,9 @@ class Records:
                                    extrasaction="ignore")
         if fresh:
             self._csv.writeheader()
-        self._lines = open(folder / LINES_NAME, "a")
-        self._mlperf = open(folder / MLPERF_NAME, "a")
+        # By lines: a long epoch can be followed, and a run that is killed has left its steps.
+        self._lines = open(folder / LINES_NAME, "a", buffering=1)
+        self._mlperf = open(folder / MLPERF_NAME, "a", buffering=1)
         try:
             from torch.utils.tensorboard import SummaryWriter
             self._board = SummaryWriter(str(folder / "tensorboard"))

@@ -65,6 +65,10 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     watch.add_argument("--eval-every", type=int, metavar="EPOCHS",
                        help="0: after the last epoch only")
     watch.add_argument("--no-eval", action="store_true")
+    watch.add_argument("--step-ms", type=float, metavar="MS",
+                       help="a stand-in for a fast accelerator: a step only takes this time, "
+                       "counting the batch's hash, and leaves the CPU to the workers; nothing "
+                       "is trained or evaluated")
     watch.add_argument("--no-bounds", action="store_true",
                        help="do not measure the bounds before the first epoch")
     watch.add_argument("--hash-content", action="store_true",
@@ -90,7 +94,8 @@ class Settings:
         args = self.args
         config = {name: getattr(args, name) for name in (
             "loader", "seed", "device", "amp", "split", "split_seed", "seeding",
-            "brightness_around_one", "reference_starts", "hash_content", "cache")}
+            "brightness_around_one", "reference_starts", "hash_content", "cache",
+            "step_ms")}
         config |= dataclasses.asdict(self.preset)
         config |= {"preset": args.preset, "data": str(args.data), "threads": self.threads,
                    "train_cases": train_cases}
@@ -130,5 +135,11 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error(f"--patch must be multiples of {divisor} for {len(preset.filters)} filters")
     if args.no_eval and args.eval_every is not None:
         parser.error("--no-eval and --eval-every exclude each other")
+    if args.step_ms is not None:
+        if not 0 <= args.step_ms < float("inf"):
+            parser.error("--step-ms must be a number and not negative")
+        if args.eval_every is not None:
+            parser.error("--step-ms trains nothing that --eval-every could evaluate")
+        args.no_eval = True
     threads = args.threads or max(1, available_cores() - preset.workers)
     return Settings(args, preset, threads)

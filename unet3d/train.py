@@ -88,6 +88,8 @@ class Trainer:
         self.stop_asked = False
         self.batches_run = 0
         self.costs: dict[str, float] | None = None
+        # Seconds of a step that is only waited for; None: steps train.
+        self.step_s = None if args.step_ms is None else args.step_ms / 1e3
         self.rows: list[dict[str, Any]] = []
 
     def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer, torch.amp.GradScaler]:
@@ -223,12 +225,16 @@ class Trainer:
         iterator = iter(loader)
         while (batch := clock.fetch(iterator)) is not None:
             image, label, index = batch
+            arrived = time.perf_counter()
             numbers = index.tolist()
             nbytes += image.nbytes + label.nbytes
-            loss = self._step(image.to(self.device, non_blocking=True),
-                              label.to(self.device, non_blocking=True),
-                              len(progress.losses), total)
+            there = [part.to(self.device, non_blocking=True) for part in (image, label)]
+            loss = 0.0
+            if self.step_s is None:
+                loss = self._step(*there, len(progress.losses), total)
             progress.hash.add(image, label, numbers)
+            if self.step_s is not None:
+                time.sleep(max(0.0, arrived + self.step_s - time.perf_counter()))
             progress.delivered += numbers
             progress.losses.append(loss)
             log.line("step", epoch=epoch, step=len(progress.losses), loss=loss,
@@ -308,10 +314,11 @@ class Trainer:
                "cpu_seconds": sum(p["used"]["cpu_seconds"] for p in parts),
                "memory_mb": sum(memory) if memory else None, "gpu": used["gpu"],
                "loss": float(np.mean([p["loss"] for p in parts])), "learning_rate": rate,
-               "index_hash": total_hash.state()["indices"],
+               "step_ms": self.args.step_ms, "index_hash": total_hash.state()["indices"],
                "content_hash": total_hash.state()["content"], "resumed_at": resumed_at}
         if self.costs is not None:
-            threads = self.settings.threads if self.device.type == "cpu" else None
+            on_cpu = self.device.type == "cpu" and self.step_s is None
+            threads = self.settings.threads if on_cpu else None
             row |= bounds.combine(len(new), len(clock.waits), nbytes, self.costs,
                                   preset.workers, threads)
         self.rows.append(row)
@@ -329,22 +336,26 @@ class Trainer:
         synthetic = build("synthetic", dataset, batch_size=self.preset.batch_size,
                           sampler=self.sampler, workers=0, device=self.device)
         image, label, _ = next(iter(synthetic))
-        kept = self.model, self.optimizer, self.scaler, self.wrapped
-        self.model, self.optimizer, self.scaler = self._make_model()
-        self.wrapped = self.model.train()
-        # Group of one batch, out of any rank's way: a copy that is never synchronised.
-        world, self.ranks.world = self.ranks.world, 1
-        try:
-            step_s = bounds.step_cost(lambda: self._step(image, label, 0, 1))
-        finally:
-            self.ranks.world = world
-            self.model, self.optimizer, self.scaler, self.wrapped = kept
+        step_s = self._step_cost(image, label) if self.step_s is None else self.step_s
         if self.args.loader.startswith("dali"):
             sample_s = self._loader(self.sampler).sample_cost(order[:BOUND_SAMPLES])
         else:
             sample_s = bounds.sample_cost(dataset, order[:BOUND_SAMPLES])
         return {"sample_s": sample_s, "step_s": step_s,
                 "copy_bytes_s": bounds.copy_rate(image.nbytes + label.nbytes)}
+
+    def _step_cost(self, image: torch.Tensor, label: torch.Tensor) -> float:
+        """Seconds of a training step on this batch."""
+        kept = self.model, self.optimizer, self.scaler, self.wrapped
+        self.model, self.optimizer, self.scaler = self._make_model()
+        self.wrapped = self.model.train()
+        # Group of one batch, out of any rank's way: a copy that is never synchronised.
+        world, self.ranks.world = self.ranks.world, 1
+        try:
+            return bounds.step_cost(lambda: self._step(image, label, 0, 1))
+        finally:
+            self.ranks.world = world
+            self.model, self.optimizer, self.scaler, self.wrapped = kept
 
     def _evaluate(self, log: records.Records, epoch: int) -> dict[str, Any]:
         """Evaluate with all cores: the workers are idle now."""
@@ -412,10 +423,12 @@ class Trainer:
 
 def describe(row: dict[str, Any]) -> str:
     """An epoch in a few lines: results beside their bounds."""
+    learned = (f"loss {row['loss']:.4f}" if row["step_ms"] is None else
+               f"pauses of {row['step_ms']:g} ms as steps, nothing trained")
     text = (f"epoch {row['epoch']} [{row['loader']}]: {row['samples']} samples in "
             f"{row['epoch_s']:.2f} s, {row['samples_s']:.1f} samples/s, "
             f"{row['mb_s']:.1f} MB/s delivered, {row['read_mb_s']:.0f} MB/s read, "
-            f"loss {row['loss']:.4f}\n"
+            f"{learned}\n"
             f"  waiting {row['wait_share']:.1%}: start-up {row['startup_s'] * 1e3:.0f} ms, then "
             f"mean {row['wait_mean_s'] * 1e3:.1f}, p50 {row['wait_p50_s'] * 1e3:.1f}, "
             f"p99 {row['wait_p99_s'] * 1e3:.1f}, max {row['wait_max_s'] * 1e3:.1f} ms a step; "

@@ -1,7 +1,9 @@
 """Every loader that does not need a package of its own, on the same epochs."""
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,7 +102,8 @@ def test_the_timeout_reaches_the_workers_loader(data_folder):
 
 
 @pytest.mark.parametrize("name", ["minato", "minato-native", "pytorch-native"])
-def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch, name):
+def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch, name,
+                                                               capsys):
     dataset = dataset_of(data_folder)
     monkeypatch.setitem(sys.modules, "minato", None)
     monkeypatch.delitem(sys.modules, "unet3d.native", raising=False)
@@ -108,7 +111,22 @@ def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monk
         loaders.build(name, dataset, batch_size=1, workers=0,
                       sampler=sampling.epoch_sampler(dataset, 0))
     assert "pip install" in loaders.unavailable(name)
+    assert loaders.available([name, "pytorch"]) == ["pytorch"]
+    assert f"left out: {name}: " in capsys.readouterr().err
     assert loaders.unavailable("pytorch") is None
+
+
+def test_sources_that_are_not_built_say_so(tmp_path):
+    """As from the repository's root where minato was installed elsewhere."""
+    import minato
+
+    (tmp_path / "minato").mkdir()
+    for path in Path(minato.__file__).parent.glob("*.py"):
+        (tmp_path / "minato" / path.name).write_bytes(path.read_bytes())
+    done = subprocess.run([sys.executable, "-c", "import minato"], cwd=tmp_path, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "is not built for this Python" in done.stderr and "pip install -e ." in done.stderr
 
 
 def test_an_unknown_loader_is_named(data_folder):

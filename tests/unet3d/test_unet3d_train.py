@@ -210,9 +210,29 @@ def test_tensorboard_if_installed(data_folder, tmp_path, monkeypatch):
     assert written["flushed"] and written["closed"]
 
 
+def test_pauses_stand_in_for_steps(data_folder, tmp_path, capsys):
+    """The same samples; the epoch lasts at least its pauses; nothing is trained."""
+    real, pauses = tmp_path / "real", tmp_path / "pauses"
+    assert run(data_folder, real, "--no-bounds", "--no-eval", epochs=1) == 0
+    assert run(data_folder, pauses, "--step-ms", "20", epochs=1) == 0
+    assert "pauses of 20 ms as steps, nothing trained" in capsys.readouterr().out
+    assert hashes(pauses) == hashes(real)
+    row, = epochs(pauses)
+    assert row["epoch_s"] - row["wait_s"] >= 8 * 0.02
+    assert row["synthetic_bound_s"] == pytest.approx(8 * 0.02)
+    assert "core_bound_s" not in row and "mean_dice" not in row
+    state = torch.load(pauses / "checkpoint.pt", weights_only=True)
+    torch.manual_seed(0)
+    for name, value in train.UNet3D((2, 4)).state_dict().items():
+        assert torch.equal(value, state["model"][name]), name
+    assert run(data_folder, pauses, "--no-eval", "--resume") == 1
+    assert "step_ms was 20.0, is None" in capsys.readouterr().err
+
+
 def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
     for wrong in (["--patch", "15", "16", "16"], ["--epochs", "0"], ["--workers", "-1"],
-                  ["--no-eval", "--eval-every", "1"]):
+                  ["--no-eval", "--eval-every", "1"], ["--step-ms", "-1"],
+                  ["--step-ms", "nan"], ["--step-ms", "1", "--eval-every", "1"]):
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, *wrong)
     assert run(tmp_path, tmp_path / "out") == 1
@@ -241,10 +261,11 @@ def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):
 def test_compare_runs_each_loader_and_draws(data_folder, tmp_path, capsys):
     status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
                            "pytorch,synthetic", "--repeats", "1", "--epochs", "1", "--",
-                           *TINY])
+                           *TINY, "--step-ms", "5"])
     assert status == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "pytorch" in printed and "bounds of an epoch" in printed
+    assert "steps are pauses of 5 ms, a stand-in for an accelerator" in printed
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
     with open(tmp_path / "compare.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
