@@ -108,6 +108,21 @@ def _split_key(key: Key) -> tuple[int, int]:
     return int(key) & _MASK, _MASK
 
 
+def _input(name: str, volume: Volume) -> Any:
+    """A path or an array as _ops takes it. Raises TypeError for what it would not."""
+    if isinstance(volume, np.ndarray):
+        if volume.dtype.name in _DTYPES and volume.dtype.isnative:
+            return volume
+        raise TypeError(f"{name} has dtype {volume.dtype}; a volume is {', '.join(_DTYPES)}, in "
+                        "this machine's byte order: convert it, e.g. by astype(np.float32)")
+    if isinstance(volume, (str, bytes, memoryview)):
+        return volume
+    if isinstance(volume, os.PathLike):
+        return os.fspath(volume)
+    raise TypeError(f"{name} must be a NumPy array or a path, got {type(volume).__name__}"
+                    + ("; pass its numpy()" if hasattr(volume, "numpy") else ""))
+
+
 class Operator:
     """Base of all operators: one step of a pipeline, also callable alone."""
 
@@ -425,7 +440,7 @@ class Pipeline:
         inputs. Returns (image, label). Raises ValueError, TypeError, OSError, MemoryError.
         """
         high, low = _split_key(key)
-        inputs = [os.fspath(v) if isinstance(v, os.PathLike) else v for v in (image, label)]
+        inputs = [_input("image", image), None if label is None else _input("label", label)]
 
         def allocate(which: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
             given = None if out is None else out[which]

@@ -123,7 +123,7 @@ def test_cast(source, target):
         same(ops.Cast(target, None)(view)[0], view.astype(target))
     swapped = volume.astype(volume.dtype.newbyteorder(">"))
     if volume.itemsize > 1:
-        with pytest.raises(TypeError, match="buffer format"):
+        with pytest.raises(TypeError, match=f"image has dtype .{volume.dtype.str[1:]}; .*astype"):
             ops.Cast()(swapped)
 
 
@@ -369,10 +369,20 @@ def test_wrong_volumes_are_named(pair):
     image, label = pair
     for volume, kind, words in [(image[0], ValueError, "4 axes"),
                                 (image[:, :0], ValueError, "empty"),
-                                (image.astype(complex), TypeError, "buffer format"),
-                                (image > 0, TypeError, "buffer format")]:
+                                (image.astype(complex), TypeError, "image has dtype complex128"),
+                                (image.astype(np.float16), TypeError, "dtype float16; a volume"),
+                                (image > 0, TypeError, "image has dtype bool"),
+                                (image.tolist(), TypeError, "or a path, got list$"),
+                                (None, TypeError, "image must be .* got NoneType")]:
         with pytest.raises(kind, match=words):
             ops.RandFlip()(volume)
+    with pytest.raises(TypeError, match="label has dtype int64"):
+        ops.RandFlip()(image, label.astype(np.int64))
+    with pytest.raises(TypeError, match="buffer format"):
+        ops.RandFlip()(memoryview(image.astype(np.float16)))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"label must be .* got Tensor; pass its numpy\(\)"):
+        ops.RandFlip()(image, torch.from_numpy(label))
     for call, words in [
         (lambda: ops.RandCrop(18)(image, label), "axis 1 has 14 voxels, fewer"),
         (lambda: ops.RandCrop(3)(image, label[:, :, :-1]), "differ on axis 2"),
