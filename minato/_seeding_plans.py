@@ -35,6 +35,7 @@ STREAM_PRIVATE = 16
 
 _MT_WORDS = 624
 _TORCH_BLOB = struct.Struct(f"=QiiQ{_MT_WORDS}Q40x")
+_TORCH_SEED = struct.Struct("=Q")
 
 Plan = tuple[Any, ...]
 Runs = tuple[tuple[int, int, int], ...]
@@ -445,8 +446,18 @@ def _new_blob(torch: Any) -> Any:
     return torch.zeros(_TORCH_BLOB.size, dtype=torch.uint8, device="cpu")
 
 
-def _torch_plan(generator: Any, blob: Any) -> Plan:
-    return ("torch", generator.set_state, blob, blob.data_ptr(), blob.numel())
+def _torch_plan(generator: Any, blob: Any, seed: int | None = None) -> Plan:
+    """seed: what ``initial_seed()`` says from now on, in place of each sample's own."""
+    if seed is not None:
+        _TORCH_SEED.pack_into(blob.numpy(), 0, seed)
+    return ("torch", generator.set_state, blob, blob.data_ptr(), blob.numel(), seed is not None)
+
+
+def _chosen_seed(generator: Any) -> int | None:
+    """The seed that worker_init_fn has given torch, which programs read again."""
+    info = sys.modules["torch.utils.data"].get_worker_info()
+    seed = generator.initial_seed()
+    return None if info is None or seed == info.seed else seed
 
 
 def _plan_torch(generator: Any, force: str | None) -> Plan:
@@ -457,7 +468,8 @@ def _plan_torch(generator: Any, force: str | None) -> Plan:
         return ("hook", generator.manual_seed)
     if force:
         return ("call", functools.partial(_set_torch, generator), _MT_WORDS)
-    return _torch_plan(generator, _new_blob(torch))
+    chosen = _chosen_seed(generator) if generator is torch.default_generator else None
+    return _torch_plan(generator, _new_blob(torch), chosen)
 
 
 def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:

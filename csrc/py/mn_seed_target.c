@@ -111,14 +111,16 @@ read_fill(struct mn_seed_sink *s, PyObject *plan)
     return 0;
 }
 
-/* ("torch", set_state, tensor, address of its data, bytes) */
+/* ("torch", set_state, tensor, address of its data, bytes, whether its seed stays) */
 static int
 read_torch(struct mn_seed_sink *s, PyObject *plan)
 {
     PyObject *name, *function, *tensor;
     unsigned long long address;
     Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(plan, "OOOKn", &name, &function, &tensor, &address, &bytes)) {
+    int keeps_seed;
+    if (!PyArg_ParseTuple(plan, "OOOKnp", &name, &function, &tensor, &address, &bytes,
+                          &keeps_seed)) {
         return -1;
     }
     if (bytes != TORCH_BLOB_BYTES || address == 0 || address % 8 != 0) {
@@ -127,6 +129,7 @@ read_torch(struct mn_seed_sink *s, PyObject *plan)
     }
     s->kind = MN_SEED_TORCH;
     s->blob = (char *)(uintptr_t)address;
+    s->keeps_seed = keeps_seed != 0;
     s->obj = Py_NewRef(tensor);
     s->function = Py_NewRef(function);
     return 0;
@@ -385,7 +388,9 @@ seed_torch(const struct mn_seed_sink *s, const struct mn_seed_stream *stream,
     uint64_t *words = (uint64_t *)(void *)(s->blob + TORCH_WORDS_OFF);
     isa->wide(stream, words, MN_SEED_MT_WORDS);
     words[0] |= MT_TOP_BIT;
-    memcpy(s->blob + TORCH_SEED_OFF, &seed, sizeof seed);
+    if (!s->keeps_seed) {
+        memcpy(s->blob + TORCH_SEED_OFF, &seed, sizeof seed);
+    }
     memcpy(s->blob + TORCH_LEFT_OFF, &one, sizeof one);
     memcpy(s->blob + TORCH_SEEDED_OFF, &one, sizeof one);
     PyObject *result = PyObject_CallOneArg(s->function, s->obj);

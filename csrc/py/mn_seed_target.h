@@ -10,6 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "py/mn_seed_mix.h"
@@ -53,6 +54,7 @@ struct mn_seed_sink {
     PyObject *cache_attr;       /* fill: attribute that must become None, or NULL */
     PyObject *function;         /* torch: set_state; call, hook: the function */
     char *blob;                 /* torch: the tensor's memory */
+    bool keeps_seed;            /* torch: what initial_seed() says stays as in the blob */
     uint32_t nwords;            /* fill, call */
     uint32_t or_word;           /* fill: this word gets or_mask, because of what the */
     uint32_t or_mask;           /*       algorithm requires of its state */

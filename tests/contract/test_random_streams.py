@@ -356,3 +356,25 @@ def test_how_often_init_runs(loader: Kind, persistent: bool, runs: list[int]) ->
         dataset.awaited.value = awaited
         list(made)
         assert dataset.runs.value == awaited
+
+
+class InitialSeeds(Numbers):
+    """What torch says of its seed, and a draw."""
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return torch.initial_seed(), torch.rand(()).item()
+
+
+def _seed_all_alike(_: int) -> None:
+    torch.manual_seed(12345)
+
+
+def test_seed_given_in_init_is_read_again(loader: Kind) -> None:
+    def run(workers: int) -> list[Any]:
+        return list(loader(InitialSeeds(7), num_workers=workers, collate_fn=as_is,
+                           worker_init_fn=_seed_all_alike, generator=_generator()))
+
+    one, two = run(1), run(2)
+    assert {seed for batch in one + two for seed, _ in batch} == {12345}
+    if not loader.expects("draws_depend_on_num_workers"):
+        assert one == two and len({draw for batch in one for _, draw in batch}) == 7
