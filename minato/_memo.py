@@ -6,9 +6,12 @@ their attributes.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind
 
 from . import _core
 from ._layout import Layout
@@ -46,10 +49,10 @@ class Memo:
 
     def __init__(self, loader: Any) -> None:
         self.shape = Shape()
-        try:
-            size = len(loader.dataset)
-        except (TypeError, NotImplementedError):
-            size = 0
+        size = 0
+        if loader._dataset_kind == _DatasetKind.Map:
+            with contextlib.suppress(Exception):  # with a sampler torch asks for none
+                size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
         self.costs = _core.CostModel(self.size)
         self.iterator: Any = None  # weak reference to the latest iterator

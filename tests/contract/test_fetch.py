@@ -255,3 +255,16 @@ def test_bulk_by_batch_sampler_as_sampler(loader: Kind) -> None:
     assert len(made) == 3
     assert [batch.tolist() for batch in made] == [
         [0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
+
+
+class Unmeasured(Numbers):
+    """Its length cannot be asked for."""
+
+    def __len__(self) -> int:
+        raise ValueError("length is not known")
+
+
+def test_length_is_not_asked_for_beside_a_sampler(loader: Kind) -> None:
+    for workers in (0, 2):
+        made = loader(Unmeasured(5), sampler=[3, 1], num_workers=workers)
+        assert flat(made) == [3, 1]

@@ -300,3 +300,16 @@ def test_tensors_of_a_stream_are_kept(loader: Kind) -> None:
     kept = _batches(loader, Filled(20), batch_size=2, num_workers=2)
     found = sorted(row.unique().item() for batch in kept for row in batch)
     assert found == list(range(20))
+
+
+class Unmeasured(Sharded):
+    """Its length cannot be asked for."""
+
+    def __len__(self) -> int:
+        raise ValueError("length is not known")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_length_of_a_stream_is_not_asked_for(loader: Kind, workers: int) -> None:
+    assert sorted(flat(batch for batch in loader(Unmeasured(5), num_workers=workers))) \
+        == [0, 1, 2, 3, 4]
