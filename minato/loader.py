@@ -9,7 +9,7 @@ import re
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from ._balanced import BalancedIterator
@@ -105,6 +105,19 @@ def _check_worker_type(loader: Any) -> None:
         reason = why_not(loader) if loader.num_workers > 0 else "num_workers is 0"
         if reason is not None:
             raise ValueError(impossible(reason))
+
+
+def _is_torchs_own() -> bool:
+    """Whether nobody has put code of his own in place of what torch's workers run."""
+    worker, fetch = _utils.worker, _utils.fetch
+    return all(
+        getattr(getattr(function, "__code__", None), "co_filename", None) == module.__file__
+        for function, module in (
+            (worker._worker_loop, worker),
+            (fetch._MapDatasetFetcher.fetch, fetch),
+            (fetch._IterableDatasetFetcher.fetch, fetch),
+        )
+    )
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -329,6 +342,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return None
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return "DataPipes shard and shuffle through torch's workers"
+        if not _is_torchs_own():
+            return "code that torch's workers run was replaced"
         context = self.multiprocessing_context
         if context is not None and type(context) not in _STANDARD_CONTEXTS:
             return f"{type(context).__name__} needs torch's workers (no standard context)"

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import gc
 import inspect
+import multiprocessing
+import operator
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -592,3 +594,18 @@ def test_global_name_is_replaced(loader: Kind, monkeypatch) -> None:
     monkeypatch.setattr(torch.utils.data, "DataLoader", loader.cls)
     made = torch.utils.data.DataLoader(Numbers(4), num_workers=1, **loader.options)
     assert flat(made) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["worker._worker_loop", "fetch._MapDatasetFetcher.fetch"])
+def test_code_of_torchs_workers_is_replaced(loader: Kind, place: str, monkeypatch) -> None:
+    used = multiprocessing.Event()
+    original = operator.attrgetter(place)(torch.utils.data._utils)
+
+    @functools.wraps(original)
+    def replacement(*args: Any) -> Any:
+        used.set()
+        return original(*args)
+
+    monkeypatch.setattr(f"torch.utils.data._utils.{place}", replacement)
+    assert flat(loader(Numbers(4), num_workers=1)) == [0, 1, 2, 3]
+    assert used.is_set()
