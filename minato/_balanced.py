@@ -501,8 +501,8 @@ class BalancedIterator(_MinatoIterator):
             index = list(batch.indices[row0 : row0 + nrows])
         return _Lost(
             WorkerLost(
-                describe_death(pid, status) + f"It was loading sample index {index!r} of batch "
-                f"{batch.number}, and so was every worker that tried before it.",
+                f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "
+                f"of batch {batch.number}, and so was every worker that tried before it.",
                 pid,
                 index,
                 status,

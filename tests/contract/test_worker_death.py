@@ -71,7 +71,7 @@ def test_death_is_reported(loader: Kind, deed: Any, said: str) -> None:
         import minato
 
         assert failure.kind is minato.WorkerLost
-        assert str(bad) in failure.text
+        assert " It was loading sample index " in failure.text and str(bad) in failure.text
 
 
 def test_executions_of_a_deadly_sample(loader: Kind) -> None:
