@@ -85,6 +85,8 @@ class Kind:
 def bits(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor's elements in row-major order."""
     plain = tensor.detach().as_subclass(torch.Tensor)
+    if plain.numel() == 0:  # an empty array's tensor may have strides that no view takes
+        return b""
     plain = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
     return plain.view(torch.uint8).numpy().tobytes()
 
