@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -68,7 +69,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, where: str) -> Failure:
-        """Wraps an exception that is being handled."""
+        """Wraps an exception that was caught."""
+        if error.__traceback__ is None:  # raised in C: torch's text begins with a traceback
+            with contextlib.suppress(type(error)):
+                raise error
         wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
         stand_in = ""
         try:

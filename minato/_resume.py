@@ -174,7 +174,8 @@ class Sources:
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        if loader.generator is not None and loader.generator is not own:
+        given = isinstance(loader.generator, torch.Generator)  # else torch refuses it
+        if given and loader.generator is not own:
             self.own["loader"] = loader.generator
         parts = {"batch_sampler": batches, "sampler": sampler}
         for role, generator in (held for name in parts for held in _held(parts[name], name)):

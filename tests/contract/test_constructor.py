@@ -265,3 +265,11 @@ def test_zero_prefetch_behaves_as_torchs(loader: Kind) -> None:
             return type(error)
 
     assert outcome(loader) == outcome(DataLoader)
+
+
+@pytest.mark.unraisable  # torch's iterator was not made and is deleted
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_no_generator_is_refused_when_it_is_used(loader: Kind, workers: int) -> None:
+    made = loader(Numbers(4), num_workers=workers, generator=5)
+    with pytest.raises(TypeError, match="invalid combination of arguments"):
+        iter(made)

@@ -143,6 +143,11 @@ def test_key_error_is_readable(loader: Kind) -> None:
     assert "\\n" not in got.text and "KeyError: ('missing', 'key')" in got.text
 
 
+def test_error_raised_in_c_has_a_traceback(loader: Kind) -> None:
+    got = _failure(loader, {0: 1, 2: 3})
+    assert HEAD.match(got.text).groups() == ("KeyError", "0") and "KeyError: 1" in got.text
+
+
 def test_types_that_cannot_be_rebuilt_become_runtime_errors(loader: Kind) -> None:
     for function, name in ((_raise_two, "TwoArguments"), (_raise_strict, "Strict")):
         got = _failure(loader, Failing(2, {0}, function))
