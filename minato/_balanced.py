@@ -31,6 +31,8 @@ from ._worker import BATCH, ERROR, FAILED, OBJECTS, PART, ROWS, SAMPLES
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
 LOOK_AHEAD_BATCHES = 128, 512
+#: indices drawn ahead in all: at 0.1 us each they are drawn between two batches
+LOOK_AHEAD_INDICES = 1 << 17
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
@@ -251,7 +253,7 @@ class BalancedIterator(_MinatoIterator):
         costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
         batch = costs["mean_ns"] * self._batch_size / self._num_workers
         slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
-        return int(min(max(slow, least), most))
+        return int(min(max(slow, least), most, LOOK_AHEAD_INDICES // self._batch_size))
 
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""

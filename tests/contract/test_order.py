@@ -243,6 +243,18 @@ def test_large_sampler_items(loader: Kind) -> None:
     del half
 
 
+class Bulk(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [indices[0]]
+
+
+def test_large_batches_are_not_drawn_far_ahead(loader: Kind) -> None:
+    size = 1 << 16
+    iterator = iter(loader(Bulk(100 * size), batch_size=size, num_workers=1))
+    assert [next(iterator).item() for _ in range(2)] == [0, size]
+    assert iterator._send_idx <= 2 + 4
+
+
 # ---------------------------------------------------------------- in_order
 
 
