@@ -151,7 +151,8 @@ class ReadNpy(Operator):
     shorter while it is read is an OSError (EIO) that names it, for which the first read
     installs a handler of SIGBUS that passes on what it does not know. On network file
     systems, and where mapping fails, files are read by calls, too. Calls read with the rows
-    what lies between two of them, where that is cheaper than another call. `direct` reads by
+    what lies between two of them, where that is cheaper than another call; all planes are
+    asked for before the first is read, so that storage is waited for once. `direct` reads by
     calls and bypasses the page cache (O_DIRECT); the file system must be able to.
 
     A header is parsed once for each (path, mtime, size, inode) of a pipeline. Errors name

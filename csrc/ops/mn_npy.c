@@ -310,6 +310,16 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
     return 0;
 }
 
+void
+mn_npy_ahead(const struct mn_npy_file *file, uint64_t off, uint64_t length)
+{
+    if (file->map != NULL) {
+        mn_map_ahead(file->map, off, length);
+    } else {
+        (void)posix_fadvise(file->fd, (off_t)off, (off_t)length, POSIX_FADV_WILLNEED);
+    }
+}
+
 static int
 read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer, struct mn_text *text)
 {

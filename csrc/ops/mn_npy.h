@@ -113,6 +113,10 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
             size_t length, const unsigned char **bytes, struct mn_npy_count *count,
             struct mn_text *text);
 
+/* These bytes will be read soon: the page cache may fetch them now. Waits for nothing. */
+void
+mn_npy_ahead(const struct mn_npy_file *file, uint64_t off, uint64_t length);
+
 /* Adds `n` pieces of `length` bytes each, `stride` apart, the first (in the file) at `off`. */
 void
 mn_npy_count(struct mn_npy_count *count, uint64_t off, uint64_t length, uint64_t stride,

@@ -187,20 +187,35 @@ mapped_rows(const struct mn_view *view, int64_t place, struct mn_reader *reader)
     return view->file->map->guard.bytes + view->first_off + place;
 }
 
-/* Where reading has had to wait for the disk, page by page, the remaining planes of the
- * channel are asked for together. Returns true once that is done. */
-static bool
-look_ahead(const struct mn_view *view, int64_t place, int64_t planes, struct mn_reader *reader)
+/* Asks for planes of a channel together, so that storage is waited for once and not once a
+ * page or a plane. */
+static void
+ask_ahead(const struct mn_view *view, int64_t place, int64_t planes)
 {
-    if (!mn_map_waited(&reader->waited)) {
-        return false;
-    }
     for (int64_t z = 0; z < planes; z++) {
         int64_t off = view->first_off + place + z * view->strides[1];
         struct span band = span_of(view, off, view->shape[2]);
-        mn_map_ahead(view->file->map, (uint64_t)band.low, (uint64_t)band.length);
+        mn_npy_ahead(view->file, (uint64_t)band.low, (uint64_t)band.length);
     }
-    return true;
+}
+
+/* Mapped planes are asked for once reading has had to wait. Where they are read by calls,
+ * nothing tells whether those wait (network file systems refuse to say), and asking costs
+ * little beside a call: then at once, unless rows are read one by one because of what lies
+ * between. Returns whether to look again. */
+static bool
+look_ahead(const struct mn_view *view, int64_t place, int64_t z, struct mn_reader *reader)
+{
+    int64_t planes = view->shape[1] - z;
+    if (view->file->map != NULL) {
+        if (z % LOOK_EVERY != 1 || !mn_map_waited(&reader->waited)) {
+            return true;
+        }
+    } else if (view->file->direct || rows_at_once(view) < view->shape[2]) {
+        return false;
+    }
+    ask_ahead(view, place, planes);
+    return false;
 }
 
 static int
@@ -269,13 +284,11 @@ static int
 store_channel(const struct mn_view *view, int64_t c, unsigned char *to,
               const int64_t *strides, struct mn_reader *reader)
 {
-    bool watch = view->file != NULL && view->file->map != NULL;
+    bool watch = view->file != NULL;
     for (int64_t z = 0; z < view->shape[1]; z++) {
         int64_t place = c * view->strides[0] + z * view->strides[1];
         unsigned char *plane = to + z * strides[1];
-        if (watch && z % LOOK_EVERY == 1) {
-            watch = !look_ahead(view, place, view->shape[1] - z, reader);
-        }
+        watch = watch && look_ahead(view, place, z, reader);
         int rc = store_plane(view, place, plane, strides[2], reader);
         if (rc < 0) {
             return rc;
