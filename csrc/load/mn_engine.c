@@ -382,6 +382,9 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     }
     mn_a64_store_seqcst(&c->wanted, block_off);
     mn_bell_announce(&c->trainer);
+    mn_mutex_lock(&e->mutex);
+    mn_engine_room(e); /* who waits for room may have to go on now */
+    mn_mutex_unlock(&e->mutex);
     int rc = 0;
     if (anything_done(e, block_off) || trouble(e)) {
         mn_bell_retract(&c->trainer);

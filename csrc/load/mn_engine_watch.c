@@ -57,18 +57,43 @@ answer_lease(struct mn_engine *e, uint32_t w, uint64_t off, uint64_t len,
     mn_bell_ring(&k->bell);
 }
 
+/* Whether nobody can go on before room is made: the trainer sleeps until a batch is done, and
+ * no worker is at anything but waiting. One at its own work will take batches, and free them. */
+static bool
+all_wait(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
+            && mn_a64_load_relaxed(&k->running) != 0 /* a look: there will be another */) {
+            return false;
+        }
+    }
+    return mn_a64_load_seqcst(&e->shm.ctl->wanted) != MN_WANT_NONE;
+}
+
+/* Whether no batch before this one is still to be handed over. What was started first need not
+ * be that: slow ones start early. */
+static bool
+is_head(const struct mn_engine *e, uint64_t number)
+{
+    for (const struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+        if (!b->abandoned && mn_block_at(&e->shm, b->block_off)->number < number) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* One grant: the oldest batch that waits. Over the limit only when nobody could go on
  * otherwise, so that one huge result passes alone and nothing hangs. */
 static bool
 grant_one(struct mn_engine *e)
 {
-    uint32_t n = e->shm.ctl->nworkers, oldest = n, waiting = 0;
+    uint32_t n = e->shm.ctl->nworkers, oldest = n;
     for (uint32_t w = 0; w < n; w++) {
-        if (wants_lease(e, w)) {
-            waiting++;
-            if (oldest == n || batch_of(e, w) < batch_of(e, oldest)) {
-                oldest = w;
-            }
+        if (wants_lease(e, w) && (oldest == n || batch_of(e, w) < batch_of(e, oldest))) {
+            oldest = w;
         }
     }
     e->room_waits = false;
@@ -80,11 +105,9 @@ grant_one(struct mn_engine *e)
     uint64_t len = want > e->lease_bytes ? want : e->lease_bytes;
     end_lease(e, oldest, k->used_end);
     uint64_t used = mn_extents_used(e->arena);
-    bool head = e->batches == NULL
-                || batch_of(e, oldest) <= mn_block_at(&e->shm, e->batches->block_off)->number;
     if (used + len > e->limit) {
         len = want;
-        if (used + len > e->limit && !head && waiting < mn_engine_live(e)) {
+        if (used + len > e->limit && !is_head(e, batch_of(e, oldest)) && !all_wait(e)) {
             e->room_waits = true;
             return false;
         }
