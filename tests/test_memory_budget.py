@@ -1,0 +1,178 @@
+"""memory_limit: what is in flight and ready stays under it, whoever is slow, keeps or is huge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from test_native import Recipe
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+MIB = 1 << 20
+SIZE, LIMIT = 4, 8 * MIB
+DEADLINE_S = 60
+
+
+class Blocks(torch.utils.data.Dataset):
+    """Samples of a quarter of a MiB, all bytes alike; some are huge."""
+
+    def __init__(self, n: int, huge: tuple[int, ...] = ()) -> None:
+        self.n, self.huge = n, huge
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((20 * MIB if index in self.huge else MIB // 4,), index, dtype=torch.uint8)
+
+
+def as_list(samples: list) -> list:
+    return samples
+
+
+def fill(index: int, _key: Any, out: Any) -> None:
+    out[0][:] = index
+
+
+class Watch:
+    """The most that the arena of an iterator holds."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.engine, self.peak, self.over = iterator._engine, 0, threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def used(self) -> int:
+        memory = self.engine.memory()
+        assert memory["limit"] == LIMIT and memory["kept"] <= LIMIT
+        return memory["used"]
+
+    def run(self) -> None:
+        while not self.over.wait(0.001):
+            try:
+                self.peak = max(self.peak, self.used())
+            except RuntimeError:  # the engine is closed: nothing comes after
+                return
+
+    def rest(self) -> None:
+        """Returns when workers have come to rest: all is made that will be before more is taken."""
+        deadline = time.monotonic() + DEADLINE_S
+        alike, before = 0, -1
+        while alike < 4 and time.monotonic() < deadline:
+            now = self.used()
+            alike, before = (alike + 1 if now == before else 0), now
+            time.sleep(0.003)
+
+    def end(self) -> int:
+        self.over.set()
+        self.thread.join(DEADLINE_S)
+        return self.peak
+
+
+def indices(batch: Any) -> list[int]:
+    """Of a batch whose every sample is the same byte throughout."""
+    found = []
+    fields = isinstance(batch, (list, tuple)) and batch[0].dim() > 1  # native: a tensor a field
+    for sample in batch[0] if fields else batch:
+        low, high = sample.min(), sample.max()
+        assert low == high
+        found.append(int(low))
+    return found
+
+
+def epoch(loader: Any, keep: bool = False, every: int = 5) -> tuple[int, list[int]]:
+    """(peak, indices) of an epoch whose consumer is slow now and then."""
+    it = iter(loader)
+    watch, seen, kept = Watch(it), [], []
+    try:
+        for number, batch in enumerate(it):
+            if number % every == 0:
+                watch.rest()
+            seen += indices(batch)
+            if keep:
+                kept.append(batch)
+            del batch
+        assert sorted(i for b in kept for i in indices(b)) == (sorted(seen) if keep else [])
+    finally:
+        peak = watch.end()
+    return peak, seen
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "out of order": {"in_order": False},
+    "whole batches": {"collate_fn": as_list},
+    "ready": {"in_order": False, "batching": "ready"},
+    "the next epoch, too": {"persistent_workers": True, "prefetch_next_epoch": True},
+    "static": {"scheduling": "static"},
+    "whole and static": {"scheduling": "static", "collate_fn": as_list},
+    "more workers": {"max_workers": 6},
+}
+
+
+def make(data: Any, **options: Any) -> Any:
+    """A window of 24 batches of one MiB under a limit of eight."""
+    return minato.DataLoader(data, **{"batch_size": SIZE, "num_workers": 3, "prefetch_factor": 8,
+                                      "memory_limit": LIMIT, **options})  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, keep", [
+    *((kind, False) for kind in KINDS), ("rows", True), ("ready", True), ("whole and static", True),
+])
+def test_a_slow_consumer_fills_no_memory(kind: str, keep: bool) -> None:
+    """One batch over it at most: the one that everything waits for."""
+    loader = make(Blocks(72), **KINDS[kind])
+    for _ in range(2):
+        peak, seen = epoch(loader, keep)
+        assert sorted(seen) == list(range(72))
+        assert peak <= LIMIT + SIZE * MIB // 4, f"{peak / MIB:.1f} MiB"
+    assert peak >= LIMIT // 2  # or the limit has limited nothing
+
+
+def test_native_workers() -> None:
+    data = Recipe(72, fill, (("u1", (MIB // 4,)),))
+    loader = make(data, worker_type="native")
+    peak, seen = epoch(loader)
+    assert seen == list(range(72)) and LIMIT // 2 <= peak <= LIMIT + SIZE * MIB // 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collate_fn": as_list},
+        {"collate_fn": as_list, "in_order": False, "batching": "ready"},
+        {"collate_fn": as_list, "scheduling": "static"},
+        {"batch_size": 1},
+        {"batch_size": 1, "in_order": False, "batching": "ready"},
+    ],
+)
+def test_one_sample_over_the_limit_passes_alone(options: dict) -> None:
+    """Two of 20 MiB; in the second epoch they are known to be slow and start early."""
+    loader = make(Blocks(48, (9, 33)), **options)
+    for keep in (False, True):
+        peak, seen = epoch(loader, keep, every=4)
+        assert sorted(seen) == list(range(48))
+        assert 20 * MIB <= peak <= LIMIT + (20 + 3) * MIB, f"{peak / MIB:.1f} MiB"
+
+
+def test_workers_that_wait_for_room_do_not_hold_up_the_end() -> None:
+    """In mid-epoch, with all of them waiting: a new epoch, and no epoch at all."""
+    for options in ({"collate_fn": as_list}, {"scheduling": "static", "collate_fn": as_list}):
+        loader = make(Blocks(120), persistent_workers=True, **options)
+        it = iter(loader)
+        watch = Watch(it)
+        first = next(it)
+        watch.rest()
+        watch.end()
+        it = iter(loader)
+        assert indices(first) == indices(next(it)) == list(range(SIZE))
+        watch = Watch(it)
+        watch.rest()
+        watch.end()
+        del it, loader
