@@ -127,6 +127,16 @@ cost_above(PyObject *self, PyObject *arg)
     return PyLong_FromLong(mn_histogram_above(&cost_of(self)->model.wall, value));
 }
 
+static PyObject *
+cost_weight(PyObject *self, PyObject *arg)
+{
+    long long value = PyLong_AsLongLong(arg);
+    if (value == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyLong_FromLong(mn_histogram_weight(&cost_of(self)->model.wall, value));
+}
+
 static int
 append(PyObject *list, int64_t value)
 {
@@ -285,6 +295,7 @@ static PyMethodDef cost_methods[] = {
     {"knows", cost_knows, METH_O, "knows(index, /) -> was it observed or hinted?"},
     {"quantile", cost_quantile, METH_O, "quantile(permille, /) -> wall time in ns"},
     {"above", cost_above, METH_O, "above(ns, /) -> share of samples, in permille"},
+    {"weight", cost_weight, METH_O, "weight(ns, /) -> their share of all time, in permille"},
     {"save", cost_save, METH_NOARGS, "save() -> (indices, wall_ns, cpu_ns), lists"},
     {"load", cost_load, METH_VARARGS, "load(indices, wall_ns, cpu_ns, /) -> taken"},
     {"learn_timeout", cost_learn_timeout, METH_NOARGS,

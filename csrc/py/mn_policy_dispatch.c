@@ -161,6 +161,23 @@ dispatch_reopen(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static bool
+is_of(const struct mn_dispatch_task *task, void *batch)
+{
+    return task->batch == *(const long long *)batch;
+}
+
+static PyObject *
+dispatch_drop(PyObject *self, PyObject *arg)
+{
+    long long batch = PyLong_AsLongLong(arg);
+    if (batch == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_dispatch_drop(dispatch_of(self), is_of, &batch);
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 dispatch_clear(PyObject *self, PyObject *unused)
 {
@@ -195,6 +212,7 @@ static PyMethodDef dispatch_methods[] = {
      "retime(period, consumer, typical, window, hungry, workers, /) -> were the keys renewed?"},
     {"close", dispatch_close, METH_NOARGS, "all tasks of the epoch are inserted"},
     {"reopen", dispatch_reopen, METH_NOARGS, "more tasks will come"},
+    {"drop", dispatch_drop, METH_O, "drop(batch, /): takes out all tasks of a batch"},
     {"clear", dispatch_clear, METH_NOARGS, "forgets all tasks"},
     {NULL, NULL, 0, NULL},
 };

@@ -37,6 +37,85 @@ def test_share_above_is_never_overstated(values, line):
     assert model.above(line) >= 1000 * low // len(values)
 
 
+@given(st.lists(times, min_size=1, max_size=200), st.floats(0.3, 3), st.data())
+def test_weight_is_the_share_of_all_time(values, factor, data):
+    """Of what lies clearly above; a bucket's width and the rounding of its middle aside."""
+    line = int(data.draw(st.sampled_from(values)) * factor)
+    model = _core.PolicyCost()
+    for v in values:
+        model.observe(-1, v)
+    whole = sum(values)
+    if whole == 0:
+        assert model.weight(line) == 0
+        return
+    most = 1000 * sum(v for v in values if v > line) / whole
+    least = 1000 * sum(v for v in values if v > line * 17 / 16 + 1) / whole
+    assert least * 15 / 16 - 1.5 <= model.weight(line) <= most * 17 / 16 + 1
+    assert model.weight(line) >= model.weight(2 * line + 1)
+
+
+@given(st.lists(times, min_size=1, max_size=60), st.integers(1, 3), st.data())
+def test_halving_forgets_no_class_and_bounds_the_past(values, rounds, data):
+    """However long the stream, each value that still comes keeps its place."""
+    model = _core.PolicyCost()
+    for _ in range(rounds * (16384 // len(values) + 1)):
+        for v in values:
+            model.observe(-1, v)
+    permille = data.draw(st.integers(0, 1000))
+    exact = sorted(values)
+    rank = max(1, -(-permille * len(values) // 1000))
+    near = exact[max(0, rank - 2) : rank + 1]  # a halved count is rounded up
+    assert any(abs(model.quantile(permille) - v) <= v / 32 + 0.5 for v in near)
+
+
+class Cell:
+    """One index of the model, from its definition."""
+
+    def __init__(self) -> None:
+        self.cost = self.age = self.side = self.seen = 0
+
+    def observe(self, x: float) -> None:
+        self.seen += 1
+        side = 1 if x > 2 * self.cost else -1 if x < self.cost / 2 else 0
+        if self.seen == 1 or (side and side == self.side):
+            self.cost, self.age, self.side = x, 1, 0
+            return
+        self.side = side
+        x = self.cost * 2.0**side if side else x
+        self.age = min(4, self.age + 1)
+        self.cost += (x - self.cost) / self.age
+
+
+reports = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 10**12), st.booleans()), max_size=80)
+
+
+@given(reports)
+def test_the_model_is_its_definition(events):
+    """Observations and hints in any order; floats of 24 bits aside."""
+    model, cells, hints = _core.PolicyCost(3), [Cell() for _ in range(3)], {}
+    walls: list[int] = []
+    for index, wall, is_hint in events:
+        if is_hint:
+            if 0 <= index < 3:
+                model.hint(index, wall)
+                hints[index] = wall
+            continue
+        model.observe(index, wall, wall // 2)
+        walls.append(wall)
+        if 0 <= index < 3:
+            cells[index].observe(wall)
+    mean = sum(walls) / max(1, len(walls))
+    assert model.samples == len(walls) and model.known == sum(c.seen > 0 for c in cells)
+    assert model.mean == pytest.approx(mean, rel=1e-6)
+    for index in range(-1, 4):
+        cell = cells[index] if 0 <= index < 3 else Cell()
+        hint = hints.get(index, 0)
+        want = cell.cost if cell.seen else hint or mean
+        assert model.knows(index) == (cell.seen > 0 or hint > 0)
+        assert model.wall(index) == pytest.approx(want, rel=1e-5, abs=1.01)
+        assert model.cpu(index) <= model.wall(index) + 1
+
+
 def test_the_distribution_follows_a_change():
     model = _core.PolicyCost()
     for _ in range(20_000):
@@ -193,3 +272,36 @@ def test_the_timeout_rests_once_the_distribution_does(values):
         model.learn_timeout()
     settled = model.timeout
     assert all(model.learn_timeout() == settled for _ in range(8))
+
+
+def learned(model: _core.PolicyCost, tail: bool) -> tuple[int, bool]:
+    """(timeout, tail) as the rule in policy_slow.h has it, from the same distribution."""
+    norm = model.quantile(500)
+    if model.above(2 * norm) > 333:
+        norm = model.quantile(900)
+    tail = model.above(2 * norm) >= (2 if tail else 5)
+    return max(5 * MS, 2 * norm if tail else 3 * model.quantile(990)), tail
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000).map(lambda ms: ms * MS), st.integers(1, 60)),
+                min_size=1, max_size=12), st.integers(1, 40))  # fmt: skip
+def test_the_timeout_is_the_rules(stretches, every):
+    """Any stream, looked at any often: moves only by the rule, and never at the first dissent."""
+    model = _core.PolicyCost()
+    timeout, tail, dissent, seen = None, False, 0, 0
+    for value in (v for v, count in stretches for _ in range(count)):
+        model.observe(-1, value)
+        seen += 1
+        if seen % every:
+            continue
+        model.learn_timeout()
+        if seen >= 32:
+            wanted, now = learned(model, tail)
+            if timeout is not None and now == tail and abs(wanted - timeout) <= timeout // 4:
+                dissent = 0
+            else:
+                dissent += 1
+                if timeout is None or dissent == 2:
+                    timeout, tail, dissent = wanted, now, 0
+        assert (model.timeout, model.tail) == (timeout, tail)
+        assert timeout is None or (not model.is_slow(timeout) and model.is_slow(timeout + 1))

@@ -318,6 +318,36 @@ def test_against_a_model(seed):
         assert d.work == sum(t.cost for t in held.values())
 
 
+@given(costs, st.integers(1, 5), rates_strategy, st.booleans())
+def test_reopening_is_as_if_it_had_not_been_closed(values, batch, rates, clear):
+    """And clearing as if nothing had ever been there."""
+    rates = rates._replace(hungry=max(1, rates.hungry))
+    tasks = tasks_of(values, batch)
+    d = dispatch(tasks, rates, close=True)
+    if clear:
+        d.clear()
+        assert len(d) == d.work == 0 and d.first() is None and d.peek(0, 0) is None
+        assert all(d.insert(*t) for t in tasks)
+    d.reopen()
+    want = [c[:-1] for c in drain(dispatch(tasks, rates))]
+    assert [c[:-1] for c in drain(d)] == want
+    assert not [c for c in want if c[-1] == FINALE]
+
+
+@given(costs, st.integers(1, 5), rates_strategy, st.booleans(), st.sets(st.integers(0, 20)))
+def test_dropping_is_as_if_they_had_not_been_there(values, batch, rates, close, gone):
+    rates = rates._replace(hungry=max(1, rates.hungry))
+    tasks = tasks_of(values, batch)
+    d = dispatch(tasks, rates, close)
+    for number in sorted(gone):
+        d.drop(number)
+    left = [t for t in tasks if t.batch not in gone]
+    assert len(d) == len(left) and d.work == sum(t.cost for t in left)
+    fresh = dispatch(left, rates, close, capacity=len(tasks))
+    assert [c[:-1] for c in drain(d)] == [c[:-1] for c in drain(fresh)]
+    assert all(d.insert(*t) for t in tasks)  # the room is free again
+
+
 def test_clear_forgets_everything():
     d = dispatch(tasks_of([5] * 7, 2), close=True)
     d.clear()

@@ -72,6 +72,45 @@ def test_nothing_hangs_when_sizes_were_not_known(sizes, limit, seed):
     assert memory.used == 0 and memory.peak <= limit + max(map(sum, sizes))
 
 
+amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
+
+
+@given(st.integers(1, 2**63 - 1), amounts, amounts, amounts, st.booleans(), amounts)
+def test_answers(limit, used, room, size, head, head_used):
+    """Any numbers: what is allowed fits, what the head needs is never refused."""
+    used = min(used, limit)
+    memory = _core.PolicyMemory(limit)
+    memory.batch(room)
+    memory.charge(used)
+    head_used = min(head_used, used)
+    answer = memory.may(size, head, head_used)
+    fits = used + size <= limit
+    if head:
+        assert answer == (YES if fits else ALONE if used == 0 else HEAD)
+    else:
+        assert answer == (YES if fits and used - head_used + size + room <= limit else NO)
+        # Whoever is smaller, or asks while less is held, is not refused where this one is not.
+        if answer == YES:
+            assert memory.may(size // 2, False, head_used) == YES
+            memory.release(used - head_used)
+            assert memory.may(size, False, head_used) == YES
+    assert memory.peak == used and memory.overruns == 0
+
+
+@given(st.integers(1, 500), st.lists(st.integers(-300, 300), max_size=40))
+def test_what_is_charged_is_given_back(limit, steps):
+    memory, used, peak, overruns = _core.PolicyMemory(limit), 0, 0, 0
+    for step in steps:
+        if step >= 0:
+            memory.charge(step)
+            used += step
+            peak, overruns = max(peak, used), overruns + (used > limit)
+        else:
+            memory.release(-step)
+            used = max(0, used + step)
+        assert (memory.used, memory.peak, memory.overruns) == (used, peak, overruns)
+
+
 def test_one_sample_over_the_budget_passes_alone():
     memory = _core.PolicyMemory(10)
     memory.batch(25)

@@ -89,6 +89,39 @@ def test_slow_samples_arrive_neither_starved_nor_bunched():
     assert max(counts) <= max(sampler) + 1
 
 
+@given(st.integers(2, 12), st.integers(2, 9), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_a_batch_takes_no_more_slow_ones_than_their_share(batch, every, gap, rng):
+    """Whenever they end: while fast samples are there and none is due, slow ones are at most what
+    their share of all batches so far, and of two more that it may be carried, comes to."""
+    bound, total = 40, 30 * batch
+    form = _core.PolicyReady(batch, bound)
+    form.end(total)
+    slow = {p for p in range(total) if p % every == 0}
+    late: list[int] = []
+    marked = marked_slow = delivered_slow = 0
+    for k in range(8):
+        for p in range(3 * k * batch, 3 * (k + 1) * batch):
+            if p in slow:
+                late.append(p)
+            else:
+                form.mark(p, False)
+                marked += 1
+        if k % gap == gap - 1:  # those that were late end all at once
+            rng.shuffle(late)
+            for p in late:
+                form.mark(p, True)
+            marked_slow += len(late)
+            marked += len(late)
+            late = []
+        got = form.form()
+        assert len(got) == batch
+        here = sum(p in slow for p in got)
+        share = marked_slow / marked * batch
+        assert here <= share * (1 + 2) + 1
+        delivered_slow += here
+    assert delivered_slow <= 8 * batch
+
+
 def test_slow_samples_that_end_together_are_spread():
     form = _core.PolicyReady(4, 50)
     form.end(400)

@@ -52,6 +52,29 @@ def test_scale_does_not_matter(share, factor, on):
     assert _core.policy_split(on, small, 0) == _core.policy_split(on, large, 0)
 
 
+@given(st.lists(st.integers(10_000, 14_000), min_size=32, max_size=200),
+       st.lists(st.integers(36_000, 90_000), max_size=20), st.booleans())  # fmt: skip
+def test_the_share_of_time_decides(cheap, dear, on):
+    """Sending costs nothing here; what is near the line, a histogram cannot tell."""
+    walls = cheap + dear
+    quartile = sorted(walls)[-(-len(walls) // 4) - 1]
+    whole, line = sum(walls), 80 if on else 150
+    clearly = sum(w for w in walls if w > 2 * quartile * 1.15)
+    perhaps = sum(w for w in walls if w > 2 * quartile * 0.9)
+    if 1000 * clearly / whole * 15 / 16 > line + 2:
+        assert _core.policy_split(on, walls, 0)
+    if 1000 * perhaps / whole * 17 / 16 < line - 2:
+        assert not _core.policy_split(on, walls, 0)
+
+
+@given(st.lists(st.integers(1000, 10**9), min_size=32, max_size=100), st.booleans(), st.data())
+def test_sending_must_be_cheap(walls, on, data):
+    mean = sum(walls) // len(walls)
+    most = mean / 32 * (1.5 if on else 1)
+    send = data.draw(st.integers(int(most * 1.01) + 2, 10**10))
+    assert not _core.policy_split(on, walls, send)
+
+
 def test_the_usual_cases():
     mixed = ([5 * MS] * 4 + [30 * MS]) * 20
     rare = [5 * MS] * 99 + [500 * MS]

@@ -238,3 +238,28 @@ def test_busy_workers_stay():
     """Six of six are needed: five would run the queue dry."""
     run = steps(40, start=6, occupancy=1000, cpu=10, busy=990)
     assert {w for w, _ in run} == {6} and run[-1] == (6, FULL_BUSY)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 100, 500, 1000]), st.sampled_from([50, 500, 1000]),
+                          permille, st.integers(0, 5), st.sampled_from([10, 1000, 10**6]),
+                          permille, st.integers(0, 5), st.integers(1, 9)), max_size=12))
+def test_every_reason_has_one_text_and_fits_what_is_done(updates):
+    policy, workers, before, texts = _core.PolicyWorkers(), 4, 0, {}
+    stretches = [u[:-1] for u in updates for _ in range(u[-1])]
+    for occupancy, cpu, wait, backlog, speed, busy, room in stretches:
+        target, reason, text = policy.update(
+            workers=workers, min_workers=1, max_workers=12, occupancy=occupancy, cpu=cpu,
+            cores=4000, wait=wait, backlog=backlog, rate=1, speed=speed, busy=busy, room=room)
+        assert texts.setdefault(reason, text) == text != "unknown"
+        grows = reason in (GROW_CORES, GROW_WAITING)
+        shrinks = reason in (SHRINK, UNDO)
+        assert grows == (target > workers) and shrinks == (target < workers)
+        if grows:
+            assert occupancy <= 250 and backlog > 0 and cpu < 1000
+            assert target - workers <= room
+            assert target - workers <= backlog or target == before  # a shrink is taken back
+        if reason == SHRINK:
+            assert occupancy >= 900
+            before = workers
+        workers = target
+    assert len(set(texts.values())) == len(texts)
