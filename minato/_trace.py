@@ -4,7 +4,8 @@ The file is a JSON array of trace events (the Trace Event Format). A group ("pro
 one set of workers; in it there is a track for each worker (a span a sample, or a batch that
 one worker made whole, or the collating of one that several have fetched), one for the
 trainer's waits in ``next()``, one for decisions; batches are asynchronous spans from the
-first sample's begin to the end of the last. Times are of the monotonic clock, in
+first sample's begin to the end of the last; an arrow leads from the task that completed a
+batch to the wait that it ended. Times are of the monotonic clock, in
 microseconds. A sample takes the trainer some seven microseconds more while it is traced.
 
 Every event is written with the batch it belongs to, so a program that dies leaves an array
@@ -44,7 +45,7 @@ class Writer:
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.file = _open(name.replace("%p", str(self.pid)), self.pid)
-        self.numbers = itertools.count(1)
+        self.numbers, self.arrows = itertools.count(1), itertools.count(1)
         self.before = "[\n"
         atexit.register(self.close)
 
@@ -173,7 +174,23 @@ class Trace:
         if lost is not None:
             args = {**common, "worker": lost[0], "pid": lost[1], "status": lost[2]}
             events.append(self._instant("given up", self.engine.waits()["given_ns"], **args))
-        self.out.write(events + self._since())
+        since = self._since(batch=number)
+        spans = [e for e in events if e["ph"] == "X"]
+        if since and spans:
+            events += self._arrow(max(spans, key=_end), since[0])
+        self.out.write(events + since)
+
+    def _arrow(self, last: dict, wait: dict) -> list[dict]:
+        """From within a worker's span to within the trainer's: their very ends are outside."""
+        common = {
+            "name": "handed over", "cat": "batch", "id": next(self.out.arrows),
+            "pid": self.group,
+        }  # fmt: skip
+        begin, end = (_end(e) - min(1, e["dur"] / 2) for e in (last, wait))
+        return [
+            {**common, "ph": "s", "tid": last["tid"], "ts": begin},
+            {**common, "ph": "f", "bp": "e", "tid": WAITS, "ts": end},
+        ]
 
     def _samples(
         self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict
@@ -212,13 +229,14 @@ class Trace:
         """The workers are about to be stopped."""
         self.out.write(self._fates(time.monotonic_ns()))
 
-    def _since(self) -> list[dict]:
+    def _since(self, **args: Any) -> list[dict]:
         waits = self.engine.waits()
         if waits["waits"] == self.waits or not waits["given_ns"]:
             return []
         self.waits = waits["waits"]
         begin, end = waits["asked_ns"], waits["given_ns"]
-        return [self._span("wait", "wait", WAITS, begin, end - begin), *self._fates(end)]
+        wait = self._span("wait", "wait", WAITS, begin, end - begin, **args)
+        return [wait, *self._fates(end)]
 
     def _fates(self, now: int) -> list[dict]:
         """Deaths, retries, starts and the scheduler's decisions since the last batch."""
@@ -246,6 +264,10 @@ class Trace:
                 self.decisions = at
                 events.append(self._instant(text, at, workers=after, before=before))
         return events
+
+
+def _end(span: dict) -> float:
+    return span["ts"] + span["dur"]
 
 
 def _plain(index: Any) -> Any:

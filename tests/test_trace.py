@@ -64,7 +64,7 @@ def load(path: Path) -> list[dict[str, Any]]:
     events = json.loads(path.read_text())
     for event in events:
         assert {"ph", "pid", "tid", "name"} <= set(event)
-        assert event["ph"] in "MXibe"
+        assert event["ph"] in "MXibesf"
         if event["ph"] != "M":
             assert event["ts"] > 0
         if event["ph"] == "X":
@@ -106,6 +106,25 @@ def check_batches(events: list[dict]) -> None:
         assert begun[key] <= event["ts"] and event["ts"] + event["dur"] <= closed[key] + 0.001
 
 
+def check_arrows(events: list[dict]) -> None:
+    """Each begins within a worker's span and ends, later, within a wait."""
+    spans = defaultdict(list)
+    for event in of(events, ph="X"):
+        key = event["pid"], event["tid"]
+        spans[key].append((event["ts"], event["ts"] + event["dur"]))
+    begun = {e["id"]: e for e in of(events, ph="s")}
+    ended = {e["id"]: e for e in of(events, ph="f")}
+    assert begun.keys() == ended.keys() and len(begun) == len(of(events, ph="s"))
+    for number, event in begun.items():
+        end = ended[number]
+        assert event["tid"] >= FIRST_WORKER and end["tid"] == WAITS and end["bp"] == "e"
+        assert (event["cat"], event["name"]) == (end["cat"], end["name"])
+        for e in (event, end):
+            key = e["pid"], e["tid"]
+            assert any(first <= e["ts"] <= last for first, last in spans[key]), e
+        assert event["ts"] <= end["ts"] + 1
+
+
 def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
     run(tmp_path, """
 loader = minato.DataLoader(Data(), 4, num_workers=2, persistent_workers=True)
@@ -116,6 +135,10 @@ for epoch in range(2):
     events = load(tmp_path / "trace.json")
     check_tracks(events)
     check_batches(events)
+    check_arrows(events)
+    assert len(of(events, ph="s")) == 12
+    waits = of(events, cat="wait")
+    assert [e["args"]["batch"] for e in waits] == [*range(6), *range(6)]
     samples = of(events, cat="sample")
     seen = Counter((e["args"]["epoch"], e["args"]["index"]) for e in samples)
     assert seen == Counter((epoch, index) for epoch in range(2) for index in range(24))
@@ -163,6 +186,7 @@ for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
     events = load(tmp_path / "trace.json")
     check_tracks(events)
     check_batches(events)
+    check_arrows(events)
     found: list[int] = []
     for event in of(events, ph="X", cat=kind):
         args = event["args"]
