@@ -8,6 +8,10 @@ only.  ``scheduling="static"``, iterable datasets and loaders without workers ke
 randomness and place elsewhere, so there delivered batches may be made again and thrown
 away.
 
+A sampler gives the same order again from the generators below and from what ``set_epoch``
+tells it. One that goes by anything else (a count of its own epochs, say) has to be put there
+by the program, before the loader is iterated.
+
 Fields of a state:
 
 version, epoch          of the format; of the seeds (persistent workers count epochs on)
