@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,11 +31,13 @@ class Sleeping(torch.utils.data.Dataset):
 
 
 def active(loader: Any) -> int:
-    return loader.stats()["scheduler"]["active"]
+    scheduler = loader.stats()["scheduler"]
+    return scheduler["active"] if scheduler is not None else 0
 
 
 def decisions(loader: Any) -> list[dict[str, Any]]:
-    return loader.stats()["scheduler"]["decisions"]
+    scheduler = loader.stats()["scheduler"]
+    return scheduler["decisions"] if scheduler is not None else []
 
 
 def until_grown(loader: Any, more_than: int) -> None:
@@ -136,3 +140,101 @@ def test_iterable_datasets_keep_their_number() -> None:
     assert sorted(i for b in loader for i in b.tolist()) == list(range(40))
     assert loader.stats()["scheduler"] is None
     assert len(loader.stats()["workers"]) == 2
+
+
+# ---- what it decides, and why ----------------------------------------------------------
+
+
+class Burning(Sleeping):
+    """Samples that compute."""
+
+    def __getitem__(self, index: int) -> int:
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+        return index
+
+
+class Large(Sleeping):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.zeros(1 << 20, dtype=torch.uint8)
+
+
+def epochs_until(loader: Any, true: Callable[[list[dict[str, Any]]], bool], pause: float = 0) -> Any:
+    """Epochs, with a consumer that takes so long for a batch, until the decisions are such."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not true(decisions(loader)):
+        for _ in loader:
+            time.sleep(pause)
+            if true(decisions(loader)):
+                break
+        assert time.monotonic() < deadline, decisions(loader)
+    return decisions(loader)
+
+
+def says(words: str) -> Callable[[list[dict[str, Any]]], bool]:
+    return lambda log: any(words in d["why"] for d in log)
+
+
+def test_samples_that_wait_get_more_workers_than_there_are_cores() -> None:
+    loader = minato.DataLoader(Sleeping(400, 0.02), 4, num_workers=1, max_workers=12,
+                               persistent_workers=True)  # fmt: skip
+    cores = minato._core.machine()["cpus"]
+    log = epochs_until(loader, lambda log: active(loader) > min(cores, 8))
+    grown = [d for d in log if d["to"] > d["from"]]
+    assert all(d["occupancy"] <= 0.25 for d in grown)
+    assert any("spend their time waiting" in d["why"] and d["wait"] > 0.5 for d in grown)
+
+
+def test_a_slow_consumer_gets_fewer_workers() -> None:
+    loader = minato.DataLoader(Sleeping(4000, 0.0005), 4, num_workers=4, max_workers=8,
+                               persistent_workers=True)  # fmt: skip
+    log = epochs_until(loader, says("fewer workers suffice"), pause=0.02)
+    shrunk = [d for d in log if "suffice" in d["why"]]
+    assert all(d["to"] < d["from"] and d["occupancy"] >= 0.9 for d in shrunk)
+    assert active(loader) < 4
+    deadline = time.monotonic() + DEADLINE_S
+    while sum(w["state"] == "ready" for w in loader.stats()["workers"]) > active(loader):
+        assert time.monotonic() < deadline, loader.stats()["workers"]
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_computing_samples_get_no_more_workers_than_cores(one_core: None) -> None:
+    """However many the machine has: this process may use one."""
+    assert minato._core.machine()["cpus"] == 1
+    loader = minato.DataLoader(Burning(400, 0.004), 4, num_workers=1, max_workers=8,
+                               persistent_workers=True)  # fmt: skip
+    log = epochs_until(loader, says("the cores are busy"))
+    busy = [d for d in log if "the cores are busy" in d["why"]]
+    assert all(d["to"] == d["from"] and d["occupancy"] <= 0.25 for d in busy)
+    assert active(loader) <= 2
+
+
+def test_workers_that_memory_would_hold_back_are_not_added() -> None:
+    """Room for two batches: whoever comes third has nothing to do."""
+    loader = minato.DataLoader(Large(400, 0.002), 4, num_workers=3, max_workers=12,
+                               persistent_workers=True, memory_limit="8MiB")  # fmt: skip
+    log = epochs_until(loader, lambda log: says("no task waits")(log) or says("raise the rate")(log))
+    assert active(loader) < 12 and max(d["to"] for d in log) < 12
+
+
+def test_decisions_are_in_order_and_follow_from_each_other() -> None:
+    loader = minato.DataLoader(Sleeping(400, 0.01), 4, num_workers=1, max_workers=6,
+                               slow_timeout=None, persistent_workers=True)  # fmt: skip
+    log = epochs_until(loader, says("max_workers is reached"))
+    assert [d["at"] for d in log] == sorted(d["at"] for d in log)
+    assert log[0]["from"] == 1 and log[-1]["to"] == active(loader)
+    for before, after in zip(log, log[1:]):
+        assert before["to"] == after["from"]
+    for d in log:
+        assert 0 <= d["occupancy"] <= 1 and 0 <= d["wait"] <= 1 and d["rate"] >= 0
+        assert 1 <= d["to"] <= 6

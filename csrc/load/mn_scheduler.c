@@ -148,6 +148,13 @@ move_to(struct mn_engine *e, int32_t target)
     }
 }
 
+void
+mn_scheduler_move(struct mn_engine *e, int32_t target)
+{
+    int32_t most = (int32_t)e->cfg.max_workers;
+    move_to(e, target < 1 ? 1 : target < most ? target : most);
+}
+
 /* ---- the number of workers ---------------------------------------------------------- */
 
 static int32_t

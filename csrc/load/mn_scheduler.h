@@ -74,6 +74,11 @@ mn_scheduler_close(struct mn_scheduler *s);
 void
 mn_scheduler_tick(struct mn_engine *e, uint64_t now_ns);
 
+/* Brings the number of workers to this, within 1 and the most there may be, as if it had been
+ * decided; decisions go on from there. Mutex held. */
+void
+mn_scheduler_move(struct mn_engine *e, int32_t target);
+
 /* How long the engine thread may sleep until the next tick. */
 int64_t
 mn_scheduler_nap(struct mn_engine *e);

@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include "load/mn_scheduler.h"
 #include "os/mn_memfd.h"
 #include "py/mn_engine_object.h"
 #include "py/mn_envelope.h"
@@ -250,6 +251,28 @@ PyObject *
 mn_engine_let_go(PyObject *self, PyObject *number)
 {
     return ask_to_leave(self, number, MN_LEAVE_SHRINK);
+}
+
+const char mn_engine_move_to_doc[] =
+    "move_to(workers): that many, as if the worker scheduler had decided so; it goes on from\n"
+    "there. RuntimeError where it has nothing to decide: max_workers is num_workers.";
+
+PyObject *
+mn_engine_move_to(PyObject *self, PyObject *workers)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    long target = PyLong_AsLong(workers);
+    if (e == NULL || (target == -1 && PyErr_Occurred())) {
+        return NULL;
+    }
+    if (e->scheduler == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the number of workers is fixed");
+        return NULL;
+    }
+    mn_mutex_lock(&e->mutex);
+    mn_scheduler_move(e, target < INT32_MAX ? (int32_t)target : INT32_MAX);
+    mn_mutex_unlock(&e->mutex);
+    Py_RETURN_NONE;
 }
 
 const char mn_engine_dismiss_doc[] =

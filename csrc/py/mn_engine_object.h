@@ -87,6 +87,9 @@ mn_engine_retire_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_end_worker_doc[];
 PyObject *
 mn_engine_end_worker(PyObject *self, PyObject *number);
+extern const char mn_engine_move_to_doc[];
+PyObject *
+mn_engine_move_to(PyObject *self, PyObject *workers);
 extern const char mn_engine_let_go_doc[];
 PyObject *
 mn_engine_let_go(PyObject *self, PyObject *number);
