@@ -214,8 +214,15 @@ class Sources:
 
     def set_own(self, states: dict[str, bytes]) -> None:
         for role, generator in self.own.items():
-            if role in states:
+            if role not in states:
+                continue
+            try:
                 _set_private(generator, states[role])
+            except (TypeError, ValueError, LookupError, RuntimeError) as error:
+                raise ValueError(
+                    f"the state's generator {role!r} is of another kind than this loader's, a "
+                    f"{type(generator).__name__}: it was taken with another sampler ({error})"
+                ) from error
 
 
 def _all_global() -> dict[str, bytes]:

@@ -158,6 +158,16 @@ def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
     assert sorted(first + expected) == list(range(N))
 
 
+@pytest.mark.parametrize("then", ["SFC64", "torch.Generator", "RandomState", "random.Random"])
+def test_a_generator_of_another_kind_is_refused(then: str) -> None:
+    loader = make("indices of PCG64", 0)
+    pull(iter(loader), 2)
+    other = make(f"indices of {then}", 0)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="'sampler.dice' is of another kind"):
+        next(iter(other))
+
+
 def test_a_sampler_that_draws_at_once_leaves_the_programs_generators_alone() -> None:
     loader = make("batches at once of random", 2)
     it = iter(loader)
