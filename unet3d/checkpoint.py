@@ -33,8 +33,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint of a run configured like `config`. Raises CheckpointError."""
+def read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of any run. Raises CheckpointError."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -43,6 +43,12 @@ def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a checkpoint of this program")
+    return state
+
+
+def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Read a checkpoint of a run configured like `config`. Raises CheckpointError."""
+    state = read(path)
     before = state["config"]
     different = [f"{name} was {before.get(name)!r}, is {config[name]!r}"
                  for name in FIXED if before.get(name) != config[name]]

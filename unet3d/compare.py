@@ -382,7 +382,7 @@ def main(argv: list[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
                               common, profile)
-    except (ComparisonError, DataError) as error:
+    except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     write_csv(args.out / plot.CSV_NAME, rows)

@@ -1,11 +1,31 @@
 """The processes of a distributed run (torchrun), or the single one."""
 from __future__ import annotations
 
+import argparse
 import os
 from typing import Any
 
 import torch
 from torch import distributed
+
+
+def _device(text: str) -> str:
+    """An argument that names a device that is here."""
+    try:
+        kind = torch.device(text).type
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no device of torch") from error
+    if kind not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{text!r}: cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError(f"{text!r}: torch {torch.__version__} finds no GPU here")
+    return text
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the option --device."""
+    parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:N (default: cuda where "
+                        "there is one)", default="cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Ranks:
@@ -14,8 +34,8 @@ class Ranks:
     def __init__(self, device: str) -> None:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.world > 1 else 0
-        if device == "cuda" and self.world > 1:
-            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        if device == "cuda":  # set_device takes no device without a number
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0') if self.world > 1 else 0}"
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

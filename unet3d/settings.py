@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unet3d.evaluate import AMP
 from unet3d.loaders import LOADERS
 from unet3d.parallel import available_cores
+from unet3d.ranks import add_device
 from unet3d.spec import PRESETS, Preset
 
 
@@ -26,7 +25,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     add("--resume", nargs="?", const=True, type=Path, metavar="CHECKPOINT",
         help="go on from OUT/checkpoint.pt, or from the file named")
     add("--seed", type=int, default=0)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_device(parser)
     add("--amp", choices=list(AMP), default="none",
         help="mixed precision; fp16 with loss scaling, as the reference")
     add("--threads", type=int, help="CPU threads of the model while training "

@@ -478,8 +478,8 @@ def main(argv: list[str] | None = None) -> int:
         log = records.Records(args.out, ranks.rank == 0, append=args.resume is not None)
         with contextlib.closing(log), stop_on_signals(trainer):
             return trainer.run(log)
-    except (DataError, checkpoint.CheckpointError, LoaderUnavailable,
-            sampling.DeliveryError) as error:
+    except (DataError, checkpoint.CheckpointError, LoaderUnavailable, sampling.DeliveryError,
+            OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:

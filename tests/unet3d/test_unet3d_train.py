@@ -229,6 +229,40 @@ def test_pauses_stand_in_for_steps(data_folder, tmp_path, capsys):
     assert "step_ms was 20.0, is None" in capsys.readouterr().err
 
 
+def test_one_gpu_without_a_number_is_the_first(monkeypatch):
+    """set_device refuses torch.device("cuda")."""
+    from torch.cuda._utils import _get_device_index
+
+    from unet3d.ranks import Ranks
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda d: asked.append(_get_device_index(d)))
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for given, number in (("cuda", 0), ("cuda:3", 3)):
+        assert Ranks(given).device == torch.device("cuda", number)
+        assert asked.pop() == number
+
+
+def test_devices_that_are_not_here_are_refused(data_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, words in (("cuda", "finds no GPU here"), ("banana", "no device of torch"),
+                          ("meta", "cpu, cuda or cuda:N")):
+        with pytest.raises(SystemExit):
+            run(data_folder, tmp_path, "--device", device)
+        assert words in capsys.readouterr().err
+
+
+def test_checkpoints_that_evaluate_cannot_use(data_folder, tmp_path, capsys):
+    broken, other = tmp_path / "broken.pt", tmp_path / "other.pt"
+    broken.write_bytes(b"junk")
+    torch.save({"model": {}}, other)
+    for path, words in ((broken, "cannot be read"), (other, "not a checkpoint of this program"),
+                        (tmp_path / "none.pt", "no such checkpoint")):
+        assert evaluate.main(["--data", str(data_folder), "--checkpoint", str(path)]) == 1
+        assert f"error: {path}: " in (said := capsys.readouterr().err) and words in said
+
+
 def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
     for wrong in (["--patch", "15", "16", "16"], ["--epochs", "0"], ["--workers", "-1"],
                   ["--no-eval", "--eval-every", "1"], ["--step-ms", "-1"],
@@ -237,6 +271,9 @@ def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
             run(data_folder, tmp_path, *wrong)
     assert run(tmp_path, tmp_path / "out") == 1
     assert "holds no preprocessed cases" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert run(data_folder, tmp_path / "file", "--no-bounds", "--no-eval") == 1
+    assert "File exists" in capsys.readouterr().err
 
 
 def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):

@@ -24,6 +24,7 @@ from unet3d.loaders import Options
 from unet3d.meters import DeliveryHash, EpochClock, wait_summary
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
+from unet3d.ranks import add_device
 from unet3d.usage import UsageSampler
 from unet3d.workloads import base
 
@@ -192,7 +193,7 @@ def make_parser(workload: str) -> argparse.ArgumentParser:
     add("--workers", type=int, default=2)
     add("--batch-size", type=base.positive, help="default: the workload's")
     add("--seed", type=int, default=0)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_device(parser)
     add("--threads", type=base.positive, help="CPU threads of the network (default: the cores "
         "that the workers leave, at least 1)")
     add("--step-ms", type=base.seconds, metavar="MS",
@@ -221,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         run = Run(args)
         with contextlib.closing(records.Records(args.out, active=True, append=False)) as log:
             run.run(log)
-    except (DataError, loaders.LoaderUnavailable, sampling.DeliveryError) as error:
+    except (DataError, loaders.LoaderUnavailable, sampling.DeliveryError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
