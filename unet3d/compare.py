@@ -234,6 +234,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
             for line in lines]
+    if any(loaders.samples_of(row["loader"]) == "native" or row["loader"].startswith("dali")
+           for row in rows):
+        text.append("x work: over the work of the reference's NumPy transforms, for all loaders; "
+                    "native operators and DALI have less to do")
     for cache in dict.fromkeys(row["cache"] for row in rows):
         first = next(row for row in rows if row["cache"] == cache)
         text.append(f"bounds of an epoch, {cache} run: " + ", ".join(
