@@ -217,7 +217,7 @@ class BalancedIterator(_MinatoIterator):
         if self._far and dry:
             most = len(self._planned) + window
         elif self._far and self._delivered_any():
-            if len(self._planned) > self._reach // 2:
+            if 0 < self._reach // 2 < len(self._planned):
                 return  # in bulk: each visit wakes sleeping workers
             self._reach = most = max(2 * window, self._look_ahead())
         if self._early is not None:

@@ -173,6 +173,22 @@ def test_broken_epochs_leave_the_generator_as_torch_does(
     assert run(loader) == run(DataLoader)
 
 
+@pytest.mark.parametrize("length, batch_size, prefetch", [(8, 2, 2), (9, 2, 2), (12, 2, 3)])
+def test_samplers_end_is_met_with_the_batch_that_torch_meets_it(
+    loader: Kind, length: int, batch_size: int, prefetch: int
+) -> None:
+    # A random sampler draws again at its end.
+    def run(make: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(2)
+        iterator = iter(make(Numbers(length), shuffle=True, generator=generator,
+                             batch_size=batch_size, num_workers=2, prefetch_factor=prefetch))
+        return [generator.get_state().tolist(),
+                *(generator.get_state().tolist() for _ in iterator)]
+
+    assert run(loader) == run(DataLoader)
+
+
+
 def test_attributes_changed_later_do_not_reach_the_workers(loader: Kind) -> None:
     made = _made(loader, Numbers(3))
     assert flat(made) == [0, 1, 2]
