@@ -85,6 +85,7 @@ struct mn_engine {
     struct mn_lease {
         uint64_t off, len, used_end;
         uint32_t barren; /* deaths in a row without a finished task */
+        uint64_t tasks;  /* finished in this place before the present worker came */
     } *leases;
     struct mn_batch *batches; /* in flight, oldest first */
     struct mn_batch *last;

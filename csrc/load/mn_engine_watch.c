@@ -117,7 +117,9 @@ grant_one(struct mn_engine *e)
         answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
         return true;
     }
-    e->leases[oldest] = (struct mn_lease){off, len, off, e->leases[oldest].barren};
+    struct mn_lease *l = &e->leases[oldest];
+    l->off = l->used_end = off;
+    l->len = len;
     answer_lease(e, oldest, off, len, MN_LEASE_GRANTED);
     return true;
 }
@@ -211,17 +213,18 @@ sweep(struct mn_engine *e, uint32_t w)
     struct mn_lease *l = &e->leases[w];
     bool stopping = mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
     bool left = mn_a32_load_relaxed(&k->leave) != 0; /* ours */
+    uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
     mn_a32_store_relaxed(&k->leave, 0);
     if (!stopping && !left) {
         e->ndeaths++;
         e->death = (struct mn_death){w, k->pid, k->exit_status, -1};
-        l->barren = mn_a64_load_relaxed(&k->tasks_done) != 0 ? 0 : l->barren + 1;
+        l->barren = tasks != l->tasks ? 0 : l->barren + 1;
     }
+    l->tasks = tasks;
     sweep_tasks(e, w);
     publish_collates(e);
     end_lease(e, w, l->used_end);
     mn_a64_store_relaxed(&k->running, 0);
-    mn_a64_store_relaxed(&k->tasks_done, 0);
     mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
     mn_bell_kick(&k->bell);
     k->respawn = !stopping && !left && e->cfg.respawn && l->barren < BARREN_DEATHS && !k->retired;
