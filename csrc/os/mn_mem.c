@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 #include "os/mn_cgroup.h"
 
@@ -105,4 +106,17 @@ uint64_t
 mn_mem_available(void)
 {
     return mn_mem_available_at("");
+}
+
+void *
+mn_mem_pages(uint64_t bytes)
+{
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p != MAP_FAILED ? p : NULL;
+}
+
+void
+mn_mem_pages_free(void *pages, uint64_t bytes)
+{
+    (void)munmap(pages, (size_t)bytes);
 }

@@ -32,4 +32,11 @@ mn_mem_total_at(const char *root);
 uint64_t
 mn_mem_available_at(const char *root);
 
+/* Private zeroed pages, which the system has back when they are freed; NULL: no memory. */
+void *
+mn_mem_pages(uint64_t bytes);
+
+void
+mn_mem_pages_free(void *pages, uint64_t bytes);
+
 #endif /* MN_MEM_H */

@@ -20,11 +20,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "os/mn_mem.h"
 #include "os/mn_thread.h"
 #include "py/mn_state.h"
 
 struct mn_hold {
     void *heap;              /* a copy in ordinary memory; NULL: a range of the arena */
+    bool pages;              /* heap is whole pages of its own */
     struct mn_engine *engine;
     uint64_t off;
     uint64_t bytes;
@@ -82,12 +84,18 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     return h;
 }
 
+/* From here on a copy has pages of its own: copies are made where memory is short, and in
+ * malloc's heap the hole that a large aligned one leaves is too small for the next. */
+#define PAGES_BYTES (UINT64_C(1) << 20)
+
 struct mn_hold *
 mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
 {
     struct mn_hold *h = calloc(1, sizeof(*h));
     if (h != NULL) { /* aligned as torch's own; never empty, so that it has an address */
-        h->heap = aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
+        h->pages = bytes >= PAGES_BYTES;
+        h->heap = h->pages ? mn_mem_pages(bytes)
+                           : aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
     }
     if (h == NULL || h->heap == NULL) {
         free(h);
@@ -126,7 +134,12 @@ static void
 give_back(struct mn_hold *h)
 {
     if (h->heap != NULL) {
-        free(h->heap);
+        if (h->pages) {
+            mn_mem_pages_free(h->heap, h->bytes);
+        }
+        else {
+            free(h->heap);
+        }
         free(h);
         return;
     }

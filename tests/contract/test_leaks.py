@@ -8,6 +8,7 @@ import threading
 from typing import Any, Callable
 
 import pytest
+import torch
 
 from .datasets import Failing, Images, Numbers, Sharded
 from .support import Kind, descendants, drain, wait_for
@@ -154,3 +155,30 @@ def test_descriptors_do_not_grow_with_epochs_of_new_workers(loader: Kind) -> Non
         list(made)
     gc.collect()
     assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, 10.0)
+
+
+class Large(Numbers):
+    """4 MiB a sample."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 20,), index, dtype=torch.int32)
+
+
+def test_copies_past_the_ceiling_go_back_to_the_system(own: Kind) -> None:
+    # Half of the limit may be kept in the arena; from there on the caller gets copies. Nine
+    # are kept and one is in hand; what malloc keeps of dropped ones would be several times that.
+    made = own(Large(120), batch_size=2, num_workers=2, memory_limit="64MiB")
+    kept, most, before = [], 0, None
+    for number, batch in enumerate(made):
+        if number == 0:
+            before = _private()
+        if number < 9:
+            kept.append(batch)
+        most = max(most, _private() - before)
+    assert most < (9 - 4 + 5) * 8 << 20
+    assert [int(batch[0, 0]) for batch in kept] == list(range(0, 18, 2))
+
+
+def _private() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if "RssAnon" in line)
