@@ -158,6 +158,7 @@ class BalancedIterator(_MinatoIterator):
             if early is not None and self._adopt(early, loader):
                 return
             self._kept_back.clear()
+            self._pinning.clear()
             self._engine.plan_clear()
             self._planned.clear()
         self._ahead = bool(loader.prefetch_next_epoch)
@@ -315,7 +316,7 @@ class BalancedIterator(_MinatoIterator):
             self._splits and type(index) is list and len(index) > 1,
         )
         if taken:
-            self._planned[self._sequence] = _Batch(self._number, index, whole)
+            self._planned[self._sequence] = _Batch(self._number, index, whole, self._sequence)
             self._sequence += 1
             self._pass_over(index)
         return taken
@@ -341,7 +342,8 @@ class BalancedIterator(_MinatoIterator):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        batch, data = self._receive()
+        batch, data = self._receive() if self._pinner is None else self._received()
+        self._planned.pop(batch.sequence, None)
         if self._early is not None:
             self._early.left -= 1
         self._fill()
@@ -349,20 +351,20 @@ class BalancedIterator(_MinatoIterator):
         if isinstance(data, Failure):
             self._errors += 1
             data.reraise()
-        return self._pinned(data)
+        return data
 
     def _at_end(self) -> bool:
         if self._early is not None:
             return self._early.left == 0
         return not self._planned and not self._kept_back
 
-    def _receive(self) -> tuple[_Batch, Any]:
-        """The next batch to hand over. Out of order one of the next epoch may be done
-        first: it is kept back."""
+    def _receive(self, wait: bool = True) -> Any:
+        """The next batch to hand over: (_Batch, data); without wait None unless it is done.
+        Out of order one of the next epoch may be done first: it is kept back."""
         if self._early is None and self._kept_back:
             return self._kept_back.popleft()
-        while True:
-            sequence, block = self._await_next()
+        while (got := self._await_next(wait)) is not None:
+            sequence, block = got
             batch = self._planned.pop(sequence)
             if self._trace is not None:
                 self._trace.block(batch.indices, block)
@@ -371,13 +373,25 @@ class BalancedIterator(_MinatoIterator):
             finally:
                 self._engine.taken(sequence, block)
             if self._early is None or sequence < self._early.first:
+                if self._pinner is not None:
+                    self._planned[sequence] = batch  # until it is handed out
                 return batch, data
             self._kept_back.append((batch, data))
+        return None
 
-    def _await_next(self) -> tuple[int, int]:
+    def _more(self) -> bool:
+        if self._early is not None:
+            return self._early.left > len(self._pinning)
+        return len(self._planned) > len(self._pinning) and not self._kept_back
+
+    @staticmethod
+    def _named(what: Any) -> str:
+        return _note(what)
+
+    def _await_next(self, wait: bool = True) -> tuple[int, int] | None:
         if not self._living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
-        timeout = self._timeout if self._timeout > 0 else -1.0
+        timeout = 0.0 if not wait else self._timeout if self._timeout > 0 else -1.0
         while True:
             got = self._engine.next(timeout)
             if got is True:
@@ -385,6 +399,8 @@ class BalancedIterator(_MinatoIterator):
                 continue
             if got:
                 return got
+            if not wait:
+                return None
             if got is None:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
             self._check_health(lambda: False)

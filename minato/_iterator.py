@@ -25,6 +25,7 @@ from ._errors import Failure, WorkerLost, describe_death
 from ._limits import NOT_STARTED
 from ._memo import memo_of
 from ._native import NativePool
+from ._pin import PinsAhead
 from ._pool import Pool, start_method_context
 from ._resume import Counted
 from ._stats import engine_stats
@@ -44,6 +45,7 @@ class _Batch:
     number: int
     indices: Any
     whole: bool
+    sequence: int = -1  # what it is planned by
 
 
 class _Finished:
@@ -59,7 +61,7 @@ class _Finished:
         return self.qsize() == 0
 
 
-class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
+class _MinatoIterator(PinsAhead, Counted, _MultiProcessingDataLoaderIter):
     """What both iterators share: the pool, waiting, shutting down."""
 
     _pool: Pool | NativePool | None = None
@@ -94,6 +96,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
         self._pool = self._make_pool(loader)
         self._engine = self._pool.engine
         self._trace = tracer(self, self._memo)
+        if self._pin_memory:
+            self._start_pinner()
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
         balanced = self._balanced
@@ -145,7 +149,8 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
 
     def _finished(self) -> int:
         """Batches that are made and not handed over."""
-        return self._engine.timing()["ready"] if self._living() else 0
+        ready = self._engine.timing()["ready"] if self._living() else 0
+        return ready + len(self._pinning)
 
     # ---- waiting ---------------------------------------------------------------------
 
@@ -208,16 +213,12 @@ class _MinatoIterator(Counted, _MultiProcessingDataLoaderIter):
             self._memo.costs.sends(more[0])
         return status, data, *more
 
-    def _pinned(self, data: Any) -> Any:
-        if self._pin_memory:
-            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
-        return data
-
     # ---- ending ----------------------------------------------------------------------
 
     def _shutdown_workers(self) -> None:
         if _utils is None or _utils.python_exit_status is not False:
             return  # the interpreter exits: multiprocessing ends the zygote
+        self._stop_pinner()
         pool = self._pool
         if pool is not None and not self._shutdown:
             self._shutdown = True
@@ -245,7 +246,7 @@ class _Lost(Failure):
         raise self.error
 
 
-def _note(batch: _Batch, row: int | None) -> str:
+def _note(batch: _Batch, row: int | None = None) -> str:
     if row is None:
         return f"minato: batch {batch.number}, sample indices {_short(batch.indices)}"
     return f"minato: sample index {batch.indices[row]!r}, place {row} of batch {batch.number}"

@@ -105,16 +105,13 @@ class ReadyIterator(BalancedIterator):
     # ---- receiving ---------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        while (places := self._form_batch()) is None:
-            self._mark(*self._await_next())
-            self._fill()
-        if not places:
+        got = self._receive() if self._pinner is None else self._received()
+        if got is None:
             self._progress.finished = True
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        samples = [self._done.pop(p) for p in places]
-        data = self._batch_of(samples)
+        samples, data = got
         self._fill()
         for done in samples:
             self._progress.delivered(done.number)
@@ -123,7 +120,28 @@ class ReadyIterator(BalancedIterator):
         if isinstance(data, Failure):
             self._errors += 1
             data.reraise()
-        return self._pinned(data)
+        return data
+
+    def _receive(self, wait: bool = True) -> Any:
+        """([_Done], data) of the next batch; None at the end, without wait also where it is
+        not formed yet."""
+        while (places := self._form_batch()) is None:
+            got = self._await_next(wait)
+            if got is None:
+                return None
+            self._mark(*got)
+            self._fill()
+        if not places:
+            return None
+        samples = [self._done.pop(p) for p in places]
+        return samples, self._batch_of(samples)
+
+    def _more(self) -> bool:
+        return True  # of the next epoch nothing is planned
+
+    @staticmethod
+    def _named(what: Any) -> str:
+        return _note(_batch_with(what))
 
     def _form_batch(self) -> list[int] | None:
         """The policy's next batch, once it knows of every sample that it may know of."""
@@ -181,7 +199,7 @@ class ReadyIterator(BalancedIterator):
             if layout is not None and all(d.block is not None for d in samples):
                 self._shape.note(True)
                 return self._gathered(samples, layout)
-            batch = _Batch(samples[0].number, [d.index for d in samples], False)
+            batch = _batch_with(samples)
             every = [self._sample_of(d) for d in samples]
             mixed = layout if any(d.block is not None for d in samples) else None
             return self._collate(batch, every, 0, mixed)
@@ -206,12 +224,14 @@ class ReadyIterator(BalancedIterator):
     def displacement(self) -> dict[str, float]:
         """How far samples moved from where the sampler had them, in samples."""
         policy = self._policy
-        return {
-            "max": policy.displaced_max,
-            "mean": policy.displaced_sum / max(1, self._progress.count),
-        }
+        formed = self._progress.count + sum(len(done) for done, _ in self._pinning if done)
+        return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}
 
     def _free(self, done: _Done) -> None:
         if done.block is not None:
             self._engine.retire(done.block)
             done.block = None
+
+
+def _batch_with(samples: list[_Done]) -> _Batch:
+    return _Batch(samples[0].number, [done.index for done in samples], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import weakref
@@ -13,7 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ._errors import Failure, WorkerLost, describe_death
 from ._iterator import _MinatoIterator, _short
-from ._worker import BATCH, EXHAUSTED, FAILED, RESUME
+from ._pin import MOST, Pinning
+from ._worker import BATCH, EXHAUSTED, FAILED, OK, RESUME
 
 #: first lane of a worker's own, csrc/load/mn_message.h
 LANE_WORKER = 2
@@ -66,6 +68,8 @@ class StaticIterator(_MinatoIterator):
         if self._living():  # after the end torch goes on to say so
             self._engine.asked()
         try:
+            if self._pinner is not None and self._living():
+                self._read_ahead()
             while (data := super()._next_data()) is _PASSED:
                 pass
         except StopIteration:
@@ -85,7 +89,8 @@ class StaticIterator(_MinatoIterator):
         there), throws it away, and makes new fetchers: torch's resume marker."""
         markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
         poll = self._engine.poll
-        for block in [*(sent.block for sent in self._blocks.values()), *markers]:
+        unread = (sent.block for sent in self._blocks.values() if sent.answer is None)
+        for block in [*unread, *markers]:
             self._await(block, lambda block=block: poll(block))
             self._engine.retire(block)
         self._blocks.clear()
@@ -115,13 +120,17 @@ class StaticIterator(_MinatoIterator):
     def _get_data(self) -> tuple[int, Any]:
         """The batch that finished first, as torch's result queue would give it."""
         while True:
-            number, sent = self._first_done()
+            number = self._first_done()
+            sent = self._blocks[number]
             ended = not self._workers_status[sent.worker]  # and has nothing to say any more
-            try:
-                answer: Any = (EXHAUSTED, None) if ended else self._whole(sent.block)
-                status, data = answer
-            finally:
-                self._engine.retire(sent.block)
+            self._read(number, ended)
+            answer: Any = sent.answer
+            if isinstance(answer, tuple) and isinstance(answer[1], Pinning):
+                answer = OK, answer[1].result(self._timeout)
+            del self._blocks[number]
+            if isinstance(answer, Exception):
+                raise answer
+            status, data = answer
             if status != EXHAUSTED:
                 break
             if not ended:
@@ -129,30 +138,60 @@ class StaticIterator(_MinatoIterator):
                     self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
-            data.note = f"minato: batch {number}, sample indices {_short(sent.index)}"
+            data.note = _named(number, sent.index)
         self._got = number
         return number, data
 
-    def _first_done(self) -> tuple[int, _Sent]:
-        engine, sent = self._engine, self._blocks
-
-        def done() -> list[int]:
-            return [n for n, batch in sent.items() if engine.poll(batch.block)]
-
-        numbers = done()
-        if not numbers:
-            self._await(ANY_BLOCK, lambda: bool(done()))
-            numbers = done()
-        number = min(numbers, key=lambda n: engine.done_ns(sent[n].block))
-        batch = sent[number]
-        if engine.poll(batch.block) == 2 and self._workers_status[batch.worker]:
-            lost = engine.lost(batch.block)
-            assert lost is not None
-            _worker, pid, status, _row0, _nrows = lost
-            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+    def _read(self, number: int, ended: bool = False) -> None:
+        """Reads a batch that is done: it has its answer, or the error that reading ended
+        with, and its block is free again. What is to be pinned is on its way."""
+        sent = self._blocks[number]
+        if sent.answer is not None:
+            return
         if self._trace is not None:
-            self._trace.block(batch.index, batch.block)
-        return number, sent.pop(number)
+            self._trace.block(sent.index, sent.block)
+        sent.done_ns = self._engine.done_ns(sent.block)
+        try:
+            sent.answer = (EXHAUSTED, None) if ended else self._whole(sent.block)
+        except Exception as error:
+            sent.answer = error
+        except BaseException:
+            del self._blocks[number]
+            raise
+        finally:
+            self._engine.retire(sent.block)
+        if self._pinner is not None and isinstance(sent.answer, tuple) and sent.answer[0] == OK:
+            note = functools.partial(_named, number, sent.index)
+            sent.answer = OK, self._pinner.submit(sent.answer[1], note)
+
+    def _read_ahead(self) -> None:
+        """Sends what is done to be pinned: the batch that is asked for and the one after."""
+        for number in self._done()[:MOST]:
+            sent = self._blocks[number]
+            if sent.answer is None and self._engine.poll(sent.block) == 1:
+                if self._workers_status[sent.worker]:
+                    self._read(number)
+
+    def _done(self) -> list[int]:
+        """Numbers of the batches that are done, in that order."""
+        engine, sent = self._engine, self._blocks
+        numbers = [n for n, s in sent.items() if s.answer is not None or engine.poll(s.block)]
+        return sorted(numbers, key=lambda n: sent[n].done_ns or engine.done_ns(sent[n].block))
+
+    def _first_done(self) -> int:
+        engine = self._engine
+        numbers = self._done()
+        if not numbers:
+            self._await(ANY_BLOCK, lambda: bool(self._done()))
+            numbers = self._done()
+        batch = self._blocks[numbers[0]]
+        lost = batch.answer is None and engine.poll(batch.block) == 2
+        if lost and self._workers_status[batch.worker]:
+            found = engine.lost(batch.block)
+            assert found is not None
+            _worker, pid, status, _row0, _nrows = found
+            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+        return numbers[0]
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         self._workers_num_tasks[worker_idx] -= 1
@@ -164,16 +203,22 @@ class StaticIterator(_MinatoIterator):
         if isinstance(data, Failure):
             self._errors += 1
             data.reraise()
-        return self._pinned(data)
+        return data
 
     def _finished(self) -> int:
         here = sum(len(info) == 2 for info in self._task_info.values())  # out of their turn
         if not self._living():
             return here
-        return here + sum(self._engine.poll(sent.block) == 1 for sent in self._blocks.values())
+        poll = self._engine.poll
+        done = (s.answer is not None or poll(s.block) == 1 for s in self._blocks.values())
+        return here + sum(done)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._workers_status[worker_id] = False
+
+
+def _named(number: int, index: Any) -> str:
+    return f"minato: batch {number}, sample indices {_short(index)}"
 
 
 @dataclass
@@ -183,6 +228,8 @@ class _Sent:
     block: int
     worker: int
     index: Any
+    answer: Any = None  # (status, data), or what reading it ended with: its block is free
+    done_ns: int = 0
 
 
 class _Lane:

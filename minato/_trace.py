@@ -173,7 +173,7 @@ class Trace:
         lost = self.engine.lost(block)
         if lost is not None:
             args = {**common, "worker": lost[0], "pid": lost[1], "status": lost[2]}
-            events.append(self._instant("given up", self.engine.waits()["given_ns"], **args))
+            events.append(self._instant("given up", self._now(), **args))
         since = self._since(batch=number)
         spans = [e for e in events if e["ph"] == "X"]
         if since and spans:
@@ -215,9 +215,13 @@ class Trace:
 
     def formed(self, epoch: int, indices: list[Any]) -> None:
         """batching="ready": samples that were seen one by one became a batch."""
-        now = self.engine.waits()["given_ns"]
+        now = self._now()
         args = {"epoch": epoch, "indices": _plain(indices)}
         self.out.write([self._instant("batch formed", now, **args)])
+
+    def _now(self) -> int:
+        """The end of the wait, or while it goes on the time."""
+        return self.engine.waits()["given_ns"] or time.monotonic_ns()
 
     # ---- everything else -----------------------------------------------------------------
 

@@ -418,18 +418,20 @@ pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 }
 
 /* One look under the mutex: gives a batch, or says what to wait for, and after how long more
- * may have to be planned (lasts) or that it has to be now (dry). */
+ * may have to be planned (lasts) or that it has to be now (dry). ahead: of the caller's
+ * need, so that the batch before it is ready, too, and none is missed. */
 static bool
-look(struct mn_engine *e, bool first, uint64_t *sequence, uint64_t *block_off,
+look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
      uint64_t *want, int64_t *lasts, bool *dry)
 {
     mn_mutex_lock(&e->mutex);
-    if (e->scheduler != NULL && first && !mn_plan_begins(e->plan)) { /* dry by nature */
+    bool got = pick(e, sequence, block_off);
+    bool seen = e->scheduler != NULL && first && (got || !ahead);
+    if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
-        mn_scheduler_saw(e, mn_plan_ready(e), p->dispatch.rates.window);
+        mn_scheduler_saw(e, mn_plan_ready(e) + ahead, p->dispatch.rates.window);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_extents_used(e->arena)); /* for people */
-    bool got = pick(e, sequence, block_off);
     uint32_t n = got ? 0 : mn_plan_pump(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
@@ -486,33 +488,44 @@ mn_engine_given(struct mn_engine *e, bool got)
     mn_a64_store_relaxed(&c->given, e->waits);
 }
 
-int
-mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
-               uint64_t *block_off)
+void
+mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
-    uint64_t since = e->counted_ns, want;
+    e->spanned = true;
+}
+
+void
+mn_engine_span_end(struct mn_engine *e, bool got)
+{
+    mn_engine_given(e, got);
+    e->spanned = e->asking = false;
+}
+
+static int
+next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
+{
+    uint64_t since = e->spanned ? mn_now_ns() : e->counted_ns, want;
     int64_t left = timeout_ns;
     int64_t lasts;
-    bool dry;
+    bool dry, ahead = timeout_ns == 0;
     for (bool first = true;; first = false) {
-        if (look(e, first, sequence, block_off, &want, &lasts, &dry)) {
-            mn_engine_given(e, true);
+        if (look(e, first, ahead, sequence, block_off, &want, &lasts, &dry)) {
             return MN_OK;
         }
         if (trouble(e)) {
-            mn_engine_given(e, false);
             return MN_CLOSED;
         }
         if (dry) {
-            mn_engine_given(e, false);
             return MN_EMPTY;
+        }
+        if (ahead) {
+            return -ETIMEDOUT;
         }
         int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
         bool brief = left < 0 ? nap != INT64_MAX : nap < left;
         int rc = mn_engine_wait(e, want, brief ? nap : left);
         if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
-            mn_engine_given(e, false);
             return rc;
         }
         if (timeout_ns >= 0) {
@@ -520,4 +533,19 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
             left = gone < timeout_ns ? timeout_ns - gone : 0;
         }
     }
+}
+
+int
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
+               uint64_t *block_off)
+{
+    bool spanned = e->spanned;
+    if (!spanned) {
+        mn_engine_asked(e);
+    }
+    int rc = next(e, timeout_ns, sequence, block_off);
+    if (!spanned) {
+        mn_engine_given(e, rc == MN_OK);
+    }
+    return rc;
 }

@@ -106,6 +106,7 @@ struct mn_engine {
     uint64_t counted_ns;    /* of its last part, */
     uint64_t given_ns;      /* and its end; 0: it gave nothing, or the epoch is over */
     bool asking;            /* the last call gave nothing: its wait may go on */
+    bool spanned;           /* the caller says when a wait begins and ends */
     uint64_t delivered;
     uint64_t retries;
     uint32_t ndeaths;       /* unexpected ones */
@@ -174,7 +175,8 @@ mn_engine_plan_end(struct mn_engine *e);
 void
 mn_engine_plan_clear(struct mn_engine *e);
 
-/* Waits for the next batch to deliver: the head, or out of order the one done first. MN_OK;
+/* Waits for the next batch to deliver: the head, or out of order the one done first; with
+ * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK;
  * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at; MN_EMPTY:
  * workers idle behind a slow sample, or are about to, and more could be planned. */
 int
@@ -189,13 +191,20 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence);
 
-/* The caller begins to wait for a batch, and ends: with one or without. For static
- * scheduling; mn_engine_next does it by itself. */
+/* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does
+ * it by itself, unless a wait is begun by mn_engine_span_begin: for static scheduling, and
+ * where a batch is not the caller's yet when the engine has given it. */
 void
 mn_engine_asked(struct mn_engine *e);
 
 void
 mn_engine_given(struct mn_engine *e, bool got);
+
+void
+mn_engine_span_begin(struct mn_engine *e);
+
+void
+mn_engine_span_end(struct mn_engine *e, bool got);
 
 /* No batch from this sequence on may start yet (UINT64_MAX >> 1: no limit). */
 void

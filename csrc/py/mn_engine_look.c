@@ -373,7 +373,7 @@ mn_engine_py_asked(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    mn_engine_asked(e);
+    mn_engine_span_begin(e);
     Py_RETURN_NONE;
 }
 
@@ -385,7 +385,7 @@ mn_engine_py_given(PyObject *self, PyObject *got)
     if (e == NULL || yes < 0) {
         return NULL;
     }
-    mn_engine_given(e, yes != 0);
+    mn_engine_span_end(e, yes != 0);
     Py_RETURN_NONE;
 }
 

@@ -120,7 +120,8 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 
 const char mn_engine_next_doc[] =
     "next(timeout) -> (sequence, block) | None | bool\n\n"
-    "Waits for the batch to deliver next, at most timeout seconds (negative: without end).\n"
+    "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
+    "look ahead, before the caller asks for it).\n"
     "None: the time is over. False: look at health(). True: workers wait for more batches to\n"
     "be planned, if there are any. Handles signals.";
 
@@ -133,6 +134,8 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
+    /* batches are planned many at once: what was dropped since would wait for that */
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     bool endless = timeout < 0 || timeout > 1e9;
     int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
     for (;;) {

@@ -527,7 +527,7 @@ static PyMethodDef engine_methods[] = {
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
     {"asked", mn_engine_py_asked, METH_NOARGS,
-     PyDoc_STR("asked(): static scheduling: the caller begins to wait for a batch")},
+     PyDoc_STR("asked(): the caller begins to wait for a batch; next() does it by itself")},
     {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
     {"spans", mn_engine_spans, METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
