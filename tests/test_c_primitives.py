@@ -461,9 +461,9 @@ MUTANTS = {
         LOAD + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
     "engine: leases overlap": Mutant(
-        LOAD + "mn_engine_watch.c", "e->leases[oldest] = (struct mn_lease){off, len, off,",
-        "(void)mn_extents_free(e->arena, off, len); "
-        "e->leases[oldest] = (struct mn_lease){off, len, off,", "mn_engine", kinds=("thread",)),
+        LOAD + "mn_engine_watch.c", "    l->off = l->used_end = off;",
+        "(void)mn_extents_free(e->arena, off, len); l->off = l->used_end = off;", "mn_engine",
+        kinds=("thread",)),
     "worker: done without order": Mutant(
         LOAD + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
         "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
