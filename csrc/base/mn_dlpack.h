@@ -66,13 +66,18 @@ struct mn_dl_api {
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 };
 
-/* minato._torch's way, where it is built: 1 and *out filled (valid as long as the tensor is
- * not changed) for a dense tensor whose bytes are its values, 0 for any other. No exception;
- * needs the GIL. A capsule of this name holds a pointer to a struct of it. */
+/* minato._torch's way, where it is built; a capsule of this name holds a pointer to a struct
+ * of it. Both need the GIL.
+ * look: 1 and *out filled (valid as long as the tensor is not changed) for a dense tensor whose
+ * bytes are its values, 0 for any other. No exception.
+ * copy: a new tensor in torch's own memory, in C order, with these bytes; NULL with an
+ * exception set. A PyObject. */
 #define MN_PLAIN_TENSOR "minato._torch.plain_tensor"
 
 struct mn_plain_tensor {
     int (*look)(void *object, struct mn_dl_tensor *out);
+    void *(*copy)(const void *data, struct mn_dl_dtype dtype, int ndim, const int64_t *shape,
+                  uint64_t bytes);
 };
 
 #endif

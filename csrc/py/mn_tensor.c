@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Through the DLPack C exchange interface of torch.Tensor where torch offers it, else
- * through the Python function that bind_torch() was given.
+ * through the Python function that bind_torch() was given. Small copies are made by
+ * minato._torch, where it was built.
  */
 #include <stdlib.h>
 
@@ -108,6 +109,9 @@ PyObject *
 mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
                const int64_t *shape, uint64_t bytes)
 {
+    if (st->plain != NULL && bytes < MN_FIELD_BIG) { /* larger ones: see mn_hold_copy */
+        return st->plain->copy(data, dtype, ndim, shape, bytes);
+    }
     struct mn_hold *hold = mn_hold_copy(st, data, bytes);
     return hold != NULL ? mn_tensor_over(st, hold, dtype, ndim, shape, bytes) : NULL;
 }
