@@ -33,6 +33,8 @@ from ._worker import BATCH, ERROR, FAILED, OBJECTS, PART, ROWS, SAMPLES
 LOOK_AHEAD_BATCHES = 128, 512
 #: indices drawn ahead in all: at 0.1 us each they are drawn between two batches
 LOOK_AHEAD_INDICES = 1 << 17
+#: how often it is decided how far; up to which batch many are drawn at a time, and else how many
+LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 8
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
@@ -93,7 +95,8 @@ class BalancedIterator(_MinatoIterator):
         self._splits = loader._auto_collation and not fetches_batches(loader.dataset)
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
-        self._reach = 0  # how far it was looked ahead
+        self._reach, self._bulk = 0, 1  # how far it is looked ahead, and in what steps
+        self._looked = -1  # when that was decided last, by sequence
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
         self._draws_late = self._far and _draws_at_its_end(loader)
         batches = self._draws_late and self._unit == "batch"
@@ -102,6 +105,8 @@ class BalancedIterator(_MinatoIterator):
         self._sequence = 0
         self._costs_known = False
         self._early: _EpochAhead | None = None
+        # of the sampler's generators, before its end was met ahead of torch's window
+        self._unended: dict[str, bytes] | None = None
         self._kept_back: deque[tuple[_Batch, Any]] = deque()
         super().__init__(loader)
 
@@ -162,6 +167,7 @@ class BalancedIterator(_MinatoIterator):
             self._engine.plan_clear()
             self._planned.clear()
         self._ahead = bool(loader.prefetch_next_epoch)
+        self._unended = None
         self._drawn: Any = None
         self._exhausted = False
         self._number = 0
@@ -184,7 +190,8 @@ class BalancedIterator(_MinatoIterator):
         progress = self._new_progress(None)
         progress.early = True
         progress.generators = self._sources.capture()
-        self._early = _EpochAhead(progress, len(self._planned), self._sequence)
+        left = len(self._planned) + len(self._kept_back)
+        self._early = _EpochAhead(progress, left, self._sequence)
         self._sampler_iter = iter(self._index_sampler)
         self._number = self._position = 0
         self._exhausted = False
@@ -194,14 +201,24 @@ class BalancedIterator(_MinatoIterator):
         the last was left in the middle, or set_epoch or load_state_dict was called since."""
         told = early.progress.user_epoch != self._memo.user_epoch
         if early.left > 0 or told or self._memo.resume is not None:
-            self._sources.set_own(early.progress.generators or {})  # as if it had never begun
+            self._undo(early)
             return False
         self._num_yielded = 0
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         early.progress.early = False
+        self._unended = None
         self._progress = self._memo.progress = early.progress
+        if self._exhausted:
+            self._begin_next()  # all of a short epoch was planned in time
         self._fill()
         return True
+
+    def _undo(self, early: _EpochAhead) -> None:
+        """Puts the sampler's generators where torch's loader would have them now."""
+        states = early.progress.generators
+        if self._unended is not None and early.left >= self._window() + self._short_tail:
+            states = self._unended  # that would not have met the sampler's end yet
+        self._sources.set_own(states or {})
 
     @property
     def _planning(self) -> Progress:
@@ -218,17 +235,17 @@ class BalancedIterator(_MinatoIterator):
         if self._far and dry:
             most = len(self._planned) + window
         elif self._far and self._delivered_any():
-            if 0 < self._reach // 2 < len(self._planned):
-                return  # in bulk: each visit wakes sleeping workers
-            self._reach = most = max(2 * window, self._look_ahead())
-        if self._early is not None:
-            most = self._early.left + window
+            most = self._look_ahead(2 * window)
+            if len(self._planned) > most - self._bulk:
+                return
         while len(self._planned) < most and not self._exhausted:
             if self._draws_late and self._number >= self._how_many() - self._short_tail:
                 if len(self._planned) >= window:
                     if not self._ahead or self._early is not None:
                         self._engine.plan_end()  # as good as all are known
-                    return
+                        return
+                    if self._unended is None:
+                        self._unended = self._sources.capture(everything=False)
             if self._drawn is None:
                 try:
                     self._drawn = (self._next_index(),)
@@ -248,13 +265,22 @@ class BalancedIterator(_MinatoIterator):
                 return
             self._drawn = None
 
-    def _look_ahead(self) -> int:
+    def _look_ahead(self, window: int) -> int:
         """Batches from which a slow sample may have to start now, to be ready in time or not
-        to end the epoch: three times the batches that go by while one is made."""
-        costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
-        batch = costs["mean_ns"] * self._batch_size / self._num_workers
-        slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
-        return int(min(max(slow, least), most, LOOK_AHEAD_INDICES // self._batch_size))
+        to end the epoch: three times the batches that go by while one is made. Looked at
+        once for many batches.
+
+        How many are drawn at a time follows from how long one takes: each visit to the
+        engine wakes sleeping workers, which for small batches costs more than they do."""
+        if self._looked < 0 or self._sequence - self._looked >= LOOK_AGAIN_BATCHES:
+            self._looked = self._sequence
+            costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
+            batch = costs["mean_ns"] * self._batch_size / self._num_workers
+            slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
+            most = min(most, LOOK_AHEAD_INDICES // self._batch_size)
+            self._reach = int(max(min(max(slow, least), most), window))
+            self._bulk = FEW if batch > BULK_NS else self._reach // 2
+        return self._reach
 
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""
@@ -361,23 +387,30 @@ class BalancedIterator(_MinatoIterator):
     def _receive(self, wait: bool = True) -> Any:
         """The next batch to hand over: (_Batch, data); without wait None unless it is done.
         Out of order one of the next epoch may be done first: it is kept back."""
-        if self._early is None and self._kept_back:
-            return self._kept_back.popleft()
+        if self._kept_back and self._of_this_epoch(self._kept_back[0][0]):
+            return self._promised(*self._kept_back.popleft())
         while (got := self._await_next(wait)) is not None:
             sequence, block = got
             batch = self._planned.pop(sequence)
-            if self._trace is not None:
-                self._trace.block(batch.indices, block)
-            try:
-                data = self._take(batch, block)
-            finally:
-                self._engine.taken(sequence, block)
-            if self._early is None or sequence < self._early.first:
-                if self._pinner is not None:
-                    self._planned[sequence] = batch  # until it is handed out
-                return batch, data
+            data = self._take_rows(sequence, block)
+            if data is None:
+                try:
+                    data = self._take(batch, block)
+                finally:
+                    self._engine.taken(sequence, block)
+            if self._of_this_epoch(batch):
+                return self._promised(batch, data)
             self._kept_back.append((batch, data))
         return None
+
+    def _of_this_epoch(self, batch: _Batch) -> bool:
+        return self._early is None or batch.sequence < self._early.first
+
+    def _promised(self, batch: _Batch, data: Any) -> tuple[_Batch, Any]:
+        """What is pinned first counts as planned until it is handed out."""
+        if self._pinner is not None:
+            self._planned[batch.sequence] = batch
+        return batch, data
 
     def _more(self) -> bool:
         if self._early is not None:
@@ -405,8 +438,20 @@ class BalancedIterator(_MinatoIterator):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
             self._check_health(lambda: False)
 
+    def _take_rows(self, sequence: int, block: int) -> Any:
+        """The batch, taken, if it is nothing but rows; None: see _take()."""
+        shape = self._shape
+        if shape.layout is None or self._trace is not None:
+            return None
+        data = self._engine.take(sequence, block, shape.layout.core)
+        if data is not None:
+            shape.note(True)
+        return data
+
     def _take(self, batch: _Batch, block: int) -> Any:
         """The batch's data, or a Failure."""
+        if self._trace is not None:
+            self._trace.block(batch.indices, block)
         engine = self._engine
         if engine.poll(block) == 2:
             return self._lost(batch, block)

@@ -40,7 +40,7 @@ class Shape:
     def note(self, fitted: bool) -> None:
         """Samples that seldom fit are collated where they are made, as torch does."""
         self.misfits.append(not fitted)
-        if sum(self.misfits) >= MISFIT_LIMIT:
+        if not fitted and sum(self.misfits) >= MISFIT_LIMIT:
             self.whole = True
 
 

@@ -1,5 +1,6 @@
 """Options of balanced scheduling: ready-first batches, epochs begun early, more workers."""
 
+import multiprocessing
 import threading
 import time
 
@@ -43,6 +44,25 @@ class Last(torch.utils.data.Dataset):
 
     def cost_hint(self, index):
         return 0.2 if index == self.n - 1 else 0.002
+
+
+class Counting(torch.utils.data.Dataset):
+    """``rank``: the how manieth start, over all epochs, each sample's last one was."""
+
+    def __init__(self, n, slow_s=()):
+        self.n, self.slow_s = n, dict(slow_s)
+        self.begun = multiprocessing.Value("q", 0)
+        self.rank = torch.zeros(n, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        with self.begun.get_lock():
+            self.begun.value += 1
+            self.rank[index] = self.begun.value
+        time.sleep(self.slow_s.get(index, 0.001))
+        return index
 
 
 def indices(batches):
@@ -186,6 +206,73 @@ class TestNextEpochEarly:
         loader = make(Costly(), prefetch_next_epoch=True, **self.options())
         list(loader)
         assert loader._iterator._planned
+
+    def test_batches_done_before_their_epoch_are_its_own(self):
+        """Out of order; the epoch after theirs is planned before they are handed over."""
+
+        class Gate(Counting):
+            def __getitem__(self, index):
+                index = super().__getitem__(index)
+                until, end = self.begun.value + 12, time.monotonic() + 60
+                while index == self.n - 1 and self.begun.value < until:
+                    assert time.monotonic() < end, "the next epoch was not begun"
+                    time.sleep(0.001)
+                return index
+
+        loader = make(
+            Gate(48), prefetch_next_epoch=True, in_order=False, batch_size=4,
+            **self.options(shuffle=False),
+        )
+        for _ in range(4):
+            assert sorted(sum(indices_of(loader), [])) == list(range(48))
+
+    def test_as_far_as_slow_samples_ask_for(self):
+        loader = make(Counting(600), prefetch_next_epoch=True, **self.options())
+        assert sorted(sum(indices_of(loader), [])) == list(range(600))
+        it = loader._iterator
+        assert len(it._planned) > it._window() and it._early.left == 0
+
+    def test_a_sample_found_to_be_slow_starts_early_in_it(self):
+        """It was planned before that was known."""
+        slow, place = 280, 180
+        data = Counting(300, {slow: 0.05})
+
+        class Sampler(torch.utils.data.SequentialSampler):
+            epoch = -1
+
+            def __iter__(self):
+                self.epoch += 1
+                order = list(range(300))
+                if self.epoch == 1:
+                    order.insert(place, order.pop(slow))
+                return iter(order)
+
+        loader = make(
+            data, prefetch_next_epoch=True, batch_size=2, sampler=Sampler(data),
+            **self.options(shuffle=None),
+        )
+        it = iter(loader)
+        it._far = True  # as with torch's own samplers, whose order cannot be said here
+        list(it)
+        assert sum(indices_of(loader), [])[place] == slow
+        assert data.rank[slow] - 300 < place - 20
+
+    @pytest.mark.parametrize("taken", [5, 140, 149])
+    def test_a_break_leaves_the_order_of_later_epochs_as_torch_has_it(self, taken):
+        """Also where the sampler's end was met far ahead of where torch's loader is."""
+        orders = []
+        for cls in (make, torch.utils.data.DataLoader):
+            early = {"prefetch_next_epoch": True} if cls is make else {}
+            data, generator = Counting(600), torch.Generator().manual_seed(7)
+            order = torch.utils.data.RandomSampler(data, generator=generator)
+            loader = cls(data, batch_size=4, sampler=order, **early,
+                         **self.options(**({"shuffle": None} if cls is make else {})))
+            list(loader)
+            it = iter(loader)
+            for _ in range(taken):
+                next(it)
+            orders.append([sum(indices_of(loader), []), sum(indices_of(loader), [])])
+        assert orders[0] == orders[1]
 
     def test_early_break(self):
         loader = make(Costly(), prefetch_next_epoch=True, **self.options())

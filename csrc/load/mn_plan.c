@@ -10,6 +10,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "load/mn_engine_internal.h"
+#include "load/mn_plan_internal.h"
 #include "load/policy_chunk.h"
 #include "load/policy_memory.h"
 
@@ -23,15 +24,6 @@
  * is at least so much work, as long as it is no more memory than this. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 #define WINDOW_BYTES (INT64_C(1) << 20)
-
-struct mn_planned {
-    uint64_t sequence;
-    uint64_t block_off; /* 0: not started */
-    uint64_t rows;      /* planned before it */
-    uint32_t ntasks;
-    struct mn_plan_batch batch; /* index points behind row0 */
-    uint32_t row0[];            /* [ntasks + 1] */
-};
 
 int
 mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
@@ -80,8 +72,8 @@ place_of(const struct mn_plan *p, uint64_t sequence)
     return &p->batches[sequence % MN_PLAN_BATCHES];
 }
 
-static struct mn_planned *
-planned(const struct mn_plan *p, uint64_t sequence)
+struct mn_planned *
+mn_plan_at(const struct mn_plan *p, uint64_t sequence)
 {
     struct mn_planned *q = *place_of(p, sequence);
     return q != NULL && q->sequence == sequence ? q : NULL;
@@ -285,6 +277,7 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     q->rows = p->rows;
     *place_of(p, b->sequence) = q;
     cut_planned(e, q, cost, 0);
+    mn_dispatch_reopen(&p->dispatch); /* it was not the end, or a next epoch begins */
     p->cut_rows = b->nrows;
     p->cut_tasks = q->ntasks;
     p->next++;
@@ -294,31 +287,33 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
 }
 
 static bool
-not_started(const struct mn_dispatch_task *t, void *arg)
+is_stale(const struct mn_dispatch_task *t, void *arg)
 {
-    const struct mn_planned *q = planned(arg, (uint64_t)t->batch);
-    return q->block_off == 0 && q->batch.splits;
+    return mn_plan_at(arg, (uint64_t)t->batch)->stale;
 }
 
-/* The answer to whether batches are split has changed: cuts anew what has not started. */
-static void
-recut(struct mn_engine *e)
+void
+mn_plan_recut(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    uint32_t rows = 1;
+    uint32_t rows = 0;
     for (uint64_t n = p->head; n < p->next; n++) {
-        const struct mn_planned *q = planned(p, n);
-        rows = q != NULL && q->batch.nrows > rows ? q->batch.nrows : rows;
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && q->stale) {
+            q->stale = q->block_off == 0;
+            rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
+        }
     }
-    int64_t *cost = malloc(rows * sizeof(*cost));
+    int64_t *cost = rows != 0 ? malloc(rows * sizeof(*cost)) : NULL;
     if (cost == NULL) {
-        return; /* then what is planned stays as it was cut */
+        return; /* without memory what is planned stays as it was cut */
     }
-    mn_dispatch_drop(&p->dispatch, not_started, p);
+    mn_dispatch_drop(&p->dispatch, is_stale, p);
     for (uint64_t n = p->head; n < p->next; n++) {
-        struct mn_planned *q = planned(p, n);
-        if (q != NULL && q->block_off == 0 && q->batch.splits) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && q->stale) {
             cut_planned(e, q, cost, p->next - n);
+            q->stale = false;
         }
     }
     free(cost);
@@ -329,14 +324,14 @@ recut(struct mn_engine *e)
 bool
 mn_plan_begins(const struct mn_plan *p)
 {
-    const struct mn_planned *q = planned(p, p->head);
+    const struct mn_planned *q = mn_plan_at(p, p->head);
     return q != NULL && q->batch.number == 0;
 }
 
 uint64_t
 mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 {
-    const struct mn_planned *q = planned(p, sequence);
+    const struct mn_planned *q = mn_plan_at(p, sequence);
     return q != NULL ? q->block_off : 0;
 }
 
@@ -346,8 +341,11 @@ mn_plan_ready(struct mn_engine *e)
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
     for (uint64_t n = p->head; n < p->next; n++) {
-        uint64_t off = mn_plan_block(p, n);
-        bool done = off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && !q->done) { /* each look at a block is many cache lines of others */
+            q->done = q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY;
+        }
+        bool done = q != NULL && q->done;
         ready += done;
         if (!done && (p->in_order || ready >= p->dispatch.rates.hungry)) {
             break;
@@ -360,7 +358,7 @@ static bool
 memory_allows(struct mn_engine *e, const struct mn_dispatch_task *t)
 {
     struct mn_plan *p = e->plan;
-    const struct mn_planned *q = planned(p, (uint64_t)t->batch);
+    const struct mn_planned *q = mn_plan_at(p, (uint64_t)t->batch);
     if (q->block_off != 0) {
         return true; /* its room is taken already */
     }
@@ -412,7 +410,7 @@ static bool
 start(struct mn_engine *e, const struct mn_dispatch_choice *c)
 {
     struct mn_plan *p = e->plan;
-    struct mn_planned *q = planned(p, c->task.tag >> 24);
+    struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
     mn_assert(q != NULL);
     if (q->block_off == 0 && start_block(e, q) < 0) {
         return false;
@@ -491,7 +489,7 @@ mn_plan_pump(struct mn_engine *e)
 void
 mn_plan_taken(struct mn_plan *p, uint64_t sequence)
 {
-    struct mn_planned *q = planned(p, sequence);
+    struct mn_planned *q = mn_plan_at(p, sequence);
     if (q != NULL) {
         *place_of(p, sequence) = NULL;
         free(q);
@@ -499,43 +497,5 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
     while (p->head < p->next && *place_of(p, p->head) == NULL) {
         p->head++;
         p->starved_ns = 0;
-    }
-}
-
-/* What the batch took beside its samples: its collate task, or the rest of its only one. */
-static void
-learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
-{
-    const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(b)[b->ntasks - 1]);
-    if (mn_word_status(mn_a64_load_acquire(&t->word)) != MN_TASK_DONE) { /* [T4] */
-        return;
-    }
-    if (t->kind == MN_KIND_COLLATE) {
-        mn_costs_collated(e->plan->costs, (int64_t)t->wall_ns);
-    }
-    else if (t->kind == MN_KIND_BATCH && rows_ns != 0) {
-        mn_costs_collated(e->plan->costs,
-                          t->wall_ns > rows_ns ? (int64_t)(t->wall_ns - rows_ns) : 0);
-    }
-}
-
-void
-mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
-{
-    struct mn_block *b = mn_block_at(&e->shm, batch->block_off);
-    if (e->plan == NULL || e->plan->costs == NULL || b->nrows == 0 || batch->learned) {
-        return;
-    }
-    batch->learned = true;
-    const struct mn_report *r = mn_block_reports(b);
-    const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
-    uint64_t rows_ns = mn_costs_observe_rows(e->plan->costs, index, r, b->nrows);
-    if (b->ntasks != 0) {
-        learn_collate(e, b, rows_ns);
-    }
-    bool split = mn_costs_look(e->plan->costs).split;
-    if (split != e->plan->split) {
-        e->plan->split = split;
-        recut(e);
     }
 }

@@ -66,6 +66,16 @@ extern const char mn_engine_timing_doc[];
 PyObject *
 mn_engine_py_timing(PyObject *self, PyObject *ignored);
 
+/* mn_engine_take.c */
+extern const char mn_engine_decode_doc[];
+PyObject *
+mn_engine_py_decode(PyObject *self, PyObject *args);
+extern const char mn_engine_take_doc[];
+PyObject *
+mn_engine_py_take(PyObject *self, PyObject *args);
+PyObject *
+mn_engine_py_row(PyObject *self, PyObject *args);
+
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *

@@ -369,90 +369,6 @@ engine_done_ns(PyObject *self, PyObject *block)
     return PyLong_FromUnsignedLongLong(mn_engine_done_ns(e, off));
 }
 
-/* Every row written in place and nothing in an envelope. */
-static bool
-all_in_rows(struct mn_engine *e, struct mn_block *block)
-{
-    const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        if (mn_task_at(&e->shm, tasks[i])->flags != 0) {
-            return false;
-        }
-    }
-    const struct mn_report *r = mn_block_reports(block);
-    for (uint32_t i = 0; i < block->nrows; i++) {
-        if (r[i].status != MN_ROW_WRITTEN) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* At the ceiling the caller gets copies: half of the limit may be kept by it. */
-static bool
-must_copy(struct mn_engine *e, const struct mn_layout *l, const struct mn_block *block)
-{
-    uint64_t bytes = 0;
-    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
-        bytes += mn_layout_row_bytes(l)[f] * block->nrows;
-    }
-    return e->kept_bytes + bytes > e->limit / 2;
-}
-
-static int
-layout_arg(PyObject *self, PyObject *layout, struct mn_state **st)
-{
-    *st = mn_state_of_type(Py_TYPE(self));
-    if (*st != NULL && !Py_IS_TYPE(layout, (*st)->layout_type)) {
-        PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
-        *st = NULL;
-    }
-    return *st != NULL ? 0 : -1;
-}
-
-PyDoc_STRVAR(decode_doc,
-"decode(block, layout, objects) -> batch | None\n\n"
-"The batch of a done block whose rows were all written in place. objects: one list a row\n"
-"for a layout with object leaves; with None such a block, or one with envelopes, gives None.");
-
-static PyObject *
-engine_decode(PyObject *self, PyObject *args)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st;
-    unsigned long long off;
-    PyObject *layout, *objects;
-    if (e == NULL || !PyArg_ParseTuple(args, "KOO", &off, &layout, &objects)
-        || layout_arg(self, layout, &st) < 0) {
-        return NULL;
-    }
-    struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_block *block = mn_block_at(&e->shm, off);
-    if (objects == Py_None) {
-        if (mn_layout_has_objects(l) || !all_in_rows(e, block)) {
-            Py_RETURN_NONE;
-        }
-        objects = NULL;
-    }
-    return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
-}
-
-static PyObject *
-engine_row(PyObject *self, PyObject *args)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st;
-    unsigned long long off;
-    unsigned int row;
-    PyObject *layout, *objects;
-    if (e == NULL || !PyArg_ParseTuple(args, "KOIO", &off, &layout, &row, &objects)
-        || layout_arg(self, layout, &st) < 0) {
-        return NULL;
-    }
-    return mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
-                         objects == Py_None ? NULL : objects);
-}
-
 static PyObject *
 engine_retire(PyObject *self, PyObject *block)
 {
@@ -507,8 +423,9 @@ static PyMethodDef engine_methods[] = {
     {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
     {"wait", engine_wait, METH_VARARGS, wait_doc},
     {"done_ns", engine_done_ns, METH_O, PyDoc_STR("When the block's last task finished.")},
-    {"decode", engine_decode, METH_VARARGS, decode_doc},
-    {"row", engine_row, METH_VARARGS,
+    {"decode", mn_engine_py_decode, METH_VARARGS, mn_engine_decode_doc},
+    {"take", mn_engine_py_take, METH_VARARGS, mn_engine_take_doc},
+    {"row", mn_engine_py_row, METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
     {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
     {"abandon", engine_abandon, METH_O, PyDoc_STR("Frees a block, done or not.")},
