@@ -246,7 +246,7 @@ class Interrupted:
         self.first, it = [], None
         if moment != "before it begins":
             it = iter(loader)
-            counts = {"at its begin": 0, "in the middle": done,
+            counts = {"at its begin": 0, "in the middle": min(done, len(loader)),
                       "after the last batch": len(loader)}  # fmt: skip
             self.first = pull(it, counts.get(moment))
         self.state = loader.state_dict()
