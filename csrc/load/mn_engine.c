@@ -331,6 +331,19 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
     }
 }
 
+int
+mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
+{
+    uint32_t none = 0;
+    mn_mutex_lock(&e->mutex);
+    uint64_t limit = e->limit;
+    e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
+    int rc = mn_batch_make(e, s, &none, 0, block_off);
+    e->limit = limit;
+    mn_mutex_unlock(&e->mutex);
+    return rc;
+}
+
 /* ---- waiting ----------------------------------------------------------------------- */
 
 static bool

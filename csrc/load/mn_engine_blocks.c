@@ -502,16 +502,22 @@ mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
 
 /* ---- balanced ---------------------------------------------------------------------- */
 
+static void
+pump_and_unlock(struct mn_engine *e)
+{
+    uint32_t n = mn_plan_pump(e);
+    mn_mutex_unlock(&e->mutex);
+    if (n != 0) {
+        mn_engine_ring_workers(e, n);
+    }
+}
+
 int
 mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     mn_mutex_lock(&e->mutex);
     int rc = mn_plan_add(e, b);
-    uint32_t n = rc == MN_OK ? mn_plan_pump(e) : 0;
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
+    pump_and_unlock(e);
     return rc;
 }
 
@@ -546,31 +552,37 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_mutex_unlock(&e->mutex);
 }
 
+/* Workers that a batch's end makes room for are woken by the engine's thread: each of them
+ * costs the caller a system call, and may take its core. Where tasks are short that way is
+ * too long for them. */
+#define PUMP_LATER_NS (INT64_C(500) * 1000)
+
+static void
+advance_and_unlock(struct mn_engine *e, uint64_t sequence)
+{
+    mn_plan_taken(e->plan, sequence);
+    e->delivered++;
+    if (e->plan->dispatch.rates.typical_ns < PUMP_LATER_NS) {
+        pump_and_unlock(e);
+        return;
+    }
+    mn_mutex_unlock(&e->mutex);
+    mn_bell_ring(&e->shm.ctl->engine);
+}
+
 void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     retire_locked(e, block_off);
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
+    advance_and_unlock(e, sequence);
 }
 
 void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
+    advance_and_unlock(e, sequence);
 }
 
 void
@@ -578,22 +590,5 @@ mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
     e->plan->horizon = sequence;
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
-}
-
-int
-mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
-{
-    uint32_t none = 0;
-    mn_mutex_lock(&e->mutex);
-    uint64_t limit = e->limit;
-    e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
-    int rc = mn_batch_make(e, s, &none, 0, block_off);
-    e->limit = limit;
-    mn_mutex_unlock(&e->mutex);
-    return rc;
+    pump_and_unlock(e);
 }
