@@ -217,15 +217,15 @@ def noise() -> Iterator[random.Random]:
 
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_samples_of_constant_cost_are_never_flagged(spread: float, noise: random.Random) -> None:
-    """Nor noisy ones. What the machine does to a sample, it may do: one that took thrice as long
-    as the others was slow, and is no fault of the verdict."""
-    data = Costly([int(6000 * (1 + spread * (2 * noise.random() - 1))) for _ in range(160)])
-    loader = minato.DataLoader(data, 8, num_workers=2, max_workers=4, persistent_workers=True)
-    for _ in range(2):
-        assert sum(len(b) for b in loader) == 160
-    stats = loader.stats()
-    worst = max(seconds for _index, seconds in stats["slow"])
-    standby = [d for d in stats["scheduler"]["decisions"] if "standby" in d["why"]]
-    if worst < 1.8 * stats["cost"]["p50"]:
-        assert stats["scheduler"]["slow"] == 0 and standby == []
-    assert Counter(data.runs.tolist()) == {2: 160}
+    """Nor noisy ones. A busy machine may make one slow, but not in each of some runs."""
+    for _attempt in range(5):
+        data = Costly([int(6000 * (1 + spread * (2 * noise.random() - 1))) for _ in range(160)])
+        loader = minato.DataLoader(data, 8, num_workers=2, max_workers=4, persistent_workers=True)
+        for _ in range(2):
+            assert sum(len(b) for b in loader) == 160
+        scheduler = loader.stats()["scheduler"]
+        standby = [d for d in scheduler["decisions"] if "standby" in d["why"]]
+        assert Counter(data.runs.tolist()) == {2: 160}
+        if scheduler["slow"] == 0 and standby == []:
+            return
+    pytest.fail(f"{scheduler['slow']} flagged, {standby}")

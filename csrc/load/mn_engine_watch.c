@@ -57,8 +57,25 @@ answer_lease(struct mn_engine *e, uint32_t w, uint64_t off, uint64_t len,
     mn_bell_ring(&k->bell);
 }
 
-/* Whether nobody can go on before room is made: the trainer sleeps until a batch is done, and
- * no worker is at anything but waiting. One at its own work will take batches, and free them. */
+/* Whether the trainer sleeps until a batch is done, and none is. One that was rung and is not
+ * awake yet will take a batch, and free it. */
+static bool
+trainer_waits(struct mn_engine *e)
+{
+    uint64_t wanted = mn_a64_load_seqcst(&e->shm.ctl->wanted);
+    if (wanted > MN_WANT_CHANGE) {
+        return mn_engine_poll(e, wanted) == MN_BLOCK_BUSY;
+    }
+    for (struct mn_batch *b = e->batches; b != NULL && wanted == MN_WANT_ANY; b = b->next) {
+        if (!b->abandoned && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY) {
+            return false;
+        }
+    }
+    return wanted != MN_WANT_NONE;
+}
+
+/* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
+ * its own work will take batches, and free them. */
 static bool
 all_wait(struct mn_engine *e)
 {
@@ -69,7 +86,7 @@ all_wait(struct mn_engine *e)
             return false;
         }
     }
-    return mn_a64_load_seqcst(&e->shm.ctl->wanted) != MN_WANT_NONE;
+    return trainer_waits(e);
 }
 
 /* Whether no batch before this one is still to be handed over. What was started first need not
