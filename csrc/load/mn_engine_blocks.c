@@ -552,37 +552,23 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_mutex_unlock(&e->mutex);
 }
 
-/* Workers that a batch's end makes room for are woken by the engine's thread: each of them
- * costs the caller a system call, and may take its core. Where tasks are short that way is
- * too long for them. */
-#define PUMP_LATER_NS (INT64_C(500) * 1000)
-
-static void
-advance_and_unlock(struct mn_engine *e, uint64_t sequence)
-{
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    if (e->plan->dispatch.rates.typical_ns < PUMP_LATER_NS) {
-        pump_and_unlock(e);
-        return;
-    }
-    mn_mutex_unlock(&e->mutex);
-    mn_bell_ring(&e->shm.ctl->engine);
-}
-
 void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     retire_locked(e, block_off);
-    advance_and_unlock(e, sequence);
+    mn_plan_taken(e->plan, sequence);
+    e->delivered++;
+    pump_and_unlock(e);
 }
 
 void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
-    advance_and_unlock(e, sequence);
+    mn_plan_taken(e->plan, sequence);
+    e->delivered++;
+    pump_and_unlock(e);
 }
 
 void
