@@ -94,6 +94,14 @@ def worker_entries(iterator: Any) -> list[dict]:
     return iterator._engine.workers()
 
 
+def kill_ready(iterator: Any, rng: Any) -> bool:
+    """Kills one of the workers that have finished something; whether there was one."""
+    ready = [w for w in worker_entries(iterator) if w["state"] == 3 and w["tasks"]]
+    if ready:
+        kill(rng.choice(ready)["pid"])
+    return bool(ready)
+
+
 class Killer(threading.Thread):
     """Kills workers of an iterator at random instants, never one that is barren.
 
@@ -110,13 +118,9 @@ class Killer(threading.Thread):
     def run(self) -> None:
         while not self.stop.wait(self.rng.random() * 2 * self.pause):
             try:
-                entries = worker_entries(self.iterator)
+                self.kills += kill_ready(self.iterator, self.rng)
             except RuntimeError:
                 return  # the iterator has come to its end
-            ready = [w for w in entries if w["state"] == 3 and w["tasks"]]
-            if ready:
-                kill(self.rng.choice(ready)["pid"])
-                self.kills += 1
 
     def __enter__(self) -> Killer:
         self.start()
@@ -189,9 +193,10 @@ def start_script(text: str, *arguments: str, **options: Any) -> subprocess.Popen
     )  # fmt: skip
 
 
-def epochs(seconds: float) -> Iterator[int]:
-    """Numbers until time is up; at least two."""
-    end, n = time.monotonic() + seconds, 0
-    while n < 2 or time.monotonic() < end:
+def epochs(seconds: float, enough: Callable[[], bool] = lambda: True) -> Iterator[int]:
+    """Numbers until time is up; at least two, and until enough was seen."""
+    begin, n = time.monotonic(), 0
+    while n < 2 or time.monotonic() < begin + seconds or not enough():
+        assert time.monotonic() < begin + seconds + 4 * PATIENCE, f"not enough in {n} epochs"
         yield n
         n += 1
