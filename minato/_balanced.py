@@ -25,7 +25,7 @@ from ._layout import Layout, NoLayout, alike, is_default_collate
 from ._memo import Shape, memo_of
 from ._native import NativePool, integers, offer_of
 from ._pool import Pool
-from ._resume import Progress, TORCH_SAMPLERS
+from ._resume import Progress, sampler_of, sampler_of_torch
 from ._worker import BATCH, ERROR, FAILED, OBJECTS, PART, ROWS, SAMPLES
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
@@ -41,16 +41,10 @@ _WHOLE = Shape()
 _WHOLE.whole = True
 
 
-def _sampler_of(loader: Any) -> Any:
-    """Where the order of samples comes from; None where a batch sampler does not say."""
-    batches = loader.batch_sampler
-    return loader.sampler if batches is None else getattr(batches, "sampler", None)
-
-
 def _draws_at_its_end(loader: Any) -> bool:
     """A RandomSampler draws from its generator once more when it ends, and its end must not
     be met ahead: torch's loader would not be there yet."""
-    sampler = _sampler_of(loader)
+    sampler = sampler_of(loader)
     return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None
 
 
@@ -66,13 +60,12 @@ def _short_tail(loader: Any) -> int:
 
 def _may_look_ahead(loader: Any) -> bool:
     """Whether drawing indices early changes nothing: torch's own samplers only."""
-    batches, sampler = loader.batch_sampler, _sampler_of(loader)
-    own = type(sampler) in TORCH_SAMPLERS
+    sampler, own = sampler_of(loader), sampler_of_torch(loader)
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
         # It draws again in the middle of an epoch: an early break would leave the caller's
         # generator elsewhere than torch does.
         own = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return own and (batches is None or type(batches) is torch.utils.data.BatchSampler)
+    return own
 
 
 @dataclass
@@ -96,7 +89,7 @@ class BalancedIterator(_MinatoIterator):
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
         self._reach, self._bulk = 0, 1  # how far it is looked ahead, and in what steps
-        self._looked = -1  # when that was decided last, by sequence
+        self._looked = -LOOK_AGAIN_BATCHES  # when that was decided last, by sequence
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
         self._draws_late = self._far and _draws_at_its_end(loader)
         batches = self._draws_late and self._unit == "batch"
@@ -235,7 +228,7 @@ class BalancedIterator(_MinatoIterator):
         if self._far and dry:
             most = len(self._planned) + window
         elif self._far and self._delivered_any():
-            most = self._look_ahead(2 * window)
+            most = max(self._look_ahead(), 2 * window)
             if len(self._planned) > most - self._bulk:
                 return
         while len(self._planned) < most and not self._exhausted:
@@ -265,20 +258,20 @@ class BalancedIterator(_MinatoIterator):
                 return
             self._drawn = None
 
-    def _look_ahead(self, window: int) -> int:
+    def _look_ahead(self) -> int:
         """Batches from which a slow sample may have to start now, to be ready in time or not
         to end the epoch: three times the batches that go by while one is made. Looked at
         once for many batches.
 
         How many are drawn at a time follows from how long one takes: each visit to the
         engine wakes sleeping workers, which for small batches costs more than they do."""
-        if self._looked < 0 or self._sequence - self._looked >= LOOK_AGAIN_BATCHES:
+        if self._sequence - self._looked >= LOOK_AGAIN_BATCHES:
             self._looked = self._sequence
             costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
             batch = costs["mean_ns"] * self._batch_size / self._num_workers
             slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
             most = min(most, LOOK_AHEAD_INDICES // self._batch_size)
-            self._reach = int(max(min(max(slow, least), most), window))
+            self._reach = int(min(max(slow, least), most))
             self._bulk = FEW if batch > BULK_NS else self._reach // 2
         return self._reach
 
@@ -368,7 +361,7 @@ class BalancedIterator(_MinatoIterator):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        batch, data = self._receive() if self._pinner is None else self._received()
+        batch, data = self._received()
         self._planned.pop(batch.sequence, None)
         if self._early is not None:
             self._early.left -= 1
@@ -392,6 +385,8 @@ class BalancedIterator(_MinatoIterator):
         while (got := self._await_next(wait)) is not None:
             sequence, block = got
             batch = self._planned.pop(sequence)
+            if self._trace is not None:
+                self._trace.block(batch.indices, block)
             data = self._take_rows(sequence, block)
             if data is None:
                 try:
@@ -440,18 +435,14 @@ class BalancedIterator(_MinatoIterator):
 
     def _take_rows(self, sequence: int, block: int) -> Any:
         """The batch, taken, if it is nothing but rows; None: see _take()."""
-        shape = self._shape
-        if shape.layout is None or self._trace is not None:
-            return None
-        data = self._engine.take(sequence, block, shape.layout.core)
+        layout = self._shape.layout
+        data = self._engine.take(sequence, block, layout.core) if layout is not None else None
         if data is not None:
-            shape.note(True)
+            self._shape.note(True)
         return data
 
     def _take(self, batch: _Batch, block: int) -> Any:
-        """The batch's data, or a Failure."""
-        if self._trace is not None:
-            self._trace.block(batch.indices, block)
+        """The data of a batch that is more than rows, or a Failure."""
         engine = self._engine
         if engine.poll(block) == 2:
             return self._lost(batch, block)
@@ -461,13 +452,7 @@ class BalancedIterator(_MinatoIterator):
             if status == FAILED:
                 data.note = _note(batch, row[0] if row else None)
             return data
-        layout = self._shape.layout if layout_at else None
-        if layout is not None:
-            data = engine.decode(block, layout.core, None)
-            if data is not None:
-                self._shape.note(True)
-                return data
-        return self._take_mixed(batch, block, layout)
+        return self._take_mixed(batch, block, self._shape.layout if layout_at else None)
 
     def _take_mixed(self, batch: _Batch, block: int, layout: Layout | None) -> Any:
         """Rows of which some travelled in envelopes."""

@@ -248,8 +248,12 @@ class _Lost(Failure):
 
 def _note(batch: _Batch, row: int | None = None) -> str:
     if row is None:
-        return f"minato: batch {batch.number}, sample indices {_short(batch.indices)}"
+        return _batch_note(batch.number, batch.indices)
     return f"minato: sample index {batch.indices[row]!r}, place {row} of batch {batch.number}"
+
+
+def _batch_note(number: int, indices: Any) -> str:
+    return f"minato: batch {number}, sample indices {_short(indices)}"
 
 
 def _short(indices: Any) -> str:

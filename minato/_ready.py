@@ -105,7 +105,7 @@ class ReadyIterator(BalancedIterator):
     # ---- receiving ---------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        got = self._receive() if self._pinner is None else self._received()
+        got = self._received()
         if got is None:
             self._progress.finished = True
             if not self._persistent_workers:

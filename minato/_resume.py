@@ -77,15 +77,6 @@ def _tensor(data: bytes) -> torch.Tensor:
 # ---- where an order comes from ---------------------------------------------------------
 
 
-def _get_python() -> bytes:
-    return json.dumps(random.getstate()).encode()
-
-
-def _set_python(data: bytes) -> None:
-    version, words, gauss = json.loads(data)
-    random.setstate((version, tuple(words), gauss))
-
-
 def _get_numpy() -> bytes | None:
     state: Any = np.random.get_state(legacy=True)
     name, words, *rest = state
@@ -97,17 +88,6 @@ def _get_numpy() -> bytes | None:
 def _set_numpy(data: bytes) -> None:
     words, *rest = json.loads(data)
     np.random.set_state(("MT19937", np.array(words, np.uint32), *rest))
-
-
-#: role -> (get, set) of the global generators
-_GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] = {
-    "torch": (
-        lambda: torch.get_rng_state().numpy().tobytes(),
-        lambda data: torch.set_rng_state(_tensor(data)),
-    ),
-    "python": (_get_python, _set_python),
-    "numpy": (_get_numpy, _set_numpy),
-}
 
 
 def _plain(state: Any) -> Any:
@@ -126,7 +106,7 @@ def _whole(state: Any) -> Any:
     return np.array(state[1], state[0]) if isinstance(state, list) else state
 
 
-def _get_private(generator: Any) -> bytes:
+def _get_state(generator: Any) -> bytes:
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
@@ -136,7 +116,7 @@ def _get_private(generator: Any) -> bytes:
     return json.dumps(_plain(getattr(generator, "bit_generator", generator).state)).encode()
 
 
-def _set_private(generator: Any, data: bytes) -> None:
+def _set_state(generator: Any, data: bytes) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(_tensor(data))
     elif isinstance(generator, random.Random):
@@ -148,31 +128,49 @@ def _set_private(generator: Any, data: bytes) -> None:
         getattr(generator, "bit_generator", generator).state = _whole(json.loads(data))
 
 
+#: of the module random
+_PYTHON: random.Random = random._inst  # type: ignore[attr-defined]
+
+#: role -> (get, set) of the global generators
+_GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] = {
+    "torch": (
+        lambda: _get_state(torch.default_generator),
+        lambda data: _set_state(torch.default_generator, data),
+    ),
+    "python": (lambda: _get_state(_PYTHON), lambda data: _set_state(_PYTHON, data)),
+    "numpy": (_get_numpy, _set_numpy),
+}
+
+
 def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Generators that a sampler holds as attributes, by role."""
     kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
              np.random.BitGenerator)  # fmt: skip
-    everybodys: Any = (random._inst, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
     for attribute, value in getattr(part, "__dict__", {}).items():
         shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
         if isinstance(value, kinds) and not shared:
             yield f"{name}.{attribute}", value
 
 
-def _sampler_of_torch(loader: Any) -> bool:
+def sampler_of(loader: Any) -> Any:
+    """Where the order of samples comes from; None where a batch sampler does not say."""
+    batches = loader.batch_sampler
+    return loader.sampler if batches is None else getattr(batches, "sampler", None)
+
+
+def sampler_of_torch(loader: Any) -> bool:
     """Whether torch's own classes make the order: they draw from torch's generators only."""
     batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     plain = batches is None or type(batches) is torch.utils.data.BatchSampler
-    return plain and type(sampler) in TORCH_SAMPLERS
+    return plain and type(sampler_of(loader)) in TORCH_SAMPLERS
 
 
 class Sources:
     """The generators that a loader's order and base seeds come from."""
 
     def __init__(self, loader: Any) -> None:
-        batches = loader.batch_sampler
-        sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+        batches, sampler = loader.batch_sampler, sampler_of(loader)
         found = (getattr(part, "generator", None) for part in (batches, sampler))
         own = next((g for g in found if isinstance(g, torch.Generator)), None)
         self.own: dict[str, Any] = {}
@@ -187,14 +185,14 @@ class Sources:
                 self.own[role] = generator
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
-        if _sampler_of_torch(loader):
+        if sampler_of_torch(loader):
             self.globals = ("torch",) if own is None else ()
         elif loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers > 0:
             self.globals = ()
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
-        states = {role: _get_private(g) for role, g in self.own.items()}
+        states = {role: _get_state(g) for role, g in self.own.items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
             if data is not None:
@@ -217,7 +215,7 @@ class Sources:
             if role not in states:
                 continue
             try:
-                _set_private(generator, states[role])
+                _set_state(generator, states[role])
             except (TypeError, ValueError, LookupError, RuntimeError) as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "

@@ -13,7 +13,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ._errors import Failure, WorkerLost, describe_death
-from ._iterator import _MinatoIterator, _short
+from ._iterator import _batch_note, _MinatoIterator
 from ._pin import MOST, Pinning
 from ._worker import BATCH, EXHAUSTED, FAILED, OK, RESUME
 
@@ -138,7 +138,7 @@ class StaticIterator(_MinatoIterator):
                     self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
-            data.note = _named(number, sent.index)
+            data.note = _batch_note(number, sent.index)
         self._got = number
         return number, data
 
@@ -161,7 +161,7 @@ class StaticIterator(_MinatoIterator):
         finally:
             self._engine.retire(sent.block)
         if self._pinner is not None and isinstance(sent.answer, tuple) and sent.answer[0] == OK:
-            note = functools.partial(_named, number, sent.index)
+            note = functools.partial(_batch_note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], note)
 
     def _read_ahead(self) -> None:
@@ -215,10 +215,6 @@ class StaticIterator(_MinatoIterator):
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._workers_status[worker_id] = False
-
-
-def _named(number: int, index: Any) -> str:
-    return f"minato: batch {number}, sample indices {_short(index)}"
 
 
 @dataclass

@@ -346,20 +346,27 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 
 /* ---- waiting ----------------------------------------------------------------------- */
 
-static bool
-anything_done(struct mn_engine *e, uint64_t block_off)
+bool
+mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
 {
-    if (block_off == MN_WANT_CHANGE) {
-        return false;
-    }
-    if (block_off > MN_WANT_CHANGE) {
-        return mn_engine_poll(e, block_off) != MN_BLOCK_BUSY;
+    if (wanted != MN_WANT_ANY) {
+        return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
     }
     bool done = false;
-    mn_mutex_lock(&e->mutex);
     for (struct mn_batch *b = e->batches; b != NULL && !done; b = b->next) {
         done = !b->abandoned && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
     }
+    return done;
+}
+
+static bool
+anything_done(struct mn_engine *e, uint64_t wanted)
+{
+    if (wanted != MN_WANT_ANY) {
+        return mn_engine_has_done(e, wanted);
+    }
+    mn_mutex_lock(&e->mutex);
+    bool done = mn_engine_has_done(e, wanted);
     mn_mutex_unlock(&e->mutex);
     return done;
 }

@@ -39,6 +39,10 @@ int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off);
 
+/* Whether what the trainer waits for (mn_ctl.wanted) is done. Mutex held for MN_WANT_ANY. */
+bool
+mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
+
 /* Wakes up to n sleeping workers. */
 void
 mn_engine_ring_workers(struct mn_engine *e, uint32_t n);

@@ -63,15 +63,7 @@ static bool
 trainer_waits(struct mn_engine *e)
 {
     uint64_t wanted = mn_a64_load_seqcst(&e->shm.ctl->wanted);
-    if (wanted > MN_WANT_CHANGE) {
-        return mn_engine_poll(e, wanted) == MN_BLOCK_BUSY;
-    }
-    for (struct mn_batch *b = e->batches; b != NULL && wanted == MN_WANT_ANY; b = b->next) {
-        if (!b->abandoned && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY) {
-            return false;
-        }
-    }
-    return wanted != MN_WANT_NONE;
+    return wanted != MN_WANT_NONE && !mn_engine_has_done(e, wanted);
 }
 
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at

@@ -4,10 +4,13 @@
 #include "py/mn_engine_object.h"
 #include "py/mn_layout.h"
 
-/* Every row written in place and nothing in an envelope. */
+/* Every row written in place, whole, and nothing in an envelope. */
 static bool
-all_in_rows(struct mn_engine *e, struct mn_block *block)
+all_in_rows(struct mn_engine *e, const struct mn_layout *l, struct mn_block *block)
 {
+    if (mn_layout_has_objects(l)) {
+        return false;
+    }
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         if (mn_task_at(&e->shm, tasks[i])->flags != 0) {
@@ -45,6 +48,19 @@ layout_arg(PyObject *self, PyObject *layout, struct mn_state **st)
     return *st != NULL ? 0 : -1;
 }
 
+/* objects: as in decode, NULL for None. */
+static PyObject *
+decode(struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
+       PyObject *objects)
+{
+    struct mn_layout *l = (struct mn_layout *)layout;
+    struct mn_block *block = mn_block_at(&e->shm, off);
+    if (objects == NULL && !all_in_rows(e, l, block)) {
+        Py_RETURN_NONE;
+    }
+    return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+}
+
 const char mn_engine_decode_doc[] =
     "decode(block, layout, objects) -> batch | None\n\n"
     "The batch of a done block whose rows were all written in place. objects: one list a row\n"
@@ -61,15 +77,7 @@ mn_engine_py_decode(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_block *block = mn_block_at(&e->shm, off);
-    if (objects == Py_None) {
-        if (mn_layout_has_objects(l) || !all_in_rows(e, block)) {
-            Py_RETURN_NONE;
-        }
-        objects = NULL;
-    }
-    return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+    return decode(st, e, off, layout, objects != Py_None ? objects : NULL);
 }
 
 const char mn_engine_take_doc[] =
@@ -89,14 +97,13 @@ mn_engine_py_take(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_block *block = mn_block_at(&e->shm, off);
-    if (block->layout == 0 || mn_layout_has_objects(l)
-        || mn_engine_poll(e, off) != MN_BLOCK_DONE || !all_in_rows(e, block)) {
+    if (mn_block_at(&e->shm, off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
-    PyObject *batch = mn_layout_decode(st, l, e, off, NULL, must_copy(e, l, block));
-    mn_engine_taken(e, sequence, off);
+    PyObject *batch = decode(st, e, off, layout, NULL);
+    if (batch != Py_None) {
+        mn_engine_taken(e, sequence, off);
+    }
     return batch;
 }
 

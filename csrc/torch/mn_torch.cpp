@@ -13,6 +13,7 @@
  *
  * Owner: the caller's thread.  No state, no threads of its own.
  */
+#include <ATen/DLConvertor.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -204,28 +205,15 @@ look(void *object, mn_dl_tensor *out) noexcept
     return 1;
 }
 
-/* The dtype that DLPack numbers so; Undefined for those that rows do not hold. */
-at::ScalarType
-type_of(mn_dl_dtype dtype)
-{
-    for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); i++) {
-        mn_dl_dtype of;
-        if (dtype_of(static_cast<at::ScalarType>(i), &of) && of.code == dtype.code
-            && of.bits == dtype.bits) {
-            return static_cast<at::ScalarType>(i);
-        }
-    }
-    return at::ScalarType::Undefined;
-}
-
 /* See mn_plain_tensor. Not at::empty: what the dispatcher touches on its way is most of the
  * cost of a small batch that comes after the caches have been used for something else. */
 void *
 copy(const void *data, mn_dl_dtype dtype, int ndim, const int64_t *shape, uint64_t bytes)
 {
     HANDLE_TH_ERRORS
-    at::Tensor made(at::detail::empty_cpu(at::IntArrayRef(shape, static_cast<size_t>(ndim)),
-                                          type_of(dtype)));
+    at::ScalarType type = at::toScalarType(DLDataType{dtype.code, dtype.bits, dtype.lanes});
+    at::Tensor made(
+        at::detail::empty_cpu(at::IntArrayRef(shape, static_cast<size_t>(ndim)), type));
     if (bytes != 0) {
         std::memcpy(made.mutable_data_ptr(), data, bytes);
     }
