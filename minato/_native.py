@@ -273,6 +273,10 @@ class NativeHandle(WorkerHandle):
         super().__init__(pool, number)
         self.name = f"minato-native-{number}"
 
+    @property
+    def sentinel(self) -> int:
+        raise AttributeError("a worker thread has no sentinel; use join()")
+
     def terminate(self) -> None:
         """Ends the worker after the sample in hand; others take its work."""
         if self.is_alive():

@@ -38,6 +38,7 @@ class WorkerHandle:
         self._pool = pool
         self._number = number
         self._last: Any = None
+        self._sentinel: tuple[int, int] | None = None  # descriptor, and of which process
         self.name = f"minato-worker-{number}"
 
     def _entry(self) -> _WorkerEntry | dict[str, Any]:
@@ -56,6 +57,17 @@ class WorkerHandle:
             time.sleep(0.001)
 
     ident = pid
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once the process has ended, for
+        ``multiprocessing.connection.wait()``. It is opened when it is first asked for; raises
+        ProcessLookupError (an OSError) for a process that has ended by then."""
+        pid = self.pid or 0
+        if self._sentinel is None or self._sentinel[1] != pid:
+            self.close()
+            self._sentinel = os.pidfd_open(pid), pid
+        return self._sentinel[0]
 
     def is_alive(self) -> bool:
         return self._entry()["state"] in _ALIVE and not self._pool.stopped
@@ -86,7 +98,13 @@ class WorkerHandle:
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Nothing to free: the handle owns no descriptor."""
+        """Frees the sentinel, which is all that the handle owns."""
+        sentinel, self._sentinel = self._sentinel, None
+        if sentinel is not None:
+            os.close(sentinel[0])
+
+    def __del__(self) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         state = "started" if self.is_alive() else "stopped"

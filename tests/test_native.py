@@ -742,6 +742,7 @@ def test_handles_act_like_processes() -> None:
     first, second = iterator._workers
     assert first.pid == first.ident == os.getpid() and first.daemon
     assert first.is_alive() and first.exitcode is None and "minato-native-0" in repr(first)
+    assert not hasattr(first, "sentinel")
     first.terminate()
     first.join(PATIENCE)
     assert not first.is_alive() and second.is_alive()

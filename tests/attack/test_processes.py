@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing.connection import wait
 
 import pytest
 import torch
@@ -513,8 +514,18 @@ def test_many_short_epochs(seed):
 
 
 def test_workers_are_seen_by_their_handles():
+    before = resources()["fds"]
     iterator = iter(make(Counting(100)))
     pids = workers_of(iterator)
     assert len(set(pids)) == 2 and all(map(alive, pids))
+    workers = iterator._workers
+    sentinels = [worker.sentinel for worker in workers]
+    assert [worker.sentinel for worker in workers] == sentinels
+    assert wait(sentinels, timeout=0) == []
     del iterator
     assert not any(map(alive, pids))
+    assert set(wait(sentinels, timeout=30)) == set(sentinels)
+    for worker in workers:
+        worker.close()
+    del workers, worker
+    assert resources()["fds"] == before

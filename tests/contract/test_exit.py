@@ -114,7 +114,6 @@ def test_interrupt_from_the_terminal(loader: Kind, tmp_path: Path) -> None:
     # Ctrl-C reaches the whole process group; only the caller may speak of it.
     body = HEAD + """
 os.setpgrp()
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 try:
     for number, batch in enumerate(made):
         if number == 3:
