@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ LOOK_AHEAD_BATCHES = 128, 512
 LOOK_AHEAD_INDICES = 1 << 17
 #: how often it is decided how far; up to which batch many are drawn at a time, and else how many
 LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 8
+
+#: small batches received at a time, and what they may hold of memory together
+AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
 
 #: a shape for loaders whose batches are always made whole by one worker
 _WHOLE = Shape()
@@ -89,6 +93,7 @@ class BalancedIterator(_MinatoIterator):
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
         self._reach, self._bulk = 0, 1  # how far it is looked ahead, and in what steps
+        self._enough = sys.maxsize  # with more planned, none are drawn
         self._looked = -LOOK_AGAIN_BATCHES  # when that was decided last, by sequence
         self._batch_size = loader.batch_size or 1 if self._unit == "batch" else 1
         self._draws_late = self._far and _draws_at_its_end(loader)
@@ -156,7 +161,7 @@ class BalancedIterator(_MinatoIterator):
             if early is not None and self._adopt(early, loader):
                 return
             self._kept_back.clear()
-            self._pinning.clear()
+            self._in_hand.clear()
             self._engine.plan_clear()
             self._planned.clear()
         self._ahead = bool(loader.prefetch_next_epoch)
@@ -225,11 +230,13 @@ class BalancedIterator(_MinatoIterator):
         dry: by another window, because workers idle behind a slow sample."""
         self._set_form()
         window = most = self._window()
+        self._enough = sys.maxsize
         if self._far and dry:
             most = len(self._planned) + window
         elif self._far and self._delivered_any():
             most = max(self._look_ahead(), 2 * window)
-            if len(self._planned) > most - self._bulk:
+            self._enough = most - self._bulk
+            if len(self._planned) > self._enough:
                 return
         while len(self._planned) < most and not self._exhausted:
             if self._draws_late and self._number >= self._how_many() - self._short_tail:
@@ -300,6 +307,7 @@ class BalancedIterator(_MinatoIterator):
         form = (self._shape.whole, layout)
         if form != self._form:
             self._form = form
+            self._at_a_time = self._how_many_at_a_time(layout)
             kind = BATCH if self._shape.whole else SAMPLES if layout is None else ROWS
             if layout is None:
                 self._engine.set_form(kind, None, 0)
@@ -307,6 +315,13 @@ class BalancedIterator(_MinatoIterator):
                 if id(layout) not in self._posted:
                     self._posted[id(layout)] = self._engine.post(layout.pickled)
                 self._engine.set_form(kind, layout.core, self._posted[id(layout)])
+
+    def _how_many_at_a_time(self, layout: Layout | None) -> int:
+        """Few enough that workers find work while the caller has those in hand."""
+        if layout is None or self._unit != "batch" or not self._in_order:
+            return 1
+        size = layout.core.row_bytes * self._batch_size
+        return max(1, min(AT_A_TIME, self._window() // 3, AT_A_TIME_BYTES // size))
 
     def _hint(self, index: Any) -> None:
         """The user's guess of what samples cost, until they were seen."""
@@ -365,7 +380,8 @@ class BalancedIterator(_MinatoIterator):
         self._planned.pop(batch.sequence, None)
         if self._early is not None:
             self._early.left -= 1
-        self._fill()
+        if len(self._planned) <= self._enough:
+            self._fill()
         self._progress.delivered(batch.number)
         if isinstance(data, Failure):
             self._errors += 1
@@ -409,8 +425,8 @@ class BalancedIterator(_MinatoIterator):
 
     def _more(self) -> bool:
         if self._early is not None:
-            return self._early.left > len(self._pinning)
-        return len(self._planned) > len(self._pinning) and not self._kept_back
+            return self._early.left > len(self._in_hand)
+        return len(self._planned) > len(self._in_hand) and not self._kept_back
 
     @staticmethod
     def _named(what: Any) -> str:

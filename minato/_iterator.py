@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,10 @@ from torch.utils.data.dataloader import (
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
+from ._in_hand import ReceivesAhead
 from ._limits import NOT_STARTED
 from ._memo import memo_of
 from ._native import NativePool
-from ._pin import PinsAhead
 from ._pool import Pool, start_method_context
 from ._resume import Counted
 from ._stats import engine_stats
@@ -61,7 +62,7 @@ class _Finished:
         return self.qsize() == 0
 
 
-class _MinatoIterator(PinsAhead, Counted, _MultiProcessingDataLoaderIter):
+class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
     """What both iterators share: the pool, waiting, shutting down."""
 
     _pool: Pool | NativePool | None = None
@@ -70,6 +71,7 @@ class _MinatoIterator(PinsAhead, Counted, _MultiProcessingDataLoaderIter):
     _trace: Trace | None = None
 
     def __init__(self, loader: Any) -> None:
+        self._in_hand = deque()
         with self._taking_up(loader, memo_of(loader)):
             _BaseDataLoaderIter.__init__(self, loader)
         name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's
@@ -150,7 +152,7 @@ class _MinatoIterator(PinsAhead, Counted, _MultiProcessingDataLoaderIter):
     def _finished(self) -> int:
         """Batches that are made and not handed over."""
         ready = self._engine.timing()["ready"] if self._living() else 0
-        return ready + len(self._pinning)
+        return ready + len(self._in_hand)
 
     # ---- waiting ---------------------------------------------------------------------
 

@@ -1,11 +1,8 @@
 """``pin_memory=True`` with an accelerator: batches are pinned ahead of ``next()``.
 
 torch's own thread function copies a batch into pinned memory while the program is at work on
-the one before.  Sampler and engine stay in the program's thread: each ``next()`` looks, without
-waiting, whether the batch after the one it hands out is complete, and sends it on its way.  That
-one still counts as planned, and nothing of it is seen until its turn.
-
-Without an accelerator there is no thread, and nothing of this runs.
+the one before.  What goes to it, and when, is said in ``_in_hand.py``.  Without an accelerator
+there is no thread.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +25,6 @@ from torch.utils.data import _utils
 from ._errors import Failure
 from ._native import _start_quietly
 
-#: batches taken from the engine: the one that is handed out, and the one after
-MOST = 2
 #: how long closing waits for a batch in the thread's hands; a fork waits less
 STOP_SECONDS, FORK_SECONDS = 5.0, 1.0
 #: how often a waiting caller looks whether the thread still lives
@@ -133,111 +127,6 @@ def _device_index() -> int:
     if hasattr(accelerator, "current_device_index"):
         return accelerator.current_device_index()
     return accelerator.current_device_idx()  # torch 2.6
-
-
-# ---- iterators ---------------------------------------------------------------------------
-
-
-class _Raised:
-    """An exception that reading a batch ahead ended with."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-class PinsAhead:
-    """What iterators do about pinning; a mixin."""
-
-    _pinner: Pinner | None = None
-    #: [what was received, its Pinning or what needs none], to be handed out in this order
-    _pinning: deque[list] = deque(maxlen=0)
-    _engine: Any
-    _trace: Any
-    _timeout: float
-    _pin_memory_device: str | None
-
-    def _start_pinner(self) -> None:
-        self._pinning = deque()
-        try:
-            self._pinner = pinner = Pinner(self._pin_memory_device)
-        except BaseException:
-            self._shutdown_workers()
-            raise
-        self._pin_memory_thread = pinner.thread  # torch's names
-        self._pin_memory_thread_done_event = pinner.ended
-
-    def _stop_pinner(self) -> None:
-        if self._pinner is not None:
-            self._pinner.close()
-            self._pinning.clear()
-
-    def _received(self) -> Any:
-        """What _receive() gives, pinned; what comes after it is sent to be if it is there."""
-        pinning = self._pinning
-        if self._pinner is None or not self._living():
-            return self._receive()
-        self._engine.asked()
-        got = False
-        try:
-            if not pinning:
-                self._hand_in(self._receive())
-            if 0 < len(pinning) < MOST and self._more():
-                self._hand_in_ahead()
-            if not pinning:
-                return None
-            self._send_off(pinning[0])
-            what, data = pinning[0]
-            if isinstance(data, Pinning):
-                data = data.result(self._timeout)
-            pinning.popleft()
-            got = True
-            if isinstance(data, _Raised):
-                raise data.error
-            return what, data
-        finally:
-            if self._living():
-                self._engine.given(got)
-                if self._trace is not None:
-                    self._trace.news()
-
-    def _hand_in_ahead(self) -> None:
-        try:
-            self._hand_in(self._receive(wait=False))
-        except Exception as error:
-            self._pinning.append([None, _Raised(error)])  # not before its turn
-
-    def _hand_in(self, received: Any) -> None:
-        if received is not None:
-            self._pinning.append([*received])
-            del received  # the thread's hands are then the last that hold it
-            self._send_off(self._pinning[-1])
-
-    def _send_off(self, entry: list) -> None:
-        """Sends what waits for it to be pinned. An interrupt may have come before that."""
-        if self._pinner is not None and not isinstance(entry[1], (Pinning, Failure, _Raised)):
-            note = functools.partial(self._named, entry[0])
-            entry[1] = self._pinner.submit(entry[1], note)
-
-    # ---- what an iterator says --------------------------------------------------------------
-
-    def _living(self) -> bool:
-        raise NotImplementedError
-
-    def _shutdown_workers(self) -> None:
-        raise NotImplementedError
-
-    def _receive(self, wait: bool = True) -> Any:
-        """(what, data) of the next batch, None at the end; without wait also where it is not
-        complete yet. What is received counts as planned until it is handed out."""
-        raise NotImplementedError
-
-    def _more(self) -> bool:
-        """Whether the batch after the one in hand is known to be of this epoch."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _named(what: Any) -> str:
-        raise NotImplementedError
 
 
 # ---- all threads -------------------------------------------------------------------------

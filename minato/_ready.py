@@ -224,7 +224,7 @@ class ReadyIterator(BalancedIterator):
     def displacement(self) -> dict[str, float]:
         """How far samples moved from where the sampler had them, in samples."""
         policy = self._policy
-        formed = self._progress.count + sum(len(done) for done, _ in self._pinning if done)
+        formed = self._progress.count + sum(len(done) for done, _ in self._in_hand if done)
         return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}
 
     def _free(self, done: _Done) -> None:

@@ -13,8 +13,9 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ._errors import Failure, WorkerLost, describe_death
+from ._in_hand import PINNED
 from ._iterator import _batch_note, _MinatoIterator
-from ._pin import MOST, Pinning
+from ._pin import Pinning
 from ._worker import BATCH, EXHAUSTED, FAILED, OK, RESUME
 
 #: first lane of a worker's own, csrc/load/mn_message.h
@@ -166,7 +167,7 @@ class StaticIterator(_MinatoIterator):
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
-        for number in self._done()[:MOST]:
+        for number in self._done()[:PINNED]:
             sent = self._blocks[number]
             if sent.answer is None and self._engine.poll(sent.block) == 1:
                 if self._workers_status[sent.worker]:

@@ -449,7 +449,8 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
     bool seen = e->scheduler != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
-        mn_scheduler_saw(e, mn_plan_ready(e) + ahead, p->dispatch.rates.window);
+        int64_t before = (int64_t)mn_a64_load_relaxed(&p->in_hand) + ahead;
+        mn_scheduler_saw(e, mn_plan_ready(e) + before, p->dispatch.rates.window);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_extents_used(e->arena)); /* for people */
     uint32_t n = got ? 0 : mn_plan_pump(e);
@@ -513,13 +514,24 @@ mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->spanned = true;
+    e->served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
 }
 
 void
 mn_engine_span_end(struct mn_engine *e, bool got)
 {
     mn_engine_given(e, got);
-    e->spanned = e->asking = false;
+    if (e->served && !got) {
+        (void)mn_plan_in_hand(e->plan, 1); /* it has it still */
+    }
+    e->spanned = e->asking = e->served = false;
+}
+
+void
+mn_engine_handed(struct mn_engine *e)
+{
+    mn_engine_span_begin(e);
+    mn_engine_span_end(e, true);
 }
 
 static int

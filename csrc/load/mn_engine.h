@@ -106,7 +106,8 @@ struct mn_engine {
     uint64_t counted_ns;    /* of its last part, */
     uint64_t given_ns;      /* and its end; 0: it gave nothing, or the epoch is over */
     bool asking;            /* the last call gave nothing: its wait may go on */
-    bool spanned;           /* the caller says when a wait begins and ends */
+    bool spanned;           /* the caller says when a wait begins and ends, */
+    bool served;            /* and what it waits for was taken */
     uint64_t delivered;
     uint64_t retries;
     uint32_t ndeaths;       /* unexpected ones */
@@ -193,7 +194,8 @@ mn_engine_detach(struct mn_engine *e, uint64_t sequence);
 
 /* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does
  * it by itself, unless a wait is begun by mn_engine_span_begin: for static scheduling, and
- * where a batch is not the caller's yet when the engine has given it. */
+ * where a batch is not the caller's yet when the engine has given it: what is taken beyond the
+ * one that is waited for is in hand (mn_plan.h), and the first of that is the next. */
 void
 mn_engine_asked(struct mn_engine *e);
 
@@ -205,6 +207,10 @@ mn_engine_span_begin(struct mn_engine *e);
 
 void
 mn_engine_span_end(struct mn_engine *e, bool got);
+
+/* Both at once: the caller is given a batch that it had in hand. */
+void
+mn_engine_handed(struct mn_engine *e);
 
 /* No batch from this sequence on may start yet (UINT64_MAX >> 1: no limit). */
 void

@@ -558,6 +558,10 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
     mn_mutex_lock(&e->mutex);
     retire_locked(e, block_off);
     mn_plan_taken(e->plan, sequence);
+    if (e->served) { /* with another already */
+        (void)mn_plan_in_hand(e->plan, 1);
+    }
+    e->served = e->spanned;
     e->delivered++;
     pump_and_unlock(e);
 }

@@ -89,6 +89,7 @@ mn_plan_clear(struct mn_plan *p)
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
     p->head = p->next;
+    mn_a64_store_relaxed(&p->in_hand, 0);
 }
 
 /* ---- planning ---------------------------------------------------------------------- */
@@ -452,14 +453,14 @@ mn_plan_pump(struct mn_engine *e)
     uint32_t started = 0;
     uint64_t depth = board_depth(e), on = mn_plan_queued(e);
     bool more = false;
-    int64_t ready = -1;
+    int64_t ready = -1, in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
     p->held = false;
     while (on < depth) {
         if (ready < 0) {
             ready = mn_plan_ready(e);
         }
-        struct mn_dispatch_view view = {.head_batch = (int64_t)p->head,
-                                        .ready_batches = ready,
+        struct mn_dispatch_view view = {.head_batch = (int64_t)p->head - in_hand,
+                                        .ready_batches = ready + in_hand,
                                         .last_batch = (int64_t)p->horizon - 1};
         struct mn_dispatch_choice c;
         if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
@@ -484,6 +485,17 @@ mn_plan_pump(struct mn_engine *e)
     more = p->dispatch.count != 0;
     mn_a32_store_seqcst(&e->shm.ctl->low_water, more ? (uint32_t)(depth / 2 + 1) : 0);
     return started;
+}
+
+bool
+mn_plan_in_hand(struct mn_plan *p, int more)
+{
+    uint64_t n = mn_a64_load_relaxed(&p->in_hand); /* ours */
+    if (!p->in_order || (n == 0 && more < 0)) {
+        return false;
+    }
+    mn_a64_store_relaxed(&p->in_hand, n + (uint64_t)(int64_t)more);
+    return true;
 }
 
 void

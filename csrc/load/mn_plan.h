@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/mn_atomic.h"
 #include "load/mn_costs.h"
 #include "load/policy_dispatch.h"
 
@@ -56,6 +57,10 @@ struct mn_plan {
     uint64_t next;               /* sequence of the next batch to plan */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t horizon;            /* no batch from this sequence on may start */
+    /* Batches that were taken in their order and are the caller's only later: they count as if
+     * nobody had taken them. Written by the caller's thread; the engine's looks at it, and may
+     * see what it was. */
+    mn_a64 in_hand;
     int64_t consumer_ns;         /* what it takes for one, running mean */
     uint64_t batch_bytes;        /* of the largest batch so far */
     uint32_t cut_rows;           /* of the batch planned last, and into how many tasks */
@@ -130,6 +135,11 @@ mn_plan_block(const struct mn_plan *p, uint64_t sequence);
 /* The batch was taken by the consumer. */
 void
 mn_plan_taken(struct mn_plan *p, uint64_t sequence);
+
+/* So many more are in hand, or are not any more; false and nothing done for fewer than none,
+ * and out of order, where a batch that is taken is not the first. The caller's thread only. */
+bool
+mn_plan_in_hand(struct mn_plan *p, int more);
 
 /* Forgets everything that has not started; the sequence goes on. */
 void

@@ -389,6 +389,18 @@ mn_engine_py_given(PyObject *self, PyObject *got)
     Py_RETURN_NONE;
 }
 
+PyObject *
+mn_engine_py_handed(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_handed(e);
+    Py_RETURN_NONE;
+}
+
 const char mn_engine_spans_doc[] =
     "spans(block) -> (epoch, number, [(worker, attempt, kind, why, row0, nrows, done_ns,\n"
     "wall_ns, cpu_ns, rows)]): the finished tasks of a done block: where and when each ran (monotonic clock,\n"

@@ -119,6 +119,8 @@ PyObject *
 mn_engine_py_asked(PyObject *self, PyObject *ignored);
 PyObject *
 mn_engine_py_given(PyObject *self, PyObject *got);
+PyObject *
+mn_engine_py_handed(PyObject *self, PyObject *ignored);
 extern const char mn_engine_spans_doc[];
 PyObject *
 mn_engine_spans(PyObject *self, PyObject *block);

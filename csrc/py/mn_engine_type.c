@@ -446,6 +446,8 @@ static PyMethodDef engine_methods[] = {
     {"asked", mn_engine_py_asked, METH_NOARGS,
      PyDoc_STR("asked(): the caller begins to wait for a batch; next() does it by itself")},
     {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
+    {"handed", mn_engine_py_handed, METH_NOARGS,
+     PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
     {"spans", mn_engine_spans, METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,0 +1,173 @@
+"""Small batches are received several at a time; what the program sees is one after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+BATCH, BATCHES, WINDOW = 2, 40, 16
+#: of a window of 16
+AT_A_TIME = 5
+DEADLINE_S = 60
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Samples of one number, or of many; one fails. None costs so little that the engine
+    takes windows for small."""
+
+    def __init__(self, floats: int = 1, wrong: int = -1, batches: int = BATCHES) -> None:
+        self.floats, self.wrong, self.size = floats, wrong, BATCH * batches
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        if index == self.wrong:
+            raise ValueError("wrong")
+        return torch.full((self.floats,), float(index))
+
+
+def make(dataset: Any, **options: Any) -> minato.DataLoader:
+    """Its second epoch begins with all that the first has taught."""
+    options = {"batch_size": BATCH, "num_workers": 2, "prefetch_factor": WINDOW // 2, **options}
+    return minato.DataLoader(dataset, persistent_workers=True, **options)
+
+
+def second(loader: minato.DataLoader) -> Any:
+    for _ in range(len(loader)):
+        last = loader._iterator
+        if last is None:
+            last = iter(loader)
+        try:
+            next(last)
+        except ValueError:
+            pass
+    return iter(loader)
+
+
+def complete(iterator: Any, batches: int) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while iterator._finished() < batches:
+        assert time.monotonic() < end, iterator._finished()
+        time.sleep(0.001)
+
+
+def firsts(batches: Iterator[torch.Tensor]) -> list[int]:
+    return [int(batch[0, 0]) for batch in batches]
+
+
+def test_they_are_received_at_a_time() -> None:
+    iterator = second(make(Numbers()))
+    complete(iterator, WINDOW)
+    got, asked = [next(iterator)], []
+    assert len(iterator._in_hand) == AT_A_TIME - 1
+    iterator._receive = asked.append  # the engine is not asked again
+    got += [next(iterator) for _ in range(AT_A_TIME - 1)]
+    assert not asked and not iterator._in_hand
+    del iterator._receive
+    got += list(iterator)
+    assert firsts(got) == list(range(0, BATCH * BATCHES, BATCH))
+
+
+def test_what_is_in_hand_is_in_the_window() -> None:
+    """torch's: so many are made before the program has taken the first of them."""
+    iterator = second(make(Numbers()))
+    for _ in range(3 * AT_A_TIME):
+        complete(iterator, WINDOW - AT_A_TIME)
+        next(iterator)
+        time.sleep(0.02)  # for more than should be made
+        assert iterator._finished() <= WINDOW
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_order": False},
+        {"in_order": False, "batching": "ready"},
+        {"scheduling": "static"},
+        {"prefetch_factor": 2},
+        {"collate_fn": lambda samples: torch.stack(samples)},
+    ],
+    ids=["out of order", "ready", "static", "small window", "collate_fn"],
+)
+def test_others_are_received_one_by_one(options: dict[str, Any]) -> None:
+    iterator = second(make(Numbers(), **options))
+    complete(iterator, 2)
+    for _ in range(4):
+        next(iterator)
+        assert not iterator._in_hand
+
+
+def test_large_ones_are_received_one_by_one() -> None:
+    iterator = second(make(Numbers(floats=1 << 18)))
+    complete(iterator, 4)
+    next(iterator)
+    assert not iterator._in_hand
+
+
+def test_a_state_counts_what_was_handed_out() -> None:
+    loader = make(Numbers())
+    iterator = second(loader)
+    complete(iterator, WINDOW)
+    got = [next(iterator), next(iterator)]
+    assert iterator._in_hand
+    state = loader.state_dict()
+    rest = make(Numbers())
+    rest.load_state_dict(state)
+    assert firsts(got + list(rest)) == list(range(0, BATCH * BATCHES, BATCH))
+
+
+def test_errors_come_in_their_turn() -> None:
+    wrong = BATCH * 2
+    iterator = second(make(Numbers(wrong=wrong)))
+    complete(iterator, WINDOW)
+    got = firsts([next(iterator), next(iterator)])
+    with pytest.raises(ValueError, match="wrong"):
+        next(iterator)
+    got += firsts(iterator)
+    assert got == [n for n in range(0, BATCH * BATCHES, BATCH) if n != wrong]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_epoch_that_is_left_takes_them_along(ahead: bool) -> None:
+    loader = make(Numbers(), prefetch_next_epoch=ahead)
+    iterator = second(loader)
+    complete(iterator, WINDOW)
+    next(iterator)
+    assert iterator._in_hand
+    for _ in range(2):
+        assert firsts(iter(loader)) == list(range(0, BATCH * BATCHES, BATCH))
+
+
+def test_none_of_the_next_epoch() -> None:
+    loader = make(Numbers(batches=4), prefetch_next_epoch=True)
+    for _ in range(4):
+        iterator = iter(loader)
+        complete(iterator, 4)
+        assert firsts(iterator) == [0, 2, 4, 6]
+
+
+def test_waits_are_counted() -> None:
+    loader = make(Numbers())
+    for _ in range(3):
+        assert len(list(loader)) == BATCHES
+    assert loader._iterator._engine.waits()["waits"] == 3 * BATCHES
+
+
+def test_nothing_comes_after_the_end() -> None:
+    iterator = second(make(Numbers()))
+    complete(iterator, WINDOW)
+    next(iterator)
+    iterator._shutdown_workers()
+    assert not iterator._in_hand
+    with pytest.raises(RuntimeError, match="shut down"):
+        next(iterator)
