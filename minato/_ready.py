@@ -10,6 +10,7 @@ before batches that it may be part of are formed, and is marked when they are.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,7 @@ class ReadyIterator(BalancedIterator):
         self._first = self._sequence
         self._singles = self._single_indices()
         self._told_end = False
+        self._horizon = -1  # as the engine knows it
         super()._reset(loader, first_iter)
 
     # ---- sending: samples instead of batches -------------------------------------------
@@ -100,7 +102,10 @@ class ReadyIterator(BalancedIterator):
         if self._exhausted and not self._told_end:
             self._told_end = True
             self._policy.end(self._sequence - self._first)
-        self._engine.set_horizon(self._first + self._policy.horizon)
+        horizon = self._first + self._policy.horizon
+        if horizon != self._horizon:
+            self._horizon = horizon
+            self._engine.set_horizon(horizon)
 
     # ---- receiving ---------------------------------------------------------------------
 
@@ -125,12 +130,14 @@ class ReadyIterator(BalancedIterator):
     def _receive(self, wait: bool = True) -> Any:
         """([_Done], data) of the next batch; None at the end, without wait also where it is
         not formed yet."""
+        slow_ns = self._memo.costs.summary()["slow_ns"] or sys.maxsize
         while (places := self._form_batch()) is None:
             got = self._await_next(wait)
             if got is None:
                 return None
-            self._mark(*got)
-            self._fill()
+            self._mark(*got, slow_ns)
+            if len(self._planned) <= self._enough:
+                self._fill()
         if not places:
             return None
         samples = [self._done.pop(p) for p in places]
@@ -150,8 +157,8 @@ class ReadyIterator(BalancedIterator):
             self._policy.mark(*heapq.heappop(self._before))
         return self._policy.form()
 
-    def _mark(self, sequence: int, block: int) -> None:
-        """Reads what came of one sample, for the policy."""
+    def _mark(self, sequence: int, block: int, slow_ns: int) -> None:
+        """Reads what came of one sample, for the policy; it is slow from slow_ns on."""
         batch = self._planned.pop(sequence)
         if self._trace is not None:
             self._trace.block(batch.indices, block)
@@ -163,9 +170,7 @@ class ReadyIterator(BalancedIterator):
             self._engine.retire(block)
         place = sequence - self._first
         self._done[place] = done
-        slow_ns = self._memo.costs.summary()["slow_ns"]
-        slow = slow_ns is not None and wall_ns > slow_ns
-        heapq.heappush(self._before, (place, slow))
+        heapq.heappush(self._before, (place, wall_ns > slow_ns))
 
     def _read(self, batch: _Batch, block: int, done: _Done) -> None:
         engine = self._engine

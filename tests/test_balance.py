@@ -426,3 +426,20 @@ class TestUnknownCosts:
                 for batch in loader:
                     states[-1].append((batch.tolist(), generator.get_state().tolist()))
         assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"in_order": False}, {"in_order": False, "batching": "ready"}],
+    ids=["in order", "out of order", "ready"],
+)
+def test_waiting_takes_no_cpu_time(options):
+    """Not either where other samples of the batch are done."""
+    loader = minato.DataLoader(
+        Costly(4, slow=4, slow_s=1.0), batch_size=4, num_workers=2, persistent_workers=True,
+        **options,
+    )  # fmt: skip
+    for _ in range(2):  # then rows are written in place
+        begin = time.thread_time()
+        assert sorted(next(iter(loader))[0].tolist()) == [0, 1, 2, 3]
+        assert time.thread_time() - begin < 0.3

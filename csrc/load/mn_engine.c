@@ -354,7 +354,7 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
     }
     bool done = false;
     for (struct mn_batch *b = e->batches; b != NULL && !done; b = b->next) {
-        done = !b->abandoned && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
+        done = !b->abandoned && !b->detached && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
     }
     return done;
 }

@@ -570,6 +570,9 @@ void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
+    struct mn_batch *b = mn_batch_find(e, mn_plan_block(e->plan, sequence));
+    mn_assert(b != NULL);
+    b->detached = true;
     mn_plan_taken(e->plan, sequence);
     e->delivered++;
     pump_and_unlock(e);

@@ -15,6 +15,7 @@ struct mn_batch {
     struct mn_batch *next, *prev;
     uint64_t block_off;
     bool abandoned;
+    bool detached;        /* the caller knows that it is done */
     bool learned;         /* its costs are in the model */
     bool envelopes_owned; /* the tasks' envelopes are among the ranges */
     uint32_t nranges, room;
