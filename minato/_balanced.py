@@ -418,9 +418,8 @@ class BalancedIterator(_MinatoIterator):
         return self._early is None or batch.sequence < self._early.first
 
     def _promised(self, batch: _Batch, data: Any) -> tuple[_Batch, Any]:
-        """What is pinned first counts as planned until it is handed out."""
-        if self._pinner is not None:
-            self._planned[batch.sequence] = batch
+        """It counts as planned until it is handed out."""
+        self._planned[batch.sequence] = batch
         return batch, data
 
     def _more(self) -> bool:

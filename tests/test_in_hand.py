@@ -156,6 +156,26 @@ def test_none_of_the_next_epoch() -> None:
         assert firsts(iterator) == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_slow_program_gets_all(ahead: bool) -> None:
+    """Also of epochs whose end is met, or whose next is begun, with some in hand: they are
+    longer than what is planned at first."""
+    dataset = Numbers(batches=5 * BATCHES)
+    order, sampler = (
+        torch.utils.data.RandomSampler(dataset, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
+    loader = make(dataset, sampler=sampler, prefetch_next_epoch=ahead)
+    for _ in range(3):
+        got, most = [], 0
+        for batch in loader:
+            got += [int(value) for value in batch[:, 0]]
+            time.sleep(0.004)
+            most = max(most, len(loader._iterator._in_hand))
+        assert got == list(order)
+    assert most == AT_A_TIME - 1
+
+
 def test_waits_are_counted() -> None:
     loader = make(Numbers())
     for _ in range(3):

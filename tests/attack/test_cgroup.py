@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 600 << 20
+LIMIT, GROWS_LIMIT = 600 << 20, 1200 << 20
 
 #: 14 batches of 16 MiB are kept; with torch's loader the peak is 520 to 540 MiB
 SCRIPT = """
@@ -34,6 +34,33 @@ for _ in range(2):
         if len(kept) < 14:
             kept.append(batch)
 assert [int(batch[0, 0]) for batch in kept] == list(range(0, 28, 2))
+"""
+
+#: each worker takes 100 MiB: there is room for a few of the 32 that would help
+GROWS = """
+import sys, time
+import torch
+import minato
+
+class Heavy:
+    held = None
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        if self.held is None:
+            self.held = torch.ones(100 << 18)
+        time.sleep(0.02)
+        return index
+
+loader = minato.DataLoader(
+    Heavy(), batch_size=4, num_workers=2, max_workers=32, persistent_workers=True
+)
+why, end = [], time.monotonic() + 40
+while not any("no room" in text for text in why) and time.monotonic() < end:
+    assert sum(len(batch) for batch in loader) == 400
+    stats = loader.stats()
+    why = [d["why"] for d in stats["scheduler"]["decisions"]]
+print(sum(w["state"] != "empty" for w in stats["workers"]), why[-1])
 """
 
 
@@ -74,13 +101,27 @@ def group() -> Iterator[Path]:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
+def _run_inside(group: Path, *arguments: str) -> str:
     def enter() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, scheduling], cwd=ROOT, preexec_fn=enter,
-        capture_output=True, text=True, timeout=50,
+        [sys.executable, "-c", *arguments], cwd=ROOT, preexec_fn=enter,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
+    _run_inside(group, SCRIPT, scheduling)
+
+
+def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
+    for name in ("memory.limit_in_bytes", "memory.max"):
+        if (group / name).exists():
+            (group / name).write_text(str(GROWS_LIMIT))
+    workers, why = _run_inside(group, GROWS).split(maxsplit=1)
+    assert "memory has no room" in why
+    assert 2 < int(workers) < 12
