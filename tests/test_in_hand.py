@@ -14,8 +14,8 @@ import minato
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 BATCH, BATCHES, WINDOW = 2, 40, 16
-#: of a window of 16
-AT_A_TIME = 5
+#: half a window of 16
+AT_A_TIME = 8
 DEADLINE_S = 60
 
 
@@ -94,7 +94,7 @@ def test_what_is_in_hand_is_in_the_window() -> None:
         {"in_order": False},
         {"in_order": False, "batching": "ready"},
         {"scheduling": "static"},
-        {"prefetch_factor": 2},
+        {"prefetch_factor": 1},
         {"collate_fn": lambda samples: torch.stack(samples)},
     ],
     ids=["out of order", "ready", "static", "small window", "collate_fn"],

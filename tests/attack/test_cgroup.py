@@ -60,7 +60,7 @@ while not any("no room" in text for text in why) and time.monotonic() < end:
     assert sum(len(batch) for batch in loader) == 400
     stats = loader.stats()
     why = [d["why"] for d in stats["scheduler"]["decisions"]]
-print(sum(w["state"] != "empty" for w in stats["workers"]), why[-1])
+print(stats["scheduler"]["active"], why[-1])
 """
 
 
