@@ -318,7 +318,8 @@ class BalancedIterator(_MinatoIterator):
 
     def _how_many_at_a_time(self, layout: Layout | None) -> int:
         """Few enough that workers find work while the caller has those in hand."""
-        if layout is None or self._unit != "batch" or not self._in_order:
+        traced = self._trace is not None  # each wait is told with its batch
+        if layout is None or self._unit != "batch" or not self._in_order or traced:
             return 1
         size = layout.core.row_bytes * self._batch_size
         return max(1, min(AT_A_TIME, self._window() // 2, AT_A_TIME_BYTES // size))
