@@ -322,7 +322,7 @@ class BalancedIterator(_MinatoIterator):
         if layout is None or self._unit != "batch" or not self._in_order or traced:
             return 1
         size = layout.core.row_bytes * self._batch_size
-        return max(1, min(AT_A_TIME, self._window() // 2, AT_A_TIME_BYTES // size))
+        return max(1, min(AT_A_TIME, self._window() // 2, AT_A_TIME_BYTES // max(1, size)))
 
     def _hint(self, index: Any) -> None:
         """The user's guess of what samples cost, until they were seen."""

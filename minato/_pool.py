@@ -62,7 +62,7 @@ class WorkerHandle:
     def sentinel(self) -> int:
         """A descriptor that is readable once the process has ended, for
         ``multiprocessing.connection.wait()``. It is opened when it is first asked for; raises
-        ProcessLookupError (an OSError) for a process that has ended by then."""
+        OSError for a process that has ended by then."""
         pid = self.pid or 0
         if self._sentinel is None or self._sentinel[1] != pid:
             self.close()

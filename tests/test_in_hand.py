@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_native import wait_for
 
 import minato
 
@@ -16,7 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 BATCH, BATCHES, WINDOW = 2, 40, 16
 #: half a window of 16
 AT_A_TIME = 8
-DEADLINE_S = 60
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -55,10 +55,7 @@ def second(loader: minato.DataLoader) -> Any:
 
 
 def complete(iterator: Any, batches: int) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while iterator._finished() < batches:
-        assert time.monotonic() < end, iterator._finished()
-        time.sleep(0.001)
+    wait_for(lambda: iterator._finished() >= batches)
 
 
 def firsts(batches: Iterator[torch.Tensor]) -> list[int]:

@@ -552,18 +552,24 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_mutex_unlock(&e->mutex);
 }
 
+static void
+advance_and_unlock(struct mn_engine *e, uint64_t sequence)
+{
+    mn_plan_taken(e->plan, sequence);
+    e->delivered++;
+    pump_and_unlock(e);
+}
+
 void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     retire_locked(e, block_off);
-    mn_plan_taken(e->plan, sequence);
     if (e->served) { /* with another already */
         (void)mn_plan_in_hand(e->plan, 1);
     }
     e->served = e->spanned;
-    e->delivered++;
-    pump_and_unlock(e);
+    advance_and_unlock(e, sequence);
 }
 
 void
@@ -573,9 +579,7 @@ mn_engine_detach(struct mn_engine *e, uint64_t sequence)
     struct mn_batch *b = mn_batch_find(e, mn_plan_block(e->plan, sequence));
     mn_assert(b != NULL);
     b->detached = true;
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    pump_and_unlock(e);
+    advance_and_unlock(e, sequence);
 }
 
 void
