@@ -201,19 +201,29 @@ queued_of(const struct mn_worker *k)
     return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
 }
 
+/* What has gone into the task in hand, which is in no sum yet. */
+static uint64_t
+begun_of(const struct mn_worker *k, uint64_t now)
+{
+    bool busy = mn_a64_load_relaxed(&k->running) != 0; /* a look, no more */
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
+    return busy && since != 0 && since < now ? now - since : 0;
+}
+
 /* Fills what has changed since the last look. False on the first one. */
 static bool
 measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 {
     struct mn_scheduler *s = e->scheduler;
     uint64_t busy = 0, total = 0, worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
-    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = 0;
+    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = 0, begun_ns = 0;
     (void)mn_cputime_machine(&busy, &total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         worker_ns += mn_a64_load_relaxed(&k->busy_ns);
         cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
         queued_ns += queued_of(k);
+        begun_ns += begun_of(k, now);
     }
     bool first = s->last_ns == 0;
     uint64_t took = now - s->last_ns;
@@ -234,7 +244,9 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
         in->speed_milli = (int64_t)(spent == 0 ? 0
                                                : (double)(rows - s->rows) * 1e12
                                                      * (double)in->workers / (double)spent);
-        in->busy_permille = permille(spent, took * (uint64_t)in->workers);
+        uint64_t held = spent + begun_ns;
+        in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
+                                     took * (uint64_t)in->workers);
         in->taken_milli = (int64_t)(s->occupancy_n * UINT64_C(1000000000000) / took);
         in->occupancy_permille =
             s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 0;
@@ -247,27 +259,22 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     s->busy_ns = worker_ns;
     s->cpu_ns = cpu_ns;
     s->queued_ns = queued_ns;
+    s->begun_ns = begun_ns;
     s->occupancy_sum = s->occupancy_n = 0;
     return !first;
 }
 
-/* Tasks that could start but for a free worker. While one idles, what has not begun is held
- * back by something else: memory, or the end of the epoch. */
+/* Tasks that could start but for a free worker. While one idles, on average since the last
+ * look, what has not begun is held back by something else: memory, or the end of the epoch. */
 static int64_t
-backlog(struct mn_engine *e)
+backlog(struct mn_engine *e, const struct mn_workers_input *in)
 {
     const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     int64_t queued = tail > hint ? (int64_t)(tail - hint) : 0;
-    for (uint32_t w = 0; w < e->cfg.max_workers && queued == 0; w++) {
-        const struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY
-            && mn_a64_load_relaxed(&k->running) == 0 /* a look, no more */) {
-            return 0;
-        }
-    }
-    return queued + (int64_t)e->plan->dispatch.count;
+    bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
+    return idle ? queued : queued + (int64_t)e->plan->dispatch.count;
 }
 
 /* How many workers more memory has room for, by what the one that has done most takes, beside
@@ -307,11 +314,11 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
                                   .min_workers = 1,
                                   .max_workers = (int32_t)e->cfg.max_workers,
                                   .cores_milli = 1000 * (int32_t)mn_cpu_count(),
-                                  .room = INT32_MAX,
-                                  .backlog = backlog(e)};
+                                  .room = INT32_MAX};
     if (!measure(e, now, &in) || !sign) {
         return;
     }
+    in.backlog = backlog(e, &in);
     if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
         in.room = room(e, now);
     }

@@ -141,6 +141,7 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     add = add < top - n ? add : top - n;
     w->grown_from = w->floor > n ? 0 : n;
     w->grown_speed = in->speed_milli;
+    w->trials = 0;
     return change(w, n + (int32_t)add,
                   waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
 }
@@ -171,22 +172,26 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
     return change(w, to > least ? to : least, MN_WORKERS_SHRINK_FULL);
 }
 
-/* Judges the last growth. True when it was undone, with the decision in *out. */
+/* Judges the last growth. True when that settles this update, with the decision in *out. */
 static bool
 judge(struct mn_workers *w, const struct mn_workers_input *in,
       struct mn_workers_decision *out)
 {
     int32_t from = w->grown_from;
-    bool failed = from > 0 && in->occupancy_permille <= MN_WORKERS_DRY
+    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_WORKERS_DRY
                   && growth_failed(w, in);
-    w->grown_from = 0;
-    if (!failed || from < in->min_workers) {
-        return false;
+    w->trials = failed ? w->trials + 1 : 0;
+    if (failed && w->trials < MN_WORKERS_TRIALS) {
+        *out = decide(in->workers, MN_WORKERS_SETTLING);
+        return true;
     }
-    w->ceiling = from;
-    w->ceiling_speed = in->speed_milli;
-    *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
-    return true;
+    w->grown_from = 0;
+    if (failed) {
+        w->ceiling = from;
+        w->ceiling_speed = in->speed_milli;
+        *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
+    }
+    return failed;
 }
 
 struct mn_workers_decision
@@ -202,7 +207,7 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
         w->settle--;
         return decide(n, MN_WORKERS_SETTLING);
     }
-    if (judge(w, in, &undo)) {
+    if (w->grown_from > 0 && judge(w, in, &undo)) {
         return undo;
     }
     bool dry = in->occupancy_permille <= MN_WORKERS_DRY;

@@ -33,7 +33,9 @@
  *   Every change is followed by MN_WORKERS_SETTLE updates without one.
  *   Growth is judged when it has settled: with k of n added, the speed should rise by
  *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
- *   limit), the count goes back to n, which becomes the ceiling.
+ *   limit) in MN_WORKERS_TRIALS updates in a row, the count goes back to n, which becomes the
+ *   ceiling. One update would not do: what a new worker does first (imports, opening files)
+ *   may take long, and a ceiling taken for that would stay.
  *   When the queue runs dry soon after a shrink, the count before it is taken up again and
  *   becomes the floor.
  *   Ceiling and floor are forgotten when speed (dry) or what the consumer took (on average,
@@ -53,6 +55,7 @@
 #define MN_WORKERS_DRY_FOR 2
 #define MN_WORKERS_FULL_FOR 6
 #define MN_WORKERS_SETTLE 2
+#define MN_WORKERS_TRIALS 3
 
 enum mn_workers_reason {
     MN_WORKERS_STEADY = 0,
@@ -102,6 +105,7 @@ struct mn_workers {
     int64_t taken_sum;   /* while full: over so many updates */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_speed;
+    int32_t trials;      /* so often in a row it has not paid */
     int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
     int64_t shrunk_taken;
     int32_t ceiling;     /* 0: none */

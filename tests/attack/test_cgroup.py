@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT, GROWS_LIMIT = 600 << 20, 1200 << 20
+#: by the version of control groups
+LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 #: 14 batches of 16 MiB are kept; with torch's loader the peak is 520 to 540 MiB
 SCRIPT = """
@@ -38,7 +40,7 @@ assert [int(batch[0, 0]) for batch in kept] == list(range(0, 28, 2))
 
 #: each worker takes 100 MiB: there is room for a few of the 32 that would help
 GROWS = """
-import sys, time
+import time
 import torch
 import minato
 
@@ -55,12 +57,12 @@ class Heavy:
 loader = minato.DataLoader(
     Heavy(), batch_size=4, num_workers=2, max_workers=32, persistent_workers=True
 )
-why, end = [], time.monotonic() + 40
-while not any("no room" in text for text in why) and time.monotonic() < end:
+refused, end = [], time.monotonic() + 120
+while not refused and time.monotonic() < end:
     assert sum(len(batch) for batch in loader) == 400
-    stats = loader.stats()
-    why = [d["why"] for d in stats["scheduler"]["decisions"]]
-print(stats["scheduler"]["active"], why[-1])
+    decisions = loader.stats()["scheduler"]["decisions"]
+    refused = [d["to"] for d in decisions if "memory has no room" in d["why"]]
+print(*refused[:1] or [f"memory was never the reason: {decisions}"])
 """
 
 
@@ -79,7 +81,7 @@ def _own(version: int) -> Path | None:
 def group() -> Iterator[Path]:
     """A group below this process's with the limit, or a skip."""
     made = None
-    for version, name in ((1, "memory.limit_in_bytes"), (2, "memory.max")):
+    for version, name in LIMIT_FILES.items():
         own = _own(version)
         try:
             if own is not None and made is None:
@@ -107,7 +109,7 @@ def _run_inside(group: Path, *arguments: str) -> str:
 
     done = subprocess.run(
         [sys.executable, "-c", *arguments], cwd=ROOT, preexec_fn=enter,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
@@ -119,9 +121,9 @@ def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
 
 
 def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
-    for name in ("memory.limit_in_bytes", "memory.max"):
+    for name in LIMIT_FILES.values():
         if (group / name).exists():
             (group / name).write_text(str(GROWS_LIMIT))
-    workers, why = _run_inside(group, GROWS).split(maxsplit=1)
-    assert "memory has no room" in why
+    workers = _run_inside(group, GROWS).strip()
+    assert workers.isdecimal(), workers
     assert 2 < int(workers) < 12

@@ -87,6 +87,20 @@ def test_growth_that_does_not_pay_is_undone_and_not_repeated():
     assert run[-1] == (4, AT_CEILING)
 
 
+def test_new_workers_may_begin_slowly():
+    """What a worker does first takes long: that is not what growth is judged by."""
+    policy, workers, since = _core.PolicyWorkers(), 4, 0
+    for _ in range(60):
+        before = workers
+        slow = before > 4 and since < 4  # two updates longer than it settles
+        workers, reason, _ = policy.update(
+            workers=workers, min_workers=1, max_workers=8, occupancy=0, cpu=100, cores=16000,
+            wait=0, backlog=100, rate=workers * (300 if slow else 1000))
+        since = 0 if workers != before else since + 1
+        assert reason not in (UNDO, AT_CEILING)
+    assert workers == 8
+
+
 def test_the_ceiling_is_forgotten_when_the_workload_changes():
     policy, workers = _core.PolicyWorkers(), 4
     base = dict(min_workers=1, max_workers=16, occupancy=0, cpu=100, cores=16000, wait=0,
