@@ -168,6 +168,11 @@ open_nursery(struct nursery *n, uint32_t retries, uint64_t scale, uint64_t env_m
 static void
 start_nursery(struct nursery *n)
 {
+    /* The parent of workers is another process in the product. Here their deaths would break
+     * off the trainer's sleep, which then looks at its bell: no lost wake-up would be seen. */
+    sigset_t deaths;
+    CHECK(sigemptyset(&deaths) == 0 && sigaddset(&deaths, SIGCHLD) == 0);
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &deaths, NULL), 0);
     for (uint32_t i = 0; i < n->rig.e->shm.ctl->ntasks; i++) {
         n->rig.e->gens[i] = UINT32_MAX - i % 64;
     }
