@@ -238,8 +238,9 @@ class BalancedIterator(_MinatoIterator):
             self._enough = most - self._bulk
             if len(self._planned) > self._enough:
                 return
+        last = self._how_many() - self._short_tail if self._draws_late else sys.maxsize
         while len(self._planned) < most and not self._exhausted:
-            if self._draws_late and self._number >= self._how_many() - self._short_tail:
+            if self._number >= last:
                 if len(self._planned) >= window:
                     if not self._ahead or self._early is not None:
                         self._engine.plan_end()  # as good as all are known

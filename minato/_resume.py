@@ -268,6 +268,9 @@ class Progress:
         if self.by_worker is not None:
             self.by_worker[worker] += 1
             return
+        if number == self.head and not self.beyond:
+            self.head += 1
+            return
         self.beyond.add(number)
         while self.head in self.beyond:
             self.beyond.remove(self.head)

@@ -490,7 +490,7 @@ def test_interrupt_ends_a_wait_at_once():
         family = descendants(process.pid)
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     finally:
         kill(process.pid)
     assert (process.returncode, out, err) == (0, "interrupted\n", "")

@@ -62,7 +62,7 @@ def test_datasets_with_tools_of_multiprocessing(method):
     got = torch.cat([b["index"] for b in loader]).tolist()
     assert got == list(range(48))
     assert dataset.value.value == 48
-    assert sorted(dataset.queue.get(timeout=20) for _ in range(48)) == list(range(48))
+    assert sorted(dataset.queue.get(timeout=120) for _ in range(48)) == list(range(48))
     dataset.queue.close()
     dataset.queue.join_thread()
 
