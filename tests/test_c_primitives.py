@@ -471,6 +471,9 @@ MUTANTS = {
     "worker: the trainer is not told": Mutant(
         LOAD + "mn_worker.c", "        mn_bell_ring(&c->trainer);\n", "", "mn_engine",
         kinds=("thread",)),
+    "worker: a task is as old as the one before": Mutant(
+        LOAD + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
+        kinds=("plain",)),
     "sweep: tasks stay with the dead": Mutant(
         LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
         "if (0) {", "mn_worker"),

@@ -233,6 +233,7 @@ sweep(struct mn_engine *e, uint32_t w)
     sweep_tasks(e, w);
     publish_collates(e);
     end_lease(e, w, l->used_end);
+    mn_a64_store_relaxed(&k->since_ns, 0);
     mn_a64_store_relaxed(&k->running, 0);
     mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
     mn_bell_kick(&k->bell);

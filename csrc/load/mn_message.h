@@ -228,7 +228,7 @@ struct mn_worker {
     uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
     /* line: what it is doing, for people and for the slow lane; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
-    mn_a64 since_ns;
+    mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
     mn_a64 tasks_done;
     mn_a64 rows_done;

@@ -205,9 +205,8 @@ queued_of(const struct mn_worker *k)
 static uint64_t
 begun_of(const struct mn_worker *k, uint64_t now)
 {
-    bool busy = mn_a64_load_relaxed(&k->running) != 0; /* a look, no more */
-    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    return busy && since != 0 && since < now ? now - since : 0;
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    return since != 0 && since < now ? now - since : 0;
 }
 
 /* Fills what has changed since the last look. False on the first one. */
@@ -378,12 +377,11 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     struct mn_flag *f = &e->scheduler->flags[w];
-    bool busy = mn_a64_load_relaxed(&k->running) != 0; /* a look, no more */
-    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    if (f->since_ns != 0 && (!busy || since != f->since_ns)) {
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    if (f->since_ns != 0 && since != f->since_ns) {
         retire_standby(e, f, now);
     }
-    if (!busy || since == 0 || since > now || (int64_t)(now - since) <= limit) {
+    if (since == 0 || since > now || (int64_t)(now - since) <= limit) {
         return;
     }
     if (f->since_ns == 0) {

@@ -156,7 +156,8 @@ running_of(struct mn_engine *e, struct mn_worker *k)
 {
     /* Relaxed reads for people: the task may be over by the time they are shown. */
     uint64_t running = mn_a64_load_relaxed(&k->running);
-    if (running == 0 || running > e->shm.ctl->ntasks) {
+    bool begun = mn_a64_load_relaxed(&k->since_ns) != 0;
+    if (!begun || running == 0 || running > e->shm.ctl->ntasks) {
         Py_RETURN_NONE;
     }
     const struct mn_task *t = mn_task_at(&e->shm, (uint32_t)(running - 1));

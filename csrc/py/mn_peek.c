@@ -86,7 +86,8 @@ at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
 {
     uint64_t running = mn_a64_load_relaxed(&k->running); /* a copy */
     uint64_t row = mn_a64_load_relaxed(&k->row);
-    if (running == 0 || running > c->ntasks) {
+    bool begun = mn_a64_load_relaxed(&k->since_ns) != 0;
+    if (!begun || running == 0 || running > c->ntasks) {
         Py_RETURN_NONE;
     }
     const struct mn_task *t = &tasks[running - 1];

@@ -8,6 +8,7 @@
 #include "mn_rig.h"
 
 #include "load/mn_engine_internal.h"
+#include "load/mn_worker_clock.h"
 #include "os/mn_memfd.h"
 #include "os/mn_thread.h"
 
@@ -180,6 +181,33 @@ old_hints_and_old_generations(void)
         mn_engine_retire(e, b.off);
     }
     CHECK_EQ(mn_a64_load_relaxed(&lane->hint), turns);
+    mn_engine_close(e);
+}
+
+/* Between claim and begin its age is not that of the task before, or of the idle time since:
+ * whoever looks would take it for slow, or the worker for busy. */
+static void
+only_begun_tasks_have_an_age(void)
+{
+    struct mn_engine *e = open_engine(2, 0, 0, true);
+    struct rig r = {.e = e, .scale = 100000};
+    struct mn_worker_clock clock = {0};
+    struct rig_worker w;
+    struct rig_block b[2];
+    uint32_t task;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(rig_submit(&r, 1, MN_LANE_WORKER, &b[i]), 0);
+        CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
+        CHECK_EQ(mn_a64_load_relaxed(&w.side.me->since_ns), 0);
+        mn_worker_begin(&w.side, &clock, task);
+        CHECK(mn_a64_load_relaxed(&w.side.me->since_ns) != 0);
+        mn_worker_account(&w.side, &clock, task);
+        CHECK_EQ(rig_run(&w, task), 0);
+        CHECK_EQ(mn_a64_load_relaxed(&w.side.me->since_ns), 0);
+        rig_check(&r, &b[i]);
+    }
     mn_engine_close(e);
 }
 
@@ -763,6 +791,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),
+    MN_TEST("plain", only_begun_tasks_have_an_age),
     MN_TEST("plain", abandoned_blocks_come_back),
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),
