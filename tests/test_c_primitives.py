@@ -449,6 +449,12 @@ MUTANTS = {
     "engine: close keeps the pages": Mutant(
         LOAD + "mn_engine.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
         "mn_engine", kinds=("plain",)),
+    "engine: holes of the beginning stay": Mutant(
+        LOAD + "mn_engine_watch.c", "if (e->holes) {", "if (0) {", "mn_engine",
+        kinds=("plain",)),
+    "engine: every hole is given back": Mutant(
+        LOAD + "mn_engine_blocks.c", "(b->formless && e->formless == 1)", "e->formless == 0",
+        "mn_engine", kinds=("plain",)),
     "engine: the head waits for the limit": Mutant(
         LOAD + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
         "if (mn_extents_used", "mn_engine", kinds=("plain",)),

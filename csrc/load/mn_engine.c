@@ -291,7 +291,6 @@ mn_engine_close(struct mn_engine *e)
     }
     /* What the caller still holds stays; everything else goes back to the system now: a
      * process forked in between has the mapping, too, and may live on. */
-    uint64_t at = e->shm.ctl->arena_off, off, len;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_lease *l = &e->leases[w];
         if (l->off != 0 && l->used_end < l->off + l->len) {
@@ -299,10 +298,7 @@ mn_engine_close(struct mn_engine *e)
         }
         l->off = 0;
     }
-    while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK) {
-        (void)mn_memfd_punch_mapped(e->shm.base + off, len);
-        at = off + len;
-    }
+    mn_engine_punch_free(e);
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
     if (last) {

@@ -93,6 +93,8 @@ struct mn_engine {
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
+    uint32_t formless;      /* batches in flight begun before rows were written in place */
+    bool holes;             /* they are over: where their envelopes were no block may fit */
     uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
     uint32_t active;        /* workers that should be there, standby ones not counted */
     struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */

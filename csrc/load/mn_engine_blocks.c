@@ -131,6 +131,8 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     }
     must_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
+    e->holes = e->holes || (b->formless && e->formless == 1);
+    e->formless -= b->formless;
     free(b->ranges);
     free(b);
     mn_engine_room(e);
@@ -525,6 +527,12 @@ void
 mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
+    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+        if (e->plan->form.layout == 0 && form->layout != 0 && !b->formless) {
+            b->formless = true;
+            e->formless++;
+        }
+    }
     e->plan->form = *form;
     mn_mutex_unlock(&e->mutex);
 }

@@ -18,6 +18,7 @@ struct mn_batch {
     bool detached;        /* the caller knows that it is done */
     bool learned;         /* its costs are in the model */
     bool envelopes_owned; /* the tasks' envelopes are among the ranges */
+    bool formless;        /* begun before rows were written in place */
     uint32_t nranges, room;
     struct mn_range *ranges; /* of the arena, to be freed when the block is retired */
 };
@@ -28,6 +29,10 @@ mn_batch_find(struct mn_engine *e, uint64_t block_off);
 /* Adds a range to what the batch frees. 0 or -ENOMEM. */
 int
 mn_batch_own(struct mn_batch *b, uint64_t off, uint64_t bytes);
+
+/* Gives the pages of all free ranges of the arena back to the system. Mutex held. */
+void
+mn_engine_punch_free(struct mn_engine *e);
 
 /* Frees block, tasks and ranges. Mutex held, all tasks out of workers' hands. */
 void

@@ -286,6 +286,16 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
+void
+mn_engine_punch_free(struct mn_engine *e)
+{
+    uint64_t at = e->shm.ctl->arena_off, off, len;
+    while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK) {
+        (void)mn_memfd_punch_mapped(e->shm.base + off, len);
+        at = off + len;
+    }
+}
+
 /* Gives back what a burst has touched and two whole windows have not needed. Long, because
  * fresh pages cost several times what warm ones do. */
 #define SHRINK_WINDOW_NS UINT64_C(10000000000)
@@ -294,6 +304,11 @@ static void
 shrink(struct mn_engine *e, uint64_t now)
 {
     uint64_t top = mn_extents_top(e->arena);
+    if (e->holes) { /* once: as long as rows are written in place nobody fills them */
+        mn_engine_punch_free(e);
+        e->touched_top = top;
+        e->holes = false;
+    }
     e->window_top = top > e->window_top ? top : e->window_top;
     e->touched_top = top > e->touched_top ? top : e->touched_top;
     if (e->window_ns == 0 || now - e->window_ns < SHRINK_WINDOW_NS) {

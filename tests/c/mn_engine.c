@@ -337,6 +337,36 @@ closing_gives_the_pages_back(void)
     close(fd);
 }
 
+/* Before rows have a form samples travel in envelopes: what those leave are holes that may be
+ * too small for a batch. */
+static void
+holes_of_the_beginning_are_given_back(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    int fd = dup(e->fd);
+    struct rig r = {.e = e, .scale = 100000};
+    struct rig_worker w;
+    struct rig_block b;
+    uint64_t off, resident;
+    attach(e, 0, &w, &r);
+    for (uint32_t layout = 0; layout < 2; layout++) {
+        rig_form(&r, layout);
+        CHECK_EQ(rig_plan(&r, 4, &b), MN_OK);
+        (void)mn_engine_step(e);
+        CHECK_EQ(mn_extents_alloc(e->arena, 8 * MIB, &off), 0);
+        memset(mn_at(&e->shm, off), 1, 8 * MIB);
+        CHECK_EQ(mn_batch_own(e->last, off, 8 * MIB), 0);
+        rig_form(&r, 1);
+        take_now(&r, &w, &b);
+        mn_engine_taken(e, b.sequence, b.off);
+        (void)mn_engine_step(e);
+        CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
+        CHECK((resident > 8 * MIB) == (layout != 0)); /* with a form it will come again */
+    }
+    mn_engine_close(e);
+    close(fd);
+}
+
 static void
 memory_limit_is_kept(void)
 {
@@ -796,6 +826,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),
     MN_TEST("plain", closing_gives_the_pages_back),
+    MN_TEST("plain", holes_of_the_beginning_are_given_back),
     MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
     MN_TEST("thread", static_small_rows),
