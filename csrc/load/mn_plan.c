@@ -21,9 +21,8 @@
 /* Board depth: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
- * is at least so much work, as long as it is no more memory than this. */
+ * is at least so much work, as long as its batches are not large. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
-#define WINDOW_BYTES (INT64_C(1) << 20)
 
 int
 mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
@@ -190,7 +189,7 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
     if (r.period_ns > 0 && p->batch_bytes != 0) {
-        int64_t cheap = min64(WINDOW_NS / r.period_ns, WINDOW_BYTES / (int64_t)p->batch_bytes);
+        int64_t cheap = min64(WINDOW_NS / r.period_ns, (int64_t)(MN_PLAN_LARGE_BYTES / p->batch_bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
     r.hungry = r.window > 1 ? r.window / 2 : 1;
@@ -217,7 +216,8 @@ worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
 {
     int64_t typical = p->dispatch.rates.typical_ns;
     int64_t excess = typical > 0 ? cost_ns - typical : 0;
-    bool little = excess > 0 && excess < MN_PLAN_PATIENCE_NS && bytes > WINDOW_BYTES;
+    bool large = (uint64_t)bytes > MN_PLAN_LARGE_BYTES;
+    bool little = large && excess > 0 && excess < mn_plan_patience_ns((uint64_t)bytes);
     return little ? typical : cost_ns;
 }
 

@@ -7,7 +7,7 @@
 #include "load/mn_plan.h"
 #include "os/mn_clock.h"
 
-/* Workers that idle start nothing past the window for MN_PLAN_PATIENCE_NS, unless the sample
+/* Workers that idle start nothing past the window for mn_plan_patience_ns, unless the sample
  * that holds up the others has been running for so long and so many times the typical cost:
  * longer than a busy machine takes a core away. */
 #define HELD_NS (INT64_C(20) * 1000 * 1000)
@@ -61,7 +61,8 @@ mn_plan_starved(struct mn_engine *e, int64_t ready, uint64_t queued)
     if (p->starved_ns == 0) {
         p->starved_ns = now;
     }
-    bool idle = queued == 0 && (int64_t)(now - p->starved_ns) >= MN_PLAN_PATIENCE_NS;
+    bool idle = queued == 0
+                && (int64_t)(now - p->starved_ns) >= mn_plan_patience_ns(p->batch_bytes);
     return idle || held_by_slow(e, ready, now);
 }
 
@@ -111,6 +112,7 @@ mn_plan_dry(struct mn_engine *e)
 int64_t
 mn_plan_nap(const struct mn_plan *p, int64_t nap_ns)
 {
-    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : MN_PLAN_PATIENCE_NS;
-    return idle < MN_PLAN_PATIENCE_NS && MN_PLAN_PATIENCE_NS - idle < nap_ns ? MN_PLAN_PATIENCE_NS - idle : nap_ns;
+    int64_t patience = mn_plan_patience_ns(p->batch_bytes);
+    int64_t idle = p->starved_ns != 0 ? (int64_t)(mn_now_ns() - p->starved_ns) : patience;
+    return idle < patience && patience - idle < nap_ns ? patience - idle : nap_ns;
 }
