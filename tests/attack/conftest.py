@@ -48,7 +48,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    limit = int(60 + 4 * SECONDS)
+    limit = int(120 + 4 * SECONDS)
 
     def late(*_: Any) -> None:
         raise DeadlineExceeded(f"the test ran for more than {limit} s")

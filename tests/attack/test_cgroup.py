@@ -57,7 +57,7 @@ class Heavy:
 loader = minato.DataLoader(
     Heavy(), batch_size=4, num_workers=2, max_workers=32, persistent_workers=True
 )
-refused, end = [], time.monotonic() + 120
+refused, end = [], time.monotonic() + 90
 while not refused and time.monotonic() < end:
     assert sum(len(batch) for batch in loader) == 400
     decisions = loader.stats()["scheduler"]["decisions"]
