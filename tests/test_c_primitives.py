@@ -447,7 +447,7 @@ MUTANTS = {
         LOAD + "mn_engine.c", "LANE_OWN = 2 * NTASKS", "LANE_OWN = 1024", "mn_engine",
         kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
-        LOAD + "mn_engine.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
+        LOAD + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
         "mn_engine", kinds=("plain",)),
     "engine: holes of the beginning stay": Mutant(
         LOAD + "mn_engine_watch.c", "if (e->holes) {", "if (0) {", "mn_engine",
