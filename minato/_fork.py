@@ -60,20 +60,21 @@ def _in_child() -> None:
             children.discard(child)
 
 
+def _over(read: int) -> bool:
+    poller = select.poll()
+    poller.register(read, 0)
+    return bool(poller.poll(0))
+
+
 def poll() -> None:
-    """Forgets forks whose children are gone."""
-    ended = []
-    for count, read in _living.items():
-        if read is None:
-            continue
-        poller = select.poll()
-        poller.register(read, 0)
-        if poller.poll(0):
+    """Forgets forks whose children are gone. It may be entered again on the way, by another
+    thread or a finalizer, or be broken off: a descriptor is closed by whoever took it out."""
+    ended = [n for n, read in list(_living.items()) if read is not None and _over(read)]
+    for count in ended:
+        read = _living.pop(count, None)
+        if read is not None:
             os.close(read)
-            ended.append(count)
     if ended:
-        for count in ended:
-            del _living[count]
         _core.living_forks(list(_living))
 
 

@@ -1,10 +1,13 @@
 """A batch that a forked child inherited does not change under it."""
 
 import os
+import types
 
+import pytest
 import torch
 
 import minato
+from minato import _fork
 
 
 class Big(torch.utils.data.Dataset):
@@ -73,3 +76,43 @@ def test_no_descriptor_is_kept_for_children_that_are_gone():
         del batch
         source.stats()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeypatch):
+    """By a finalizer, say: a number closed twice may be somebody else's by then."""
+    closed, told = [], []
+    living = {}
+    for count in (1, 2):
+        living[count], write = os.pipe()
+        os.close(write)  # the child has gone
+
+    def close(fd):
+        closed.append(fd)
+        _fork.poll()
+        os.close(fd)
+
+    monkeypatch.setattr(_fork, "_living", living)
+    monkeypatch.setattr(_fork, "os", types.SimpleNamespace(close=close))
+    monkeypatch.setattr(_fork, "_core", types.SimpleNamespace(living_forks=told.append))
+    ends = sorted(living.values())
+    _fork.poll()
+    assert sorted(closed) == ends and living == {} and told[-1] == []
+
+
+def test_forgetting_that_is_broken_off_leaves_no_closed_descriptor(monkeypatch):
+    living = {}
+    for count in (1, 2):
+        living[count], write = os.pipe()
+        os.close(write)
+
+    def close(fd):
+        os.close(fd)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_fork, "_living", living)
+    monkeypatch.setattr(_fork, "os", types.SimpleNamespace(close=close))
+    with pytest.raises(KeyboardInterrupt):
+        _fork.poll()
+    assert len(living) == 1
+    for fd in living.values():
+        os.close(fd)  # open still
