@@ -453,7 +453,7 @@ MUTANTS = {
         LOAD + "mn_engine_watch.c", "if (e->holes) {", "if (0) {", "mn_engine",
         kinds=("plain",)),
     "engine: every hole is given back": Mutant(
-        LOAD + "mn_engine_blocks.c", "(b->formless && e->formless == 1)", "e->formless == 0",
+        LOAD + "mn_engine_blocks.c", "if (b->formless && --e->formless == 0) {", "if (1) {",
         "mn_engine", kinds=("plain",)),
     "engine: the head waits for the limit": Mutant(
         LOAD + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",

@@ -78,13 +78,18 @@ def test_no_descriptor_is_kept_for_children_that_are_gone():
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeypatch):
-    """By a finalizer, say: a number closed twice may be somebody else's by then."""
-    closed, told = [], []
+def two_that_are_gone():
+    """Forks as _fork.py counts them, whose children have ended."""
     living = {}
     for count in (1, 2):
         living[count], write = os.pipe()
-        os.close(write)  # the child has gone
+        os.close(write)
+    return living
+
+
+def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeypatch):
+    """By a finalizer, say: a number closed twice may be somebody else's by then."""
+    closed, told, living = [], [], two_that_are_gone()
 
     def close(fd):
         closed.append(fd)
@@ -100,10 +105,7 @@ def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeyp
 
 
 def test_forgetting_that_is_broken_off_leaves_no_closed_descriptor(monkeypatch):
-    living = {}
-    for count in (1, 2):
-        living[count], write = os.pipe()
-        os.close(write)
+    living = two_that_are_gone()
 
     def close(fd):
         os.close(fd)

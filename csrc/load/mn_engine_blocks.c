@@ -131,8 +131,9 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     }
     must_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
-    e->holes = e->holes || (b->formless && e->formless == 1);
-    e->formless -= b->formless;
+    if (b->formless && --e->formless == 0) {
+        e->holes = true;
+    }
     free(b->ranges);
     free(b);
     mn_engine_room(e);
@@ -527,11 +528,10 @@ void
 mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
-    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
-        if (e->plan->form.layout == 0 && form->layout != 0 && !b->formless) {
-            b->formless = true;
-            e->formless++;
-        }
+    bool first = e->plan->form.layout == 0 && form->layout != 0;
+    for (struct mn_batch *b = e->batches; first && b != NULL; b = b->next) {
+        e->formless += !b->formless;
+        b->formless = true;
     }
     e->plan->form = *form;
     mn_mutex_unlock(&e->mutex);

@@ -239,6 +239,17 @@ struct mn_worker {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 
+/* The task that a worker has begun, and when. A look, no more: it may just be over. False
+ * without one, and for what cannot be one. */
+static inline bool
+mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, uint64_t *since_ns)
+{
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    *since_ns = mn_a64_load_relaxed(&k->since_ns);
+    *task = (uint32_t)(running - 1);
+    return *since_ns != 0 && running != 0 && running <= ntasks;
+}
+
 /* ---- lane -------------------------------------------------------------------------- */
 
 struct mn_lane {

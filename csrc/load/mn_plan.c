@@ -189,7 +189,8 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
     if (r.period_ns > 0 && p->batch_bytes != 0) {
-        int64_t cheap = min64(WINDOW_NS / r.period_ns, (int64_t)(MN_PLAN_LARGE_BYTES / p->batch_bytes));
+        int64_t cheap = min64(WINDOW_NS / r.period_ns,
+                              (int64_t)(MN_PLAN_LARGE_BYTES / p->batch_bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
     r.hungry = r.window > 1 ? r.window / 2 : 1;

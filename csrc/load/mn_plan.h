@@ -76,12 +76,13 @@ struct mn_plan {
 
 #define MN_PLAN_BATCHES 4096u
 #define MN_PLAN_TASKS 16384u
+/* A batch of more is large. */
+#define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
+
 /* Less than this is not worth the memory of another batch: a worker idles for so long before
  * anything past the window is started, and a large batch's sample is slow by more. A busy
  * machine takes a core away for up to some ten milliseconds, and fresh pages for a large
  * batch cost about as much. */
-#define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
-
 static inline int64_t
 mn_plan_patience_ns(uint64_t batch_bytes)
 {

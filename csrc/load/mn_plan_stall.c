@@ -37,13 +37,11 @@ held_by_slow(struct mn_engine *e, int64_t ready, uint64_t now)
     }
     int64_t limit = HELD_TIMES * typical > HELD_NS ? HELD_TIMES * typical : HELD_NS;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        struct mn_worker *k = mn_worker_at(&e->shm, w);
-        /* A look, no more: the task may just be over. */
-        uint64_t running = mn_a64_load_relaxed(&k->running);
-        uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-        if (running != 0 && running <= e->shm.ctl->ntasks && since != 0 && since < now
-            && (int64_t)(now - since) >= limit
-            && mn_task_at(&e->shm, (uint32_t)(running - 1))->block_off == off) {
+        uint32_t task;
+        uint64_t since;
+        if (mn_worker_at_work(mn_worker_at(&e->shm, w), e->shm.ctl->ntasks, &task, &since)
+            && since < now && (int64_t)(now - since) >= limit
+            && mn_task_at(&e->shm, task)->block_off == off) {
             return true;
         }
     }

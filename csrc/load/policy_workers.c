@@ -172,7 +172,8 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
     return change(w, to > least ? to : least, MN_WORKERS_SHRINK_FULL);
 }
 
-/* Judges the last growth. True when that settles this update, with the decision in *out. */
+/* Judges the last growth: it has paid as soon as one update says so. True when that settles
+ * this update, with the decision in *out. */
 static bool
 judge(struct mn_workers *w, const struct mn_workers_input *in,
       struct mn_workers_decision *out)
@@ -180,8 +181,7 @@ judge(struct mn_workers *w, const struct mn_workers_input *in,
     int32_t from = w->grown_from;
     bool failed = from >= in->min_workers && in->occupancy_permille <= MN_WORKERS_DRY
                   && growth_failed(w, in);
-    w->trials = failed ? w->trials + 1 : 0;
-    if (failed && w->trials < MN_WORKERS_TRIALS) {
+    if (failed && ++w->trials < MN_WORKERS_TRIALS) {
         *out = decide(in->workers, MN_WORKERS_SETTLING);
         return true;
     }

@@ -105,7 +105,7 @@ struct mn_workers {
     int64_t taken_sum;   /* while full: over so many updates */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_speed;
-    int32_t trials;      /* so often in a row it has not paid */
+    int32_t trials;      /* updates that said it has not paid */
     int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
     int64_t shrunk_taken;
     int32_t ceiling;     /* 0: none */

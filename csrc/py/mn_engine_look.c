@@ -154,13 +154,13 @@ const char mn_engine_workers_doc[] =
 static PyObject *
 running_of(struct mn_engine *e, struct mn_worker *k)
 {
-    /* Relaxed reads for people: the task may be over by the time they are shown. */
-    uint64_t running = mn_a64_load_relaxed(&k->running);
-    bool begun = mn_a64_load_relaxed(&k->since_ns) != 0;
-    if (!begun || running == 0 || running > e->shm.ctl->ntasks) {
+    /* For people: the task may be over by the time it is shown. */
+    uint32_t task;
+    uint64_t since;
+    if (!mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since)) {
         Py_RETURN_NONE;
     }
-    const struct mn_task *t = mn_task_at(&e->shm, (uint32_t)(running - 1));
+    const struct mn_task *t = mn_task_at(&e->shm, task);
     if (t->block_off < e->shm.ctl->input_off
         || t->block_off >= e->shm.ctl->arena_off) {
         Py_RETURN_NONE;
@@ -404,9 +404,10 @@ mn_engine_py_handed(PyObject *self, PyObject *ignored)
 
 const char mn_engine_spans_doc[] =
     "spans(block) -> (epoch, number, [(worker, attempt, kind, why, row0, nrows, done_ns,\n"
-    "wall_ns, cpu_ns, rows)]): the finished tasks of a done block: where and when each ran (monotonic clock,\n"
-    "its end and how long), why it was started (0 static, else enum mn_dispatch_why), and how\n"
-    "long each of its rows took, one after another from its begin; 0 where that is not known";
+    "wall_ns, cpu_ns, rows)]): the finished tasks of a done block: where and when each ran\n"
+    "(monotonic clock, its end and how long), why it was started (0 static, else enum\n"
+    "mn_dispatch_why), and how long each of its rows took, one after another from its begin; 0\n"
+    "where that is not known";
 
 static PyObject *
 span(struct mn_block *b, const struct mn_task *t, uint64_t word)

@@ -84,13 +84,12 @@ static PyObject *
 at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
         const struct mn_task *tasks)
 {
-    uint64_t running = mn_a64_load_relaxed(&k->running); /* a copy */
-    uint64_t row = mn_a64_load_relaxed(&k->row);
-    bool begun = mn_a64_load_relaxed(&k->since_ns) != 0;
-    if (!begun || running == 0 || running > c->ntasks) {
+    uint32_t task;
+    uint64_t since, row = mn_a64_load_relaxed(&k->row); /* of a copy */
+    if (!mn_worker_at_work(k, c->ntasks, &task, &since)) {
         Py_RETURN_NONE;
     }
-    const struct mn_task *t = &tasks[running - 1];
+    const struct mn_task *t = &tasks[task];
     struct mn_block b;
     int rc = bring_block(read, c, t->block_off, &b);
     if (rc == -1) {
