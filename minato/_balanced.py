@@ -35,7 +35,7 @@ LOOK_AHEAD_BATCHES = 128, 512
 #: indices drawn ahead in all: at 0.1 us each they are drawn between two batches
 LOOK_AHEAD_INDICES = 1 << 17
 #: how often it is decided how far; up to which batch many are drawn at a time, and else how many
-LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 8
+LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
 
 #: small batches received at a time, and what they may hold of memory together
 AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
@@ -77,8 +77,8 @@ class _EpochAhead:
     """The next epoch, of which some batches are planned while the present one ends."""
 
     progress: Progress
-    left: int  # batches of the present epoch not handed over yet
     first: int  # its first sequence
+    ends: int  # batches of the present epoch
 
 
 class BalancedIterator(_MinatoIterator):
@@ -110,7 +110,7 @@ class BalancedIterator(_MinatoIterator):
 
     @property
     def _send_idx(self) -> int:  # type: ignore[override]  # torch's counters, as far as read
-        return self._progress.count + len(self._planned)
+        return self._progress.count + self._drawn_ahead()
 
     @property
     def _rcvd_idx(self) -> int:  # type: ignore[override]
@@ -118,7 +118,11 @@ class BalancedIterator(_MinatoIterator):
 
     @property
     def _tasks_outstanding(self) -> int:  # type: ignore[override]
-        return len(self._planned)
+        return self._drawn_ahead()
+
+    def _drawn_ahead(self) -> int:
+        """What was drawn and not handed out; its window is torch's."""
+        return len(self._planned) + len(self._in_hand)
 
     @staticmethod
     def _rows_possible(loader: Any) -> bool:
@@ -161,7 +165,7 @@ class BalancedIterator(_MinatoIterator):
             if early is not None and self._adopt(early, loader):
                 return
             self._kept_back.clear()
-            self._in_hand.clear()
+            self._drop_in_hand()
             self._engine.plan_clear()
             self._planned.clear()
         self._ahead = bool(loader.prefetch_next_epoch)
@@ -188,8 +192,7 @@ class BalancedIterator(_MinatoIterator):
         progress = self._new_progress(None)
         progress.early = True
         progress.generators = self._sources.capture()
-        left = len(self._planned) + len(self._kept_back)
-        self._early = _EpochAhead(progress, left, self._sequence)
+        self._early = _EpochAhead(progress, self._sequence, self._number)
         self._sampler_iter = iter(self._index_sampler)
         self._number = self._position = 0
         self._exhausted = False
@@ -198,7 +201,7 @@ class BalancedIterator(_MinatoIterator):
         """Makes the epoch that was begun early the present one; False when it is stale:
         the last was left in the middle, or set_epoch or load_state_dict was called since."""
         told = early.progress.user_epoch != self._memo.user_epoch
-        if early.left > 0 or told or self._memo.resume is not None:
+        if self._left(early) > 0 or told or self._memo.resume is not None:
             self._undo(early)
             return False
         self._num_yielded = 0
@@ -211,10 +214,14 @@ class BalancedIterator(_MinatoIterator):
         self._fill()
         return True
 
+    def _left(self, early: _EpochAhead) -> int:
+        """Batches of the present epoch not handed out yet."""
+        return early.ends - self._progress.count
+
     def _undo(self, early: _EpochAhead) -> None:
         """Puts the sampler's generators where torch's loader would have them now."""
         states = early.progress.generators
-        if self._unended is not None and early.left >= self._window() + self._short_tail:
+        if self._unended is not None and self._left(early) >= self._window() + self._short_tail:
             states = self._unended  # that would not have met the sampler's end yet
         self._sources.set_own(states or {})
 
@@ -232,18 +239,19 @@ class BalancedIterator(_MinatoIterator):
         window = most = self._window()
         self._enough = sys.maxsize
         if self._far and dry:
-            most = len(self._planned) + window
+            most = self._drawn_ahead() + window
         elif self._far and self._delivered_any():
             most = max(self._look_ahead(), 2 * window)
             self._enough = most - self._bulk
-            if len(self._planned) > self._enough:
+            if self._drawn_ahead() > self._enough:
                 return
         last = self._how_many() - self._short_tail if self._draws_late else sys.maxsize
-        while len(self._planned) < most and not self._exhausted:
+        while self._drawn_ahead() < most and not self._exhausted:
             if self._number >= last:
-                if len(self._planned) >= window:
+                if self._drawn_ahead() >= window:
                     if not self._ahead or self._early is not None:
                         self._engine.plan_end()  # as good as all are known
+                        self._enough = window - 1
                         return
                     if self._unended is None:
                         self._unended = self._sources.capture(everything=False)
@@ -379,12 +387,12 @@ class BalancedIterator(_MinatoIterator):
                 self._shutdown_workers()
             raise StopIteration
         batch, data = self._received()
-        self._planned.pop(batch.sequence, None)
-        if self._early is not None:
-            self._early.left -= 1
-        if len(self._planned) <= self._enough:
+        if self._drawn_ahead() <= self._enough:
             self._fill()
         self._progress.delivered(batch.number)
+        if self._in_hand and self._pinner is None and not self._progress.beyond:
+            enough = -1 if self._exhausted else self._enough
+            self._grants(self._drawn_ahead() - enough - 1, self._progress)
         if isinstance(data, Failure):
             self._errors += 1
             data.reraise()
@@ -392,14 +400,14 @@ class BalancedIterator(_MinatoIterator):
 
     def _at_end(self) -> bool:
         if self._early is not None:
-            return self._early.left == 0
-        return not self._planned and not self._kept_back
+            return self._left(self._early) == 0
+        return not self._drawn_ahead() and not self._kept_back
 
     def _receive(self, wait: bool = True) -> Any:
         """The next batch to hand over: (_Batch, data); without wait None unless it is done.
         Out of order one of the next epoch may be done first: it is kept back."""
         if self._kept_back and self._of_this_epoch(self._kept_back[0][0]):
-            return self._promised(*self._kept_back.popleft())
+            return self._kept_back.popleft()
         while (got := self._await_next(wait)) is not None:
             sequence, block = got
             batch = self._planned.pop(sequence)
@@ -412,22 +420,19 @@ class BalancedIterator(_MinatoIterator):
                 finally:
                     self._engine.taken(sequence, block)
             if self._of_this_epoch(batch):
-                return self._promised(batch, data)
+                if self._at_a_time > 1 and self._pinner is None:
+                    batch.indices = None  # to free them later, with cold caches, takes longer
+                return batch, data
             self._kept_back.append((batch, data))
         return None
 
     def _of_this_epoch(self, batch: _Batch) -> bool:
         return self._early is None or batch.sequence < self._early.first
 
-    def _promised(self, batch: _Batch, data: Any) -> tuple[_Batch, Any]:
-        """It counts as planned until it is handed out."""
-        self._planned[batch.sequence] = batch
-        return batch, data
-
     def _more(self) -> bool:
         if self._early is not None:
-            return self._early.left > len(self._in_hand)
-        return len(self._planned) > len(self._in_hand) and not self._kept_back
+            return self._left(self._early) > len(self._in_hand)
+        return bool(self._planned) and not self._kept_back
 
     @staticmethod
     def _named(what: Any) -> str:

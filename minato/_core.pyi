@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypedDict, final
 
 import torch
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 compiler: Final[str]
 
@@ -60,10 +60,22 @@ def bind_torch(
     weak_ref: Callable[[torch.Tensor], Any],
     expired: Callable[[int], Any],
     free_weak: Callable[[int], Any],
+    iterator: type[Any],
     /,
 ) -> bool: ...
 
 # ---- the trainer's side ----------------------------------------------------------------
+
+@disjoint_base
+class HandsOut:
+    @property
+    def _num_yielded(self) -> int: ...
+    @_num_yielded.setter
+    def _num_yielded(self, count: int) -> None: ...
+    def __next__(self) -> Any: ...
+    def _grant(
+        self, count: int, in_hand: Any = ..., engine: Engine = ..., progress: Any = ..., /
+    ) -> None: ...
 
 class _WorkerEntry(TypedDict):
     state: int

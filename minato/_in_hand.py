@@ -7,6 +7,9 @@ Without, small batches that are complete are received along with the one that is
 program whose steps take milliseconds comes back with cold caches, and then the first batch
 costs several times what those after it do.
 
+How many of those ask for nothing else is told to ``mn_hand.c``, which hands them out without
+coming here.
+
 Sampler and engine stay in the program's thread. What is in hand still counts as planned, the
 engine starts nothing more for it (mn_plan.h), and nothing of it is seen until its turn.
 """
@@ -17,6 +20,7 @@ import functools
 from collections import deque
 from typing import Any
 
+from . import _core
 from ._errors import Failure
 from ._pin import Pinner, Pinning
 
@@ -31,7 +35,7 @@ class Raised:
         self.error = error
 
 
-class ReceivesAhead:
+class ReceivesAhead(_core.HandsOut):
     """What iterators do about it; a mixin."""
 
     _pinner: Pinner | None = None
@@ -56,6 +60,10 @@ class ReceivesAhead:
     def _stop_pinner(self) -> None:
         if self._pinner is not None:
             self._pinner.close()
+        self._drop_in_hand()
+
+    def _drop_in_hand(self) -> None:
+        self._grant(0)
         self._in_hand.clear()
 
     def _received(self) -> Any:
@@ -92,6 +100,7 @@ class ReceivesAhead:
                     self._trace.news()
 
     def _handed_out(self) -> Any:
+        self._grant(0)  # it counted on this one
         what, data = self._in_hand.popleft()
         self._engine.handed()
         if self._trace is not None:
@@ -108,18 +117,27 @@ class ReceivesAhead:
             return False
 
     def _take_in_hand(self, received: Any) -> bool:
+        """Whether more may be taken: what failed is the last."""
         if received is None:
             return False
-        self._in_hand.append([*received])
+        entry = [*received]
+        self._in_hand.append(entry)
         del received  # the thread's hands are then the last that hold it
-        self._send_off(self._in_hand[-1])
-        return True
+        self._send_off(entry)
+        return not isinstance(entry[1], Failure)
 
     def _send_off(self, entry: list) -> None:
         """Sends what waits for it to be pinned. An interrupt may have come before that."""
         if self._pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
             note = functools.partial(self._named, entry[0])
             entry[1] = self._pinner.submit(entry[1], note)
+
+    def _grants(self, most: int, progress: Any) -> None:
+        """So many batches in hand ask for nothing but being handed out (mn_hand.c)."""
+        in_hand = self._in_hand
+        whole = len(in_hand) - isinstance(in_hand[-1][1], (Failure, Raised))
+        if min(most, whole) > 0:
+            self._grant(min(most, whole), in_hand, self._engine, progress)
 
     # ---- what an iterator says --------------------------------------------------------------
 

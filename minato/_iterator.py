@@ -30,14 +30,9 @@ from ._native import NativePool
 from ._pool import Pool, start_method_context
 from ._resume import Counted
 from ._stats import engine_stats
-from ._torch_bridge import profiled
 from ._trace import Trace, tracer
 from ._trace import writer as trace_writer
 from ._worker import FAILED, OK
-
-#: torch's; tools that watch data loading put their own around it
-_NEXT = _BaseDataLoaderIter.__next__
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -195,12 +190,11 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
 
     # ---- receiving -------------------------------------------------------------------
 
-    def __next__(self) -> Any:
-        """torch's, which for each batch marks a range of the profiler: where none listens
-        that would be a good part of a small batch's time."""
-        wrapped = _BaseDataLoaderIter.__next__ is not _NEXT
-        if wrapped or self._sampler_iter is None or self._iterable or profiled():
-            return super().__next__()
+    def _next(self) -> Any:
+        """torch's __next__ without the range that it marks for profilers: where none listens
+        that would be a good part of a small batch's time. mn_hand.c decides between them."""
+        if self._sampler_iter is None or self._iterable:
+            return _MultiProcessingDataLoaderIter.__next__(self)
         data = self._next_data()
         self._num_yielded += 1
         return data

@@ -94,6 +94,9 @@ class ReadyIterator(BalancedIterator):
             self._form = SAMPLES
             self._engine.set_form(SAMPLES, None, 0)
 
+    def _drawn_ahead(self) -> int:
+        return len(self._planned)  # what is in hand are batches, not samples
+
     def _is_whole(self, index: Any) -> bool:
         return False
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from . import _core
 
@@ -51,19 +51,12 @@ def _weak_ref(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._weak_ref()
 
 
-def _yes() -> bool:
-    return True
-
-
 try:
     from . import _torch
 except ImportError:  # not built, or for another torch
     _plain_tensor = None
-    profiled: Callable[[], bool] = _yes
 else:
     _plain_tensor = _torch.plain_tensor
-    #: whether somebody may listen to torch's record_function
-    profiled = _torch.profiled
 
 
 def bind() -> bool:
@@ -76,4 +69,5 @@ def bind() -> bool:
         _weak_ref,
         torch.UntypedStorage._expired,
         torch.UntypedStorage._free_weak_ref,
+        _MultiProcessingDataLoaderIter,
     )

@@ -230,7 +230,7 @@ class TestNextEpochEarly:
         loader = make(Counting(600), prefetch_next_epoch=True, **self.options())
         assert sorted(sum(indices_of(loader), [])) == list(range(600))
         it = loader._iterator
-        assert len(it._planned) > it._window() and it._early.left == 0
+        assert len(it._planned) > it._window() and it._left(it._early) == 0
 
     def test_a_sample_found_to_be_slow_starts_early_in_it(self):
         """It was planned before that was known."""

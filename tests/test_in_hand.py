@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_native import wait_for
+from torch.utils.data import dataloader
 
 import minato
 
@@ -73,6 +74,73 @@ def test_they_are_received_at_a_time() -> None:
     del iterator._receive
     got += list(iterator)
     assert firsts(got) == list(range(0, BATCH * BATCHES, BATCH))
+
+
+def in_hand(loader: minato.DataLoader) -> Any:
+    """An iterator that has given one batch of its second epoch and has the rest of AT_A_TIME."""
+    iterator = second(loader)
+    complete(iterator, WINDOW)
+    assert int(next(iterator)[0, 0]) == 0 and len(iterator._in_hand) == AT_A_TIME - 1
+    return iterator
+
+
+def test_they_are_handed_out_without_python() -> None:
+    loader = make(Numbers())
+    iterator = in_hand(loader)
+    iterator._next = None
+    assert firsts(next(iterator) for _ in range(3)) == [2, 4, 6]
+    assert iterator._num_yielded == iterator._rcvd_idx == loader.state_dict()["delivered"] == 4
+    del iterator._next
+    assert firsts(iterator) == list(range(8, BATCH * BATCHES, BATCH))
+
+
+def test_a_profiler_that_begins_later_sees_each() -> None:
+    iterator = in_hand(make(Numbers()))
+    next(iterator)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert firsts(next(iterator) for _ in range(2)) == [4, 6]
+    ranges = [event for event in profile.events() if "DataLoader" in event.name]
+    assert len(ranges) == 2
+    assert firsts(iterator) == list(range(8, BATCH * BATCHES, BATCH))
+
+
+@pytest.mark.parametrize("of", [dataloader._BaseDataLoaderIter,
+                                dataloader._MultiProcessingDataLoaderIter])  # fmt: skip
+def test_who_watches_torchs_next_sees_each(of: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator = in_hand(make(Numbers()))
+    next(iterator)
+    plain, seen = of.__next__, []
+    with monkeypatch.context() as patch:
+        patch.setattr(of, "__next__", lambda self: seen.append(batch := plain(self)) or batch)
+        while iterator._in_hand:
+            next(iterator)
+    assert firsts(seen) == list(range(4, BATCH * AT_A_TIME, BATCH))
+    assert firsts(iterator) == list(range(BATCH * AT_A_TIME, BATCH * BATCHES, BATCH))
+    assert len(seen) == AT_A_TIME - 2
+
+
+def after_a_break(loader: Any, generator: torch.Generator, at: int) -> tuple[bytes, list[int]]:
+    """The generator's state after a break in a second epoch, and what was given in that."""
+    generator.manual_seed(5)
+    list(loader)
+    got = []
+    for batch in loader:
+        got.append(int(batch[0, 0]))
+        time.sleep(0.006)  # so that some are in hand
+        if len(got) == at:
+            break
+    return generator.get_state().numpy().tobytes(), got
+
+
+def test_a_break_leaves_the_generator_where_torchs_would() -> None:
+    """That draws once more when the sampler ends, which is met a window ahead."""
+    dataset, generator = Numbers(), torch.Generator()
+    sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
+    options = {"sampler": sampler, "num_workers": 2, "prefetch_factor": WINDOW // 2}
+    mine = make(dataset, sampler=sampler)
+    ours = torch.utils.data.DataLoader(dataset, BATCH, persistent_workers=True, **options)
+    for at in [*range(BATCHES - WINDOW - 4, BATCHES - WINDOW + 6), BATCHES - 1, BATCHES]:
+        assert after_a_break(mine, generator, at) == after_a_break(ours, generator, at)
 
 
 def test_what_is_in_hand_is_in_the_window() -> None:

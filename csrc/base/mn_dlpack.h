@@ -71,13 +71,15 @@ struct mn_dl_api {
  * look: 1 and *out filled (valid as long as the tensor is not changed) for a dense tensor whose
  * bytes are its values, 0 for any other. No exception.
  * copy: a new tensor in torch's own memory, in C order, with these bytes; NULL with an
- * exception set. A PyObject. */
+ * exception set. A PyObject.
+ * profiled: whether a profiler or another observer of torch's record_function is at work. */
 #define MN_PLAIN_TENSOR "minato._torch.plain_tensor"
 
 struct mn_plain_tensor {
     int (*look)(void *object, struct mn_dl_tensor *out);
     void *(*copy)(const void *data, struct mn_dl_dtype dtype, int ndim, const int64_t *shape,
                   uint64_t bytes);
+    bool (*profiled)(void);
 };
 
 #endif

@@ -46,17 +46,18 @@ mn_raise_errno(int rc, const char *what)
 
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
-"free_weak)\n\n"
+"free_weak, iterator)\n\n"
 "Tells the core how tensors are made: torch.Tensor, its DLPack exchange capsule or None,\n"
-"the capsule of minato._torch or None, and the Python functions that mn_state.h describes.");
+"the capsule of minato._torch or None, the Python functions that mn_state.h describes, and\n"
+"its class of iterators with workers.");
 
 static PyObject *
 bind_torch(PyObject *module, PyObject *args)
 {
     struct mn_state *st = mn_state_of(module);
-    PyObject *type, *capsule, *look, *from_view, *weak_ref, *expired, *free_weak;
-    if (!PyArg_ParseTuple(args, "O!OOOOOO", &PyType_Type, &type, &capsule, &look, &from_view,
-                          &weak_ref, &expired, &free_weak)) {
+    PyObject *type, *capsule, *look, *from_view, *weak_ref, *expired, *free_weak, *iterator;
+    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &look, &from_view,
+                          &weak_ref, &expired, &free_weak, &iterator)) {
         return NULL;
     }
     const struct mn_plain_tensor *plain = NULL;
@@ -76,6 +77,12 @@ bind_torch(PyObject *module, PyObject *args)
             api = NULL; /* another ABI: the fallback serves */
         }
     }
+    PyObject *next = PyObject_GetAttr(iterator, st->str_next);
+    if (next == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(st->torch_next, next);
+    Py_XSETREF(st->torch_iterator, Py_NewRef(iterator));
     st->dlpack = api;
     st->plain = plain;
     Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
@@ -126,7 +133,12 @@ core_exec(PyObject *module)
     st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
     st->str_is_neg = PyUnicode_InternFromString("is_neg");
     st->str_is_conj = PyUnicode_InternFromString("is_conj");
-    if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL) {
+    st->str_next = PyUnicode_InternFromString("__next__");
+    st->str__next = PyUnicode_InternFromString("_next");
+    st->str_head = PyUnicode_InternFromString("head");
+    st->str_popleft = PyUnicode_InternFromString("popleft");
+    if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL
+        || st->str_next == NULL || st->str__next == NULL || st->str_head == NULL || st->str_popleft == NULL) {
         return -1;
     }
 #ifdef __clang__
@@ -138,6 +150,7 @@ core_exec(PyObject *module)
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
+        || mn_hand_add_type(module) < 0
         || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
@@ -161,6 +174,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->expired);
     Py_VISIT(st->free_weak);
     Py_VISIT(st->poll_forks);
+    Py_VISIT(st->torch_iterator);
+    Py_VISIT(st->torch_next);
     return 0;
 }
 
@@ -183,6 +198,12 @@ core_clear(PyObject *module)
     Py_CLEAR(st->str_requires_grad);
     Py_CLEAR(st->str_is_neg);
     Py_CLEAR(st->str_is_conj);
+    Py_CLEAR(st->torch_iterator);
+    Py_CLEAR(st->torch_next);
+    Py_CLEAR(st->str_next);
+    Py_CLEAR(st->str__next);
+    Py_CLEAR(st->str_head);
+    Py_CLEAR(st->str_popleft);
     return 0;
 }
 

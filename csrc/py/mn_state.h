@@ -32,10 +32,16 @@ struct mn_state {
     PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
     PyObject *expired;                  /* int -> bool */
     PyObject *free_weak;                /* int -> None */
+    PyObject *torch_iterator;           /* its class for iterators with workers, ... */
+    PyObject *torch_next;               /* ... and the __next__ of that */
     PyObject *poll_forks;               /* () -> None, refreshes living_forks() */
     PyObject *str_requires_grad;
     PyObject *str_is_neg;
     PyObject *str_is_conj;
+    PyObject *str_next;  /* __next__ */
+    PyObject *str__next; /* _next */
+    PyObject *str_head;
+    PyObject *str_popleft;
     struct mn_pending *pending;         /* ranges whose storage may still be seen */
 };
 
@@ -63,6 +69,8 @@ mn_view_add_type(PyObject *module, struct mn_state *st);
 
 int
 mn_native_add_type(PyObject *module);
+int
+mn_hand_add_type(PyObject *module);
 
 /* What a dataset's native pipeline makes: mn_native_type.c. */
 extern const char mn_native_info_doc[];

@@ -221,7 +221,13 @@ copy(const void *data, mn_dl_dtype dtype, int ndim, const int64_t *shape, uint64
     END_HANDLE_TH_ERRORS
 }
 
-const mn_plain_tensor plain_tensor = {look, copy};
+bool
+profiled()
+{
+    return at::hasCallbacks();
+}
+
+const mn_plain_tensor plain_tensor = {look, copy, profiled};
 
 /* Whether version ("2.13.0+cpu") is of the minor release this was built for ("2.13"). */
 bool
@@ -259,18 +265,7 @@ exec(PyObject *module)
     return rc;
 }
 
-PyDoc_STRVAR(profiled_doc,
-"profiled($module, /)\n--\n\n"
-"Whether a profiler or another observer of torch's record_function is at work.");
-
-PyObject *
-profiled(PyObject *, PyObject *)
-{
-    return PyBool_FromLong(at::hasCallbacks());
-}
-
 PyMethodDef methods[] = {
-    {"profiled", profiled, METH_NOARGS, profiled_doc},
     {"pinned_empty_like", pinned_empty_like, METH_O, pinned_empty_like_doc},
     {"pin", pin, METH_O, pin_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
