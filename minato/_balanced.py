@@ -242,7 +242,7 @@ class BalancedIterator(_MinatoIterator):
             most = self._drawn_ahead() + window
         elif self._far and self._delivered_any():
             most = max(self._look_ahead(), 2 * window)
-            self._enough = most - self._bulk
+            self._enough = max(most - self._bulk, window)
             if self._drawn_ahead() > self._enough:
                 return
         last = self._how_many() - self._short_tail if self._draws_late else sys.maxsize
@@ -280,7 +280,8 @@ class BalancedIterator(_MinatoIterator):
         once for many batches.
 
         How many are drawn at a time follows from how long one takes: each visit to the
-        engine wakes sleeping workers, which for small batches costs more than they do."""
+        engine wakes sleeping workers, which for small batches costs more than they do, and
+        comes to cold caches where steps are long."""
         if self._sequence - self._looked >= LOOK_AGAIN_BATCHES:
             self._looked = self._sequence
             costs, (least, most) = self._memo.costs.summary(), self._ahead_bounds
@@ -288,7 +289,8 @@ class BalancedIterator(_MinatoIterator):
             slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
             most = min(most, LOOK_AHEAD_INDICES // self._batch_size)
             self._reach = int(min(max(slow, least), most))
-            self._bulk = FEW if batch > BULK_NS else self._reach // 2
+            half = self._reach // 2
+            self._bulk = min(FEW, half) if batch > BULK_NS else half
         return self._reach
 
     def _window(self) -> int:

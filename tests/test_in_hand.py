@@ -12,6 +12,7 @@ from test_native import wait_for
 from torch.utils.data import dataloader
 
 import minato
+from minato import _balanced
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -132,14 +133,19 @@ def after_a_break(loader: Any, generator: torch.Generator, at: int) -> tuple[byt
     return generator.get_state().numpy().tobytes(), got
 
 
-def test_a_break_leaves_the_generator_where_torchs_would() -> None:
-    """That draws once more when the sampler ends, which is met a window ahead."""
+@pytest.mark.parametrize("window, indices", [(16, 1 << 17), (24, 64)])
+def test_a_break_leaves_the_generator_where_torchs_would(
+    window: int, indices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That draws once more when the sampler ends, which is met a window ahead. The second time
+    little more than that window may be drawn ahead."""
+    monkeypatch.setattr(_balanced, "LOOK_AHEAD_INDICES", indices)
     dataset, generator = Numbers(), torch.Generator()
     sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
-    options = {"sampler": sampler, "num_workers": 2, "prefetch_factor": WINDOW // 2}
-    mine = make(dataset, sampler=sampler)
+    options = {"sampler": sampler, "num_workers": 2, "prefetch_factor": window // 2}
+    mine = make(dataset, sampler=sampler, prefetch_factor=window // 2)
     ours = torch.utils.data.DataLoader(dataset, BATCH, persistent_workers=True, **options)
-    for at in [*range(BATCHES - WINDOW - 4, BATCHES - WINDOW + 6), BATCHES - 1, BATCHES]:
+    for at in [*range(BATCHES - window - 4, BATCHES - window + 6), BATCHES - 1, BATCHES]:
         assert after_a_break(mine, generator, at) == after_a_break(ours, generator, at)
 
 
