@@ -7,6 +7,7 @@
 #ifndef MN_DLPACK_H
 #define MN_DLPACK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/mn_attr.h"
