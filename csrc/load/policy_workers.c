@@ -215,8 +215,11 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
     w->dry = dry ? w->dry + 1 : 0;
     w->full = full ? w->full + 1 : 0;
     w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
-    w->busy_most = w->full > 1 && w->busy_most > in->busy_permille ? w->busy_most
-                                                                   : in->busy_permille;
+    if (w->full <= 1) {
+        w->busy_most = 0; /* the queue was being filled, maybe: that is over */
+    } else if (w->busy_most < in->busy_permille) {
+        w->busy_most = in->busy_permille;
+    }
     if (w->dry >= MN_WORKERS_DRY_FOR) {
         return when_dry(w, in);
     }

@@ -9,9 +9,9 @@
  *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
- *   taken      batches a second that the consumer took, in thousandths
- *   speed      samples a second, in thousandths, while workers had a task: what the rate were if all were busy always.
- *              A pause of the consumer leaves it as it is
+ *   taken      what the consumer was given a second, in thousandths
+ *   speed      samples a second, in thousandths, while workers had a task: what the rate were
+ *              if all were busy always. A pause of the consumer leaves it as it is
  *
  * Rule
  *   Dry (occupancy <= MN_WORKERS_DRY, MN_WORKERS_DRY_FOR updates in a row): grow, if more
@@ -23,9 +23,10 @@
  *   By a quarter at most, so that the effect can be judged; twice as many where tasks
  *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
  *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink half
- *   the way to what was needed (the largest busy share meanwhile, and a quarter to spare), by
- *   one at least, unless those that stay would be busy all the time: then the queue would run
- *   dry soon. Between the two thresholds: leave it.
+ *   the way to what was needed (the largest busy share meanwhile, but for the first update,
+ *   when the queue may have been filled; and a quarter to spare), by one at least, unless
+ *   those that stay would be busy all the time: then the queue would run dry soon. Between
+ *   the two thresholds: leave it.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
@@ -101,7 +102,7 @@ struct mn_workers {
     int32_t dry;
     int32_t full;
     int32_t settle;
-    int32_t busy_most;   /* while full */
+    int32_t busy_most;   /* while full, from the second update on */
     int64_t taken_sum;   /* while full: over so many updates */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_speed;

@@ -206,6 +206,17 @@ def test_the_busiest_of_the_full_updates_counts():
     assert seen == [10] * 5 + [9]
 
 
+def test_the_update_that_filled_the_queue_does_not_count():
+    """All were busy until it was full; the consumer may still turn out to be slow."""
+    policy, seen = _core.PolicyWorkers(), []
+    for busy in (1000, *[100] * 5):
+        target, _, _ = policy.update(
+            workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
+            wait=900, backlog=0, rate=1000, busy=busy)
+        seen.append(target)
+    assert seen == [10] * 5 + [6]
+
+
 @given(st.integers(0, 20))
 def test_grows_no_further_than_memory_has_room(room):
     """Judged by a rate that rises with the workers; each takes its share of what is left."""
