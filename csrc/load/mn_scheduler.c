@@ -216,6 +216,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     struct mn_scheduler *s = e->scheduler;
     uint64_t busy = 0, total = 0, worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
     uint64_t own_ns = mn_process_cpu_ns(), queued_ns = 0, begun_ns = 0;
+    uint64_t given = mn_a64_load_relaxed(&e->shm.ctl->given);
     (void)mn_cputime_machine(&busy, &total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
@@ -246,7 +247,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
         uint64_t held = spent + begun_ns;
         in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
                                      took * (uint64_t)in->workers);
-        in->taken_milli = (int64_t)(s->occupancy_n * UINT64_C(1000000000000) / took);
+        in->taken_milli = (int64_t)((given - s->given) * UINT64_C(1000000000000) / took);
         in->occupancy_permille =
             s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 0;
     }
@@ -254,6 +255,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     s->machine_busy = busy;
     s->machine_total = total;
     s->rows = rows;
+    s->given = given;
     s->own_ns = own_ns;
     s->busy_ns = worker_ns;
     s->cpu_ns = cpu_ns;

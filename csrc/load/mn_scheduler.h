@@ -47,7 +47,7 @@ struct mn_scheduler {
     struct mn_workers policy;
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
-    uint64_t rows, busy_ns, cpu_ns, queued_ns, begun_ns;
+    uint64_t rows, given, busy_ns, cpu_ns, queued_ns, begun_ns;
     uint64_t own_ns; /* CPU time of the trainer's process */
     uint64_t occupancy_sum, occupancy_n;
     uint64_t room_ns;  /* when it was found, */
