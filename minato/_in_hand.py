@@ -5,7 +5,8 @@ batch after the one it hands out is complete, and sends it to the thread of ``_p
 
 Without, small batches that are complete are received along with the one that is asked for: a
 program whose steps take milliseconds comes back with cold caches, and then the first batch
-costs several times what those after it do.
+costs several times what those after it do. (One by one where steps are long: that is no matter then,
+and each time that it asks is a sign of how full the queue is.)
 
 How many of those ask for nothing else is told to ``mn_hand.c``, which hands them out without
 coming here.
@@ -27,6 +28,9 @@ from ._pin import Pinner, Pinning
 #: batches in hand where they are pinned: the one that is handed out, and the one after
 PINNED = 2
 
+#: steps that are short. Some ten go by while the number of workers is decided on once.
+SHORT_STEP_NS = 25_000_000
+
 
 class Raised:
     """An exception that receiving a batch before its turn ended with."""
@@ -41,7 +45,7 @@ class ReceivesAhead(_core.HandsOut):
     _pinner: Pinner | None = None
     #: [what was received, its data or Pinning or Raised], to be handed out in this order
     _in_hand: deque[list] = deque(maxlen=0)
-    #: batches that are received at a time, where nothing is pinned
+    #: batches that are received at a time, where nothing is pinned and steps are short
     _at_a_time = 1
     _engine: Any
     _trace: Any
@@ -74,10 +78,12 @@ class ReceivesAhead(_core.HandsOut):
             return self._handed_out()
         if self._pinner is None and self._at_a_time == 1 or not self._living():
             return self._receive()
-        self._engine.asked()
+        step = self._engine.asked()
         got = False
         try:
             most = PINNED if self._pinner is not None else self._at_a_time
+            if self._pinner is None and not 0 < step < SHORT_STEP_NS:
+                most = 1
             if not in_hand:
                 self._take_in_hand(self._receive())
             while 0 < len(in_hand) < most and self._more() and self._take_ahead():

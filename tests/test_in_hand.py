@@ -12,7 +12,7 @@ from test_native import wait_for
 from torch.utils.data import dataloader
 
 import minato
-from minato import _balanced
+from minato import _balanced, _in_hand
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -36,6 +36,11 @@ class Numbers(torch.utils.data.Dataset):
         if index == self.wrong:
             raise ValueError("wrong")
         return torch.full((self.floats,), float(index))
+
+
+@pytest.fixture(autouse=True)
+def any_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_in_hand, "SHORT_STEP_NS", 1 << 62)
 
 
 def make(dataset: Any, **options: Any) -> minato.DataLoader:
@@ -176,6 +181,15 @@ def test_others_are_received_one_by_one(options: dict[str, Any]) -> None:
     for _ in range(4):
         next(iterator)
         assert not iterator._in_hand
+
+
+def test_for_long_steps_they_are_received_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    iterator = second(make(Numbers()))
+    for n in range(BATCHES):
+        assert next(iterator).tolist() == [[BATCH * n + i] for i in range(BATCH)]
+        assert not iterator._in_hand or n < 12  # the steps before were short
+        time.sleep(0.05)
 
 
 def test_large_ones_are_received_one_by_one() -> None:

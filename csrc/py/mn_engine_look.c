@@ -375,7 +375,7 @@ mn_engine_py_asked(PyObject *self, PyObject *ignored)
         return NULL;
     }
     mn_engine_span_begin(e);
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(e->plan != NULL ? e->plan->consumer_ns : 0);
 }
 
 PyObject *

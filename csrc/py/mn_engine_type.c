@@ -444,7 +444,8 @@ static PyMethodDef engine_methods[] = {
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
     {"asked", mn_engine_py_asked, METH_NOARGS,
-     PyDoc_STR("asked(): the caller begins to wait for a batch; next() does it by itself")},
+     PyDoc_STR("asked() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
+               "begins to wait for a batch; next() does it by itself")},
     {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
     {"handed", mn_engine_py_handed, METH_NOARGS,
      PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
