@@ -43,8 +43,8 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     int seeded, whole, splits = 0;
     if (e == NULL
         || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &dumps,
-                                        &sequence, &number, &epoch, &position, &seed, &b.nrows, &seeded,
-                                        &whole, &b.user_epoch, &splits)) {
+                                        &sequence, &number, &epoch, &position, &seed, &b.nrows,
+                                        &seeded, &whole, &b.user_epoch, &splits)) {
         return NULL;
     }
     b.sequence = sequence;

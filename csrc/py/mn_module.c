@@ -138,7 +138,8 @@ core_exec(PyObject *module)
     st->str_head = PyUnicode_InternFromString("head");
     st->str_popleft = PyUnicode_InternFromString("popleft");
     if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL
-        || st->str_next == NULL || st->str__next == NULL || st->str_head == NULL || st->str_popleft == NULL) {
+        || st->str_next == NULL || st->str__next == NULL || st->str_head == NULL
+        || st->str_popleft == NULL) {
         return -1;
     }
 #ifdef __clang__

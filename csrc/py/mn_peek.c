@@ -200,7 +200,8 @@ queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
     PyMem_Free(p);
     return Py_BuildValue("{sI sI sI sI sI sI}", "queued", n[MN_TASK_QUEUED], "running",
                          n[MN_TASK_RUNNING], "done", n[MN_TASK_DONE], "waiting",
-                         n[MN_TASK_PLANNED] + n[MN_TASK_WAITING], "batches", batches, "ready", ready);
+                         n[MN_TASK_PLANNED] + n[MN_TASK_WAITING], "batches", batches, "ready",
+                         ready);
 }
 
 const char mn_peek_doc[] =

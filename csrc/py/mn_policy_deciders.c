@@ -221,8 +221,8 @@ workers_update(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef workers_methods[] = {
     {"update", (PyCFunction)(void (*)(void))workers_update, METH_VARARGS | METH_KEYWORDS,
      "update(workers, min_workers, max_workers, occupancy, cpu, cores, wait, backlog,\n"
-     "rate, speed=rate, busy=0, room=any, taken=rate) -> (target, reason, text). Shares in permille;\n"
-     "cores, rate, speed and taken in thousandths."},
+     "rate, speed=rate, busy=0, room=any, taken=rate) -> (target, reason, text). Shares in\n"
+     "permille; cores, rate, speed and taken in thousandths."},
     {NULL, NULL, 0, NULL},
 };
 

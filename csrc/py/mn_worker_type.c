@@ -548,7 +548,8 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, worker_methods},
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
-                          "load_index, set_epoch=None, user_epoch=0): the worker's side of the loader's mapping.")},
+                          "load_index, set_epoch=None, user_epoch=0): the worker's side of the\n"
+                          "loader's mapping.")},
     {0, NULL},
 };
 

@@ -187,7 +187,8 @@ look(void *object, mn_dl_tensor *out) noexcept
     const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(object));
     if (!t.defined() || !t.has_storage() || t.layout() != at::kStrided || !t.device().is_cpu()
         || t.is_quantized() || t.is_neg() || t.is_conj() || t.requires_grad()
-        || t.unsafeGetTensorImpl()->is_python_dispatch() || !dtype_of(t.scalar_type(), &out->dtype)) {
+        || t.unsafeGetTensorImpl()->is_python_dispatch()
+        || !dtype_of(t.scalar_type(), &out->dtype)) {
         return 0;
     }
     try {
