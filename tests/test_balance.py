@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from test_native import wait_for
 
 import minato
 
@@ -378,6 +379,25 @@ class TestCosts:
         loader = minato.DataLoader(dataset, batch_size=1, num_workers=1)
         assert [int(b) for b in loader] == list(range(40))
         assert dataset.at[39] < 30  # in the sampler's order it would be the 40th
+
+
+class TestWindow:
+    def test_small_batches_last_while_the_slowest_are_made(self):
+        """Two workers, torch's window of four batches, and a consumer that takes one: as many
+        are made as go by during a slow one, that is some sixty."""
+
+        class Rare(Costly):
+            def __getitem__(self, index):
+                time.sleep(0.2 if index % 100 == 50 else 0.001)
+                return index
+
+        loader = make(Rare(400), batch_size=2, shuffle=False, num_workers=2)
+        for _ in loader:
+            pass
+        iterator = iter(loader)
+        next(iterator)
+        wait_for(lambda: iterator._finished() >= 20)
+        assert [int(i) for batch in iterator for i in batch] == list(range(2, 400))
 
 
 class TestUnknownCosts:

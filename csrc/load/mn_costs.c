@@ -46,6 +46,7 @@ observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_n
         || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
+        c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
         c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
         c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
                                   c->send_ns);
@@ -123,8 +124,8 @@ struct mn_costs_view
 mn_costs_look(struct mn_costs *c)
 {
     mn_mutex_lock(&c->mutex);
-    struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->timeout_ns,
-                              c->collate_ns, c->split, c->model.samples};
+    struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
+                              c->timeout_ns, c->collate_ns, c->split, c->model.samples};
     mn_mutex_unlock(&c->mutex);
     return v;
 }

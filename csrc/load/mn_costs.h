@@ -22,6 +22,7 @@ struct mn_costs {
     void *cells;
     uint64_t since; /* observations since the quantiles below were taken */
     int64_t median_ns;
+    int64_t slowest_ns; /* all but one in 200 cost less */
     int64_t timeout_ns; /* of the slow verdict; MN_SLOW_NEVER */
     int64_t send_ns;    /* of sending a sample to another worker; MN_SPLIT_CANNOT */
     bool refused;       /* a sample could not be sent: never again */
@@ -52,6 +53,7 @@ mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *
 struct mn_costs_view {
     int64_t mean_ns;
     int64_t median_ns;
+    int64_t slowest_ns;
     int64_t timeout_ns;
     int64_t collate_ns;
     bool split;

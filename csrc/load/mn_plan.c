@@ -21,7 +21,9 @@
 /* Board depth: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
- * is at least so much work, as long as its batches are not large. */
+ * is at least so much work, as long as its batches are not large. And as much as lasts while
+ * the slowest are made: when several of those come together, what the consumer takes
+ * meanwhile has to be there, and no worker to have idled, where it is as fast as they are. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 
 int
@@ -189,7 +191,8 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
     if (r.period_ns > 0 && p->batch_bytes != 0) {
-        int64_t cheap = min64(WINDOW_NS / r.period_ns,
+        int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
+        int64_t cheap = min64(lasts / r.period_ns,
                               (int64_t)(MN_PLAN_LARGE_BYTES / p->batch_bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
