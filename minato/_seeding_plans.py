@@ -347,7 +347,8 @@ def _torch_layout() -> bool:
 
     raw, seed = Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
     by_api, by_fill = torch.Generator(), torch.Generator()
-    torch.empty(1).normal_(generator=by_api)  # leaves a cached value to be cleared
+    one = torch.empty(1, device="cpu")
+    one.normal_(generator=by_api)  # leaves a cached value to be cleared
     _set_torch(by_api, raw, seed)
     _seeded_by(_torch_plan(by_fill, _new_blob(torch)))
     expected = _torch_blob(raw, seed)
@@ -356,7 +357,8 @@ def _torch_layout() -> bool:
         raise _ProbeFailed("torch: state")
     twin = random.Random()
     _set_random(twin, raw, seed)
-    drawn = torch.empty(700, dtype=torch.int64).random_(0, 1 << 24, generator=by_fill)
+    drawn = torch.empty(700, dtype=torch.int64, device="cpu")
+    drawn.random_(0, 1 << 24, generator=by_fill)
     if drawn.tolist() != [twin.getrandbits(32) % (1 << 24) for _ in range(700)]:
         raise _ProbeFailed("torch: draws")
     return True
@@ -490,6 +492,13 @@ def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:
     except ImportError:
         pass
     yield "torch", STREAM_TORCH, plan
+
+
+def probe_globals() -> None:
+    """What forks of this process then know of the global generators, and need not find out
+    again: 2 to 5 ms for each worker."""
+    for _ in _globals(None):
+        pass
 
 
 def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:

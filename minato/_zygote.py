@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import _worker
+from . import _seeding_plans, _worker
 from ._job import Job, count_threads
 from ._limits import NOT_STARTED
 
@@ -283,5 +283,7 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     job.threads.limit()
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
+    if job.seed_per_sample and not zygote.direct:
+        _seeding_plans.probe_globals()
     gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
     zygote.run()

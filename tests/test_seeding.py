@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import minato
 from minato import _seeding_plans as plans
 from minato._core import Seeder
 
@@ -414,6 +415,40 @@ def test_probe_notices_a_state_that_is_not_as_written(
     monkeypatch.setattr(plans, "_seeded_by", other_words)
     monkeypatch.setattr(plans, "_torch_blob", other_blob)
     assert probe.__wrapped__(*args) is None
+
+
+def test_torch_is_probed_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert plans._torch_layout.__wrapped__()  # type: ignore[attr-defined]
+
+
+class Inherited(torch.utils.data.Dataset):
+    """Sample i: how many probes of the global generators its worker began life with."""
+
+    probes = (plans._random_layout, plans._random_state_layout, plans._torch_layout)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return self.found
+
+    def note(self, _worker: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        found = sum(probe.cache_info().currsize for probe in self.probes)  # type: ignore
+        info.dataset.found = found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_inherit_the_probes_and_the_trainer_needs_none(method: str) -> None:
+    for probe in Inherited.probes:
+        probe.cache_clear()  # type: ignore[attr-defined]
+    dataset = Inherited()
+    loader = minato.DataLoader(dataset, num_workers=2, worker_init_fn=dataset.note,
+                               multiprocessing_context=method)
+    assert [int(found) for found in loader] == [3] * 4
+    assert not any(probe.cache_info().currsize for probe in Inherited.probes)  # type: ignore
 
 
 @pytest.mark.parametrize("runs,fixed", [
