@@ -22,7 +22,7 @@ from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
 from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
 from ._job import fetches_batches, offered
-from ._layout import Layout, NoLayout, alike, is_default_collate
+from ._layout import Layout, NoLayout, alike, collates_more, is_default_collate
 from ._memo import Shape, memo_of
 from ._native import NativePool, integers, offer_of
 from ._pool import Pool
@@ -89,6 +89,8 @@ class BalancedIterator(_MinatoIterator):
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
+        if self._unit == "batch" and collates_more():
+            self._shape.doubt()
         self._splits = loader._auto_collation and not fetches_batches(loader.dataset)
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
@@ -472,9 +474,11 @@ class BalancedIterator(_MinatoIterator):
             return self._lost(batch, block)
         kind, layout_at = engine.form(block)
         if kind == BATCH or kind == PART:
-            status, data, *row = self._whole(block)
+            status, data, *more = self._whole(block)
             if status == FAILED:
-                data.note = _note(batch, row[0] if row else None)
+                data.note = _note(batch, more[0] if more else None)
+            elif more:
+                self._shape.seen(more[0] >= 0)
             return data
         return self._take_mixed(batch, block, self._shape.layout if layout_at else None)
 
@@ -567,9 +571,12 @@ class BalancedIterator(_MinatoIterator):
         _worker, pid, status, row0, nrows = lost
         index = batch.indices
         whole = self._engine.form(block)[0] == BATCH
-        if not whole and nrows == 1:
+        if whole:
+            if type(index) is list and len(index) == 1:
+                index = index[0]
+        elif nrows == 1:
             index = batch.indices[row0]
-        elif not whole:
+        else:
             index = list(batch.indices[row0 : row0 + nrows])
         return _Lost(
             WorkerLost(

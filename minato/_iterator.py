@@ -118,7 +118,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
                 collate_fn=self._collate_fn,
                 worker_init_fn=self._worker_init_fn,
                 splits=self._splits,
-                probing=self._splits and self._memo.costs.summary()["send_ns"] is None,
+                probing=self._splits and self._memo.asks_for_samples(),
             ),
         )
 

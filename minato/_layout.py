@@ -19,8 +19,15 @@ from ._torch_bridge import DLPACK_CODES
 
 DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
 
-#: what torch's registry holds when nobody has changed it
-_PRISTINE = dict(torch_collate.default_collate_fn_map)
+#: torch's own entries of its registry: a program may have replaced some by now
+_TORCHS = {
+    kind: function
+    for kind, function in torch_collate.default_collate_fn_map.items()
+    if getattr(function, "__module__", None) == torch_collate.__name__
+}
+#: of these, and of what is derived from them, no others may be: rows hold them, or they are
+#: made plain on their way
+_HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
 
 
 class NoLayout(Exception):
@@ -28,11 +35,33 @@ class NoLayout(Exception):
 
 
 def is_default_collate(collate_fn: Any) -> bool:
-    """Whether rows written in place give what this collate_fn would."""
+    """Whether rows written in place give what this collate_fn would, of samples that rows
+    can hold."""
+    registry = torch_collate.default_collate_fn_map
     return (
         collate_fn is torch_collate.default_collate
-        and torch_collate.default_collate_fn_map == _PRISTINE
+        and _TORCHS.items() <= registry.items()
+        and not any(map(_may_be_held, registry.keys() - _TORCHS.keys()))
     )
+
+
+def collates_more() -> bool:
+    """Whether default_collate was taught further classes: importing DALI's plugin for torch,
+    tensordict or MONAI does that. Their objects are collated where they are made, in one
+    worker: a DALI proxy, for one, asks for a batch's samples in their order."""
+    return torch_collate.default_collate_fn_map.keys() != _TORCHS.keys()
+
+
+def _may_be_held(entry: Any) -> bool:
+    """Whether a registered class, or tuple of them, may be that of something in a row."""
+    try:
+        return any(
+            issubclass(torch.Tensor, kind)
+            or any(issubclass(kind, held) or issubclass(held, kind) for held in _HELD)
+            for kind in (entry if isinstance(entry, tuple) else (entry,))
+        )
+    except TypeError:  # no class
+        return True
 
 
 def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:

@@ -35,7 +35,18 @@ class Shape:
     def __init__(self) -> None:
         self.layout: Layout | None = None
         self.whole = False
+        self.unsure = False  # whole until a batch was looked at
         self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def doubt(self) -> None:
+        """Samples may be such as only the worker that makes them may collate."""
+        if self.layout is None and not self.whole:
+            self.whole = self.unsure = True
+
+    def seen(self, plain: bool) -> None:
+        """Of a batch's samples: whether there is nothing in them but what rows can hold."""
+        if self.unsure:
+            self.whole, self.unsure = not plain, plain
 
     def note(self, fitted: bool) -> None:
         """Samples that seldom fit are collated where they are made, as torch does."""
@@ -63,6 +74,10 @@ class Memo:
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def asks_for_samples(self) -> bool:
+        """Whether workers are to say what their first samples are like, see _split.py."""
+        return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
     def keep_scheduler(self, bounds: tuple[int, int], engine: Any) -> None:
         """An iterator ends: its successor goes on with the workers it had found to suffice."""

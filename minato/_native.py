@@ -223,12 +223,17 @@ class _Runner:
         return entries
 
     def _batch(self, indices: Any, place: list) -> tuple:
+        at: tuple[int, ...] = ()
         try:
+            samples = []
             every = _codec.loads(indices, []) if isinstance(indices, bytes) else indices
-            samples = [self._sample(index, row, place) for row, index in enumerate(every)]
+            for row, index in enumerate(every):
+                at = (row,)
+                samples.append(self._sample(index, row, place))
+            at = ()
             return OK, self.collate_fn(samples)
         except Exception as error:
-            return FAILED, self._failure(error)
+            return FAILED, self._failure(error), *at
 
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, StopIteration):  # a for loop would take it for the epoch's end

@@ -52,6 +52,7 @@ class _Runner:
         self.mark: Any = None  # Worker.mark, once there is one
         self.probing = job.probing
         self.sending: tuple[int, ...] = ()  # what the next answer says of it, at its end
+        self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
         try:
@@ -120,11 +121,13 @@ class _Runner:
         return Failure.of(error, self.where)
 
     def batch(self, index: Any, task: tuple) -> tuple:
-        """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None)."""
+        """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None). A failure
+        of one sample is followed by its row."""
         if self.init_failure is not None:
             return FAILED, self.init_failure
         if self.exhausted:
             return EXHAUSTED, None
+        self.row = ()
         try:
             if isinstance(index, _IndexError):
                 raise index.error
@@ -135,9 +138,9 @@ class _Runner:
             if self.job.dataset_kind == _DatasetKind.Iterable:
                 self.exhausted = True
                 return EXHAUSTED, None
-            return FAILED, self._failure(error)
+            return FAILED, self._failure(error), *self.row
         except Exception as error:
-            return FAILED, self._failure(error)
+            return FAILED, self._failure(error), *self.row
 
     def _fetch(
         self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
@@ -159,9 +162,11 @@ class _Runner:
         else:
             data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
+                self.row = (k,)
                 seed(base_seed, epoch, position + k, 0)
                 data.append(dataset[i])
                 self.mark(k)
+            self.row = ()
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)

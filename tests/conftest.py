@@ -9,6 +9,8 @@ import os
 import signal
 
 import hypothesis
+import pytest
+from torch.utils.data._utils import collate
 
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 if "MINATO_FUZZ_SECONDS" not in os.environ:
@@ -16,3 +18,11 @@ if "MINATO_FUZZ_SECONDS" not in os.environ:
 
 # A shell's background jobs ignore it, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _collate_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing DALI's plugin for torch, or MONAI, teaches default_collate a class."""
+    for key, function in list(collate.default_collate_fn_map.items()):
+        if function.__module__ != collate.__name__:
+            monkeypatch.delitem(collate.default_collate_fn_map, key)

@@ -1,9 +1,11 @@
 """The thin complete path: import, workers, batches, in the sampler's order."""
 
 import multiprocessing
+import os
 
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
 
@@ -68,3 +70,51 @@ def test_samples_of_a_subset_have_seeds_of_their_own() -> None:
         torch.manual_seed(3)
         made[size] = torch.cat(list(loader)).tolist()
     assert made[2] == made[4] and len(set(made[2])) == 12
+
+
+class Foreign:
+    """A class that some library has taught default_collate."""
+
+
+class MyInt(int):
+    """One that rows would hold as a plain number."""
+
+
+@pytest.mark.parametrize("batching", ["sampler", "ready"])
+@pytest.mark.parametrize("kind", [Foreign, MyInt, object])
+def test_rows_though_collate_knows_more_classes(kind, batching, monkeypatch) -> None:
+    """After a look at what a worker has made, where none of its samples could be of them."""
+    monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch[0])
+    options = {"batching": batching, "in_order": batching == "sampler"}
+    loader = minato.DataLoader(Squares(), batch_size=2, num_workers=2, **options)
+    iterator = iter(loader)
+    got = list(iterator)
+    assert (iterator._shape.layout is not None) == (kind is Foreign)
+    assert iterator._shape.whole == (kind is not Foreign)
+    if kind is Foreign:
+        assert sorted(int(y) for batch in got for y in batch["y"]) == list(range(50))
+        assert iter(loader)._shape.layout is not None  # its next epochs begin so
+
+
+def test_index_of_a_batch_of_one_that_a_worker_made_whole() -> None:
+    class Ends(Squares):
+        def __getitem__(self, index):
+            if index == 1:
+                os._exit(7)
+            return index
+
+    loader = minato.DataLoader(Ends(), num_workers=1, collate_fn=lambda batch: batch)
+    with pytest.raises(minato.WorkerLost, match="sample index 1 of batch 1") as caught:
+        list(loader)
+    assert caught.value.index == 1
+
+
+def test_an_error_names_the_sample_of_a_batch_that_a_worker_made_whole() -> None:
+    class Fails(Squares):
+        def __getitem__(self, index):
+            return 1 // (index - 5)
+
+    loader = minato.DataLoader(Fails(), 4, num_workers=1, collate_fn=lambda batch: batch)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(loader)
+    assert "minato: sample index 5, place 1 of batch 1" in caught.value.__notes__[0]

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data import Subset
 
 import minato
@@ -460,6 +461,15 @@ def test_who_serves(files) -> None:
     without = minato.DataLoader(plain(files))
     list(without)
     assert without.stats()["worker_type"] is None
+
+
+def test_a_program_that_taught_collate_more_classes(files, monkeypatch) -> None:
+    """As importing DALI's plugin for torch does: samples have no objects of them."""
+    monkeypatch.setitem(default_collate_fn_map, Recipe, collate)
+    assert len(list(native(volumes(files)))) > 0
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, collate)
+    with pytest.raises(ValueError, match="collate_fn is not torch's default"):
+        native(volumes(files))
 
 
 @pytest.mark.parametrize("value", ["thread", "", 3, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import re
 import warnings
 from typing import Any, Callable, Iterator, NamedTuple
@@ -348,6 +349,45 @@ def test_registry_entries_of_the_user(loader: Kind, monkeypatch, key, function, 
     want = [default_collate(samples[:2]), default_collate(samples[2:])]
     got = list(loader(Listed(samples), batch_size=2, num_workers=1))
     assert_same(got, want)
+
+
+class Bound:
+    """What only the worker that made it may collate, with the batch's others, in order."""
+
+    made: int = 0
+
+    def __init__(self) -> None:
+        self.pid, self.number, self.cannot_be_sent = os.getpid(), Bound.made, lambda: None
+        Bound.made += 1
+
+
+def _collate_bound(batch: list[Bound], *, collate_fn_map: Any) -> torch.Tensor:
+    assert {item.pid for item in batch} == {os.getpid()}
+    assert [item.number - batch[0].number for item in batch] == list(range(len(batch)))
+    return torch.arange(len(batch))
+
+
+class MadeInWorkers(Numbers):
+    """Objects beside what rows can hold, and from some index on only those."""
+
+    def __init__(self, size: int, plain_before: int) -> None:
+        super().__init__(size)
+        self.plain_before = plain_before
+
+    def __getitem__(self, index: int) -> Any:
+        return {"n": index, "bound": index if index < self.plain_before else Bound()}
+
+
+@pytest.mark.parametrize("plain_before", [0, 40])
+def test_registered_classes_are_collated_where_they_are_made(
+        loader: Kind, monkeypatch: pytest.MonkeyPatch, plain_before: int) -> None:
+    monkeypatch.setitem(default_collate_fn_map, Bound, _collate_bound)
+    made = loader(MadeInWorkers(40, plain_before), batch_size=4, num_workers=3)
+    for _ in range(2):
+        batches = list(made)
+        assert torch.cat([batch["n"] for batch in batches]).tolist() == list(range(40))
+        want = range(4) if plain_before == 0 else range(40)
+        assert {int(n) for batch in batches for n in batch["bound"]} == set(want)
 
 
 def test_registry_entry_removed_again(loader: Kind) -> None:
