@@ -11,9 +11,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -243,7 +246,7 @@ class _Lost(Failure):
 
 
 def _note(batch: _Batch, row: int | None = None) -> str:
-    if row is None:
+    if row is None or not isinstance(batch.indices, (Sequence, torch.Tensor, np.ndarray)):
         return _batch_note(batch.number, batch.indices)
     return f"minato: sample index {batch.indices[row]!r}, place {row} of batch {batch.number}"
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -109,12 +110,28 @@ def test_index_of_a_batch_of_one_that_a_worker_made_whole() -> None:
     assert caught.value.index == 1
 
 
-def test_an_error_names_the_sample_of_a_batch_that_a_worker_made_whole() -> None:
-    class Fails(Squares):
-        def __getitem__(self, index):
-            return 1 // (index - 5)
+class Fails(Squares):
+    def __getitem__(self, index):
+        return 1 // (int(index) - 5)
 
-    loader = minato.DataLoader(Fails(), 4, num_workers=1, collate_fn=lambda batch: batch)
+
+class Once(list):
+    """A batch sampler of these batches."""
+
+
+@pytest.mark.parametrize("collate", [None, list])
+@pytest.mark.parametrize("batch", [
+    [4, 5], (4, 5), range(4, 6), torch.tensor([4, 5]), np.array([4, 5]), {4: 1, 5: 2}, {4, 5},
+    iter([4, 5]), {5: 1},
+], ids=repr)  # fmt: skip
+def test_an_error_names_the_sample(batch, collate) -> None:
+    """Whoever collates, and however the sampler gives a batch's indices."""
+    batches = Once([[1], batch])
+    loader = minato.DataLoader(Fails(), batch_sampler=batches, num_workers=1, collate_fn=collate)
     with pytest.raises(ZeroDivisionError) as caught:
         list(loader)
-    assert "minato: sample index 5, place 1 of batch 1" in caught.value.__notes__[0]
+    if isinstance(batch, (list, tuple, range, torch.Tensor, np.ndarray)):
+        want = f"minato: sample index {batch[1]!r}, place 1 of batch 1"
+    else:
+        want = f"minato: batch 1, sample indices {batch!r}"
+    assert want in caught.value.__notes__[0]
