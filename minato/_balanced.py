@@ -570,14 +570,10 @@ class BalancedIterator(_MinatoIterator):
         assert lost is not None
         _worker, pid, status, row0, nrows = lost
         index = batch.indices
-        whole = self._engine.form(block)[0] == BATCH
-        if whole:
-            if type(index) is list and len(index) == 1:
-                index = index[0]
-        elif nrows == 1:
-            index = batch.indices[row0]
-        else:
-            index = list(batch.indices[row0 : row0 + nrows])
+        if self._engine.form(block)[0] != BATCH:
+            index = list(index[row0 : row0 + nrows])
+        if type(index) is list and len(index) == 1:
+            index = index[0]
         return _Lost(
             WorkerLost(
                 f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "

@@ -10,7 +10,9 @@ import signal
 
 import hypothesis
 import pytest
-from torch.utils.data._utils import collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from minato import _layout
 
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 if "MINATO_FUZZ_SECONDS" not in os.environ:
@@ -23,6 +25,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def _collate_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing DALI's plugin for torch, or MONAI, teaches default_collate a class."""
-    for key, function in list(collate.default_collate_fn_map.items()):
-        if function.__module__ != collate.__name__:
-            monkeypatch.delitem(collate.default_collate_fn_map, key)
+    added = default_collate_fn_map.keys() - _layout._TORCHS.keys()
+    for key in added:
+        monkeypatch.delitem(default_collate_fn_map, key)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data import Subset
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
 from minato import ops
