@@ -470,8 +470,8 @@ def _check_form(state: Any) -> None:
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
     if not all(_whole_numbers(v) for v in (*lists, numbers)):
         raise ValueError("the state is damaged: a count is no whole number")
-    if len(state["costs"]) != 3:
-        raise ValueError("the state is damaged: costs are three lists")
+    if len(state["costs"]) not in (2, 3):  # a third was written once, and was always 0
+        raise ValueError("the state is damaged: costs are two lists")
 
 
 def _check_fit(state: dict, loader: Any) -> None:
@@ -511,5 +511,5 @@ def opened(state: Any, loader: Any) -> dict:
     _check_form(state)
     _check_fit(state, loader)
     generators = {role: unpack(text) for role, text in state["generators"].items()}
-    costs = [unpack(c) for c in state["costs"]]
+    costs = [unpack(c) for c in state["costs"][:2]]
     return {**state, "generators": generators, "costs": costs, "as_given": dict(state)}

@@ -358,7 +358,7 @@ class Minato(Loader):
     def _report(self, first: int, n: int) -> None:
         for p in range(first, first + n):
             cost = self.epoch.cost[p]
-            self.cost.observe(self.epoch.indices[p], cost, cost)
+            self.cost.observe(self.epoch.indices[p], cost)
 
     def finish(self, worker: int, work: Work, now: int) -> None:
         batch, first, n = work

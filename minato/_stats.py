@@ -162,7 +162,7 @@ def _costs(s: Any) -> dict[str, Any]:
 
 
 def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
-    index, wall, _cpu = (np.frombuffer(part, np.int64) for part in costs.save())
+    index, wall = (np.frombuffer(part, np.int64) for part in costs.save())
     if index.size == 0:
         return []
     first = np.argsort(-wall, kind="stable")[:most]

@@ -39,9 +39,9 @@ mn_costs_fini(struct mn_costs *c)
 }
 
 static void
-observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
-    mn_cost_observe(&c->model, index, wall_ns, cpu_ns);
+    mn_cost_observe(&c->model, index, wall_ns);
     if (c->since == 0
         || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
         c->since = 0;
@@ -55,10 +55,10 @@ observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_n
 }
 
 void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
     mn_mutex_lock(&c->mutex);
-    observe_locked(c, index, wall_ns, cpu_ns);
+    observe_locked(c, index, wall_ns);
     mn_mutex_unlock(&c->mutex);
 }
 
@@ -74,7 +74,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_
         }
         if (rows[i].wall_ns != 0) {
             sum += rows[i].wall_ns;
-            observe_locked(c, index != NULL ? index[i] : -1, (int64_t)rows[i].wall_ns, 0);
+            observe_locked(c, index != NULL ? index[i] : -1, (int64_t)rows[i].wall_ns);
         }
     }
     mn_mutex_unlock(&c->mutex);

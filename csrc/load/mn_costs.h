@@ -38,7 +38,7 @@ void
 mn_costs_fini(struct mn_costs *c);
 
 void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns, int64_t cpu_ns);
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
 
 /* The reports of a batch's rows; those with wall_ns 0 did not run. index: of each row, or
  * NULL. Returns the sum of wall_ns. */

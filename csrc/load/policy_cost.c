@@ -39,16 +39,15 @@ surprise_of(double c, double x)
 }
 
 static void
-cell_restart(struct mn_cost_cell *c, double wall, double cpu)
+cell_restart(struct mn_cost_cell *c, double wall)
 {
     c->wall_ns = (float)wall;
-    c->cpu_ns = (float)cpu;
     c->age = 1;
     c->surprise = 0;
 }
 
 static void
-cell_update(struct mn_cost_cell *c, double wall, double cpu)
+cell_update(struct mn_cost_cell *c, double wall)
 {
     if (c->seen < UINT16_MAX) {
         c->seen++;
@@ -56,35 +55,30 @@ cell_update(struct mn_cost_cell *c, double wall, double cpu)
     double was = (double)c->wall_ns;
     int8_t side = surprise_of(was, wall);
     if (c->seen == 1 || (side != 0 && side == c->surprise)) {
-        cell_restart(c, wall, cpu);
+        cell_restart(c, wall);
         return;
     }
     c->surprise = side;
     double factor = side > 0 ? MN_COST_SURPRISE : 1.0 / MN_COST_SURPRISE;
     double x = side == 0 ? wall : was * factor;
-    /* The CPU time of a surprising run is scaled with its wall time. */
-    double y = side == 0 || wall <= 0.0 ? cpu : cpu * (x / wall);
     if (c->age < MN_COST_MAX_AGE) {
         c->age++;
     }
     c->wall_ns = (float)(was + (x - was) / c->age);
-    c->cpu_ns = (float)((double)c->cpu_ns + (y - (double)c->cpu_ns) / c->age);
 }
 
 void
-mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns, int64_t cpu_ns)
+mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns)
 {
     double wall = wall_ns > 0 ? (double)wall_ns : 0.0;
-    double cpu = cpu_ns > 0 ? (double)cpu_ns : 0.0;
     m->samples++;
     double weight = (double)(m->samples < MN_COST_MEMORY ? m->samples : MN_COST_MEMORY);
     m->mean_wall_ns += (wall - m->mean_wall_ns) / weight;
-    m->mean_cpu_ns += (cpu - m->mean_cpu_ns) / weight;
     mn_histogram_add(&m->wall, wall_ns);
     struct mn_cost_cell *c = cell_at(m, index);
     if (c != NULL) {
         m->known += c->seen == 0;
-        cell_update(c, wall, cpu);
+        cell_update(c, wall);
     }
 }
 
@@ -97,7 +91,6 @@ mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns)
     }
     if (c->seen == 0) {
         c->wall_ns = (float)wall_ns;
-        c->cpu_ns = (float)wall_ns;
     }
     return 0;
 }
@@ -117,15 +110,8 @@ mn_cost_wall(const struct mn_cost *m, int64_t index)
 }
 
 int64_t
-mn_cost_cpu(const struct mn_cost *m, int64_t index)
-{
-    return (int64_t)(mn_cost_knows(m, index) ? (double)m->cells[index].cpu_ns
-                                             : m->mean_cpu_ns);
-}
-
-int64_t
 mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *index,
-             int64_t *wall_ns, int64_t *cpu_ns)
+             int64_t *wall_ns)
 {
     int64_t out = 0;
     int64_t i = *cursor < 0 ? 0 : *cursor;
@@ -134,7 +120,6 @@ mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *ind
         if (c->seen > 0) {
             index[out] = i;
             wall_ns[out] = (int64_t)c->wall_ns;
-            cpu_ns[out] = (int64_t)c->cpu_ns;
             out++;
         }
     }
@@ -143,13 +128,12 @@ mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *ind
 }
 
 int64_t
-mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns,
-             const int64_t *cpu_ns)
+mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns)
 {
     int64_t taken = 0;
     for (int64_t k = 0; k < n; k++) {
         if (cell_at(m, index[k]) != NULL) {
-            mn_cost_observe(m, index[k], wall_ns[k], cpu_ns[k]);
+            mn_cost_observe(m, index[k], wall_ns[k]);
             taken++;
         }
     }

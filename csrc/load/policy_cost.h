@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   Predicts wall and CPU time of the sample at position `index` of the dataset, so
- *   that a slow one can be started early. Numbers in, numbers out: reports come from
- *   the tasks.
+ *   Predicts the wall time of the sample at position `index` of the dataset, so that a slow
+ *   one can be started early, and remembers which worker made it last. Numbers in, numbers
+ *   out: reports come from the tasks.
  *
  * Model
  *   One cell of 12 bytes an index, in memory given by the caller (or none: then there is
@@ -40,9 +40,16 @@
 #define MN_COST_MAX_AGE 4
 #define MN_COST_SURPRISE 2.0
 
+enum mn_cost_mark {
+    MN_COST_FOLLOWED = 1u << 0, /* it was made right after its neighbour by one worker, and */
+    MN_COST_OPENS = 1u << 1,    /* was dear even so: it begins a group (policy_locality.h) */
+};
+
 struct mn_cost_cell {
     float wall_ns;
-    float cpu_ns;
+    uint16_t home; /* 1 + the worker that made it last; 0: not known */
+    uint8_t term;  /* of the workers that `home` counts among */
+    uint8_t marks; /* enum mn_cost_mark */
     uint16_t seen; /* observations, saturating; 0 with wall_ns > 0 is a hint */
     int8_t surprise; /* side of the last surprise: -1, 0, +1 */
     uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE */
@@ -54,7 +61,6 @@ struct mn_cost {
     int64_t known;      /* cells with an observation */
     uint64_t samples;   /* observations in all */
     double mean_wall_ns;
-    double mean_cpu_ns;
     struct mn_histogram wall;
 };
 
@@ -71,7 +77,7 @@ mn_cost_init(struct mn_cost *m, void *cells, int64_t n);
 
 /* One sample's report. An index outside the array only enters mean and distribution. */
 void
-mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns, int64_t cpu_ns);
+mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns);
 
 /* The user's guess, until an observation replaces it. 0, or -EINVAL outside the array. */
 int
@@ -90,23 +96,19 @@ mn_cost_fetch(const struct mn_cost *m, int64_t index)
 int64_t
 mn_cost_wall(const struct mn_cost *m, int64_t index);
 
-int64_t
-mn_cost_cpu(const struct mn_cost *m, int64_t index);
-
 /* True once this index was observed or hinted. */
 bool
 mn_cost_knows(const struct mn_cost *m, int64_t index);
 
 /* Copies out up to cap observed cells from *cursor on and moves it past them: call until it
- * returns 0. The three arrays are the whole state worth keeping. */
+ * returns 0. The two arrays are the whole state worth keeping. */
 int64_t
 mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *index,
-             int64_t *wall_ns, int64_t *cpu_ns);
+             int64_t *wall_ns);
 
 /* Takes n saved cells as one observation each. Indices outside the array are left
  * out (the dataset has shrunk). Returns how many were taken. */
 int64_t
-mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns,
-             const int64_t *cpu_ns);
+mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns);
 
 #endif /* MN_POLICY_COST_H */

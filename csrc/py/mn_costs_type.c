@@ -65,11 +65,11 @@ costs_dealloc(PyObject *self)
 static PyObject *
 costs_observe(PyObject *self, PyObject *args)
 {
-    long long index, wall, cpu = 0;
-    if (!PyArg_ParseTuple(args, "LL|L", &index, &wall, &cpu)) {
+    long long index, wall;
+    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
         return NULL;
     }
-    mn_costs_observe(own(self), index, wall, cpu);
+    mn_costs_observe(own(self), index, wall);
     Py_RETURN_NONE;
 }
 
@@ -88,7 +88,7 @@ costs_hint(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(save_doc,
-"save() -> (indices, wall_ns, cpu_ns): bytes of int64 arrays, one place for each index that\n"
+"save() -> (indices, wall_ns): bytes of int64 arrays, one place for each index that\n"
 "was observed.");
 
 static PyObject *
@@ -98,8 +98,8 @@ costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
     mn_mutex_lock(&c->mutex);
     int64_t n = c->model.known, cursor = 0;
     mn_mutex_unlock(&c->mutex);
-    PyObject *out[3] = {NULL, NULL, NULL};
-    for (int i = 0; i < 3; i++) {
+    PyObject *out[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
         out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 8);
         if (out[i] == NULL) {
             goto fail;
@@ -108,12 +108,11 @@ costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
     }
     mn_mutex_lock(&c->mutex); /* cells only become known; those since then wait */
     (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
-                       (int64_t *)(void *)PyBytes_AS_STRING(out[1]),
-                       (int64_t *)(void *)PyBytes_AS_STRING(out[2]));
+                       (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
     mn_mutex_unlock(&c->mutex);
-    return Py_BuildValue("(NNN)", out[0], out[1], out[2]);
+    return Py_BuildValue("(NN)", out[0], out[1]);
 fail:
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         Py_XDECREF(out[i]);
     }
     return NULL;
@@ -122,19 +121,19 @@ fail:
 static PyObject *
 costs_load(PyObject *self, PyObject *args)
 {
-    Py_buffer b[3];
-    if (!PyArg_ParseTuple(args, "y*y*y*", &b[0], &b[1], &b[2])) {
+    Py_buffer b[2];
+    if (!PyArg_ParseTuple(args, "y*y*", &b[0], &b[1])) {
         return NULL;
     }
     int64_t n = b[0].len / 8, taken = -1;
-    if (b[0].len == b[1].len && b[0].len == b[2].len && b[0].len % 8 == 0) {
+    if (b[0].len == b[1].len && b[0].len % 8 == 0) {
         struct mn_costs *c = own(self);
         mn_mutex_lock(&c->mutex);
-        taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf, b[2].buf);
+        taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf);
         c->since = 0;
         mn_mutex_unlock(&c->mutex);
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         PyBuffer_Release(&b[i]);
     }
     if (taken < 0) {
@@ -200,13 +199,13 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef costs_methods[] = {
-    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns, cpu_ns=0)")},
+    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns)")},
     {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
     {"sends", costs_sends, METH_O,
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
     {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
     {"save", costs_save, METH_NOARGS, save_doc},
-    {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns, cpu_ns) -> taken")},
+    {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns) -> taken")},
     {"summary", costs_summary, METH_NOARGS, summary_doc},
     {NULL, NULL, 0, NULL},
 };

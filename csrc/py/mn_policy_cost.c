@@ -55,11 +55,11 @@ cost_dealloc(PyObject *self)
 static PyObject *
 cost_observe(PyObject *self, PyObject *args)
 {
-    long long index, wall, cpu = 0;
-    if (!PyArg_ParseTuple(args, "LL|L:observe", &index, &wall, &cpu)) {
+    long long index, wall;
+    if (!PyArg_ParseTuple(args, "LL:observe", &index, &wall)) {
         return NULL;
     }
-    mn_cost_observe(&cost_of(self)->model, index, wall, cpu);
+    mn_cost_observe(&cost_of(self)->model, index, wall);
     Py_RETURN_NONE;
 }
 
@@ -85,16 +85,6 @@ cost_wall(PyObject *self, PyObject *arg)
         return NULL;
     }
     return PyLong_FromLongLong(mn_cost_wall(&cost_of(self)->model, index));
-}
-
-static PyObject *
-cost_cpu(PyObject *self, PyObject *arg)
-{
-    long long index = PyLong_AsLongLong(arg);
-    if (index == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    return PyLong_FromLongLong(mn_cost_cpu(&cost_of(self)->model, index));
 }
 
 static PyObject *
@@ -154,42 +144,41 @@ cost_save(PyObject *self, PyObject *unused)
 {
     (void)unused;
     enum { SOME = 256 };
-    int64_t part[3][SOME];
+    int64_t part[2][SOME];
     int64_t cursor = 0;
-    PyObject *lists[3] = {PyList_New(0), PyList_New(0), PyList_New(0)};
-    if (lists[0] == NULL || lists[1] == NULL || lists[2] == NULL) {
+    PyObject *lists[2] = {PyList_New(0), PyList_New(0)};
+    if (lists[0] == NULL || lists[1] == NULL) {
         goto fail;
     }
     for (;;) {
-        int64_t n = mn_cost_save(&cost_of(self)->model, &cursor, SOME, part[0], part[1],
-                                 part[2]);
+        int64_t n = mn_cost_save(&cost_of(self)->model, &cursor, SOME, part[0], part[1]);
         if (n == 0) {
             break;
         }
         for (int64_t i = 0; i < n; i++) {
-            for (int k = 0; k < 3; k++) {
+            for (int k = 0; k < 2; k++) {
                 if (append(lists[k], part[k][i]) < 0) {
                     goto fail;
                 }
             }
         }
     }
-    return Py_BuildValue("(NNN)", lists[0], lists[1], lists[2]);
+    return Py_BuildValue("(NN)", lists[0], lists[1]);
 fail:
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 2; k++) {
         Py_XDECREF(lists[k]);
     }
     return NULL;
 }
 
-/* Item i of three lists as numbers. 0 or -1. */
+/* Item i of both lists as numbers. 0 or -1. */
 static int
-triple_at(PyObject *const lists[3], Py_ssize_t i, int64_t out[3])
+pair_at(PyObject *const lists[2], Py_ssize_t i, int64_t out[2])
 {
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 2; k++) {
         /* A conversion may run Python code, which may shorten a list. */
         if (i >= PyList_GET_SIZE(lists[k])) {
-            PyErr_SetString(PyExc_ValueError, "the three lists differ in length");
+            PyErr_SetString(PyExc_ValueError, "the two lists differ in length");
             return -1;
         }
         out[k] = PyLong_AsLongLong(PyList_GET_ITEM(lists[k], i));
@@ -203,23 +192,22 @@ triple_at(PyObject *const lists[3], Py_ssize_t i, int64_t out[3])
 static PyObject *
 cost_load(PyObject *self, PyObject *args)
 {
-    PyObject *lists[3];
-    if (!PyArg_ParseTuple(args, "O!O!O!:load", &PyList_Type, &lists[0], &PyList_Type,
-                          &lists[1], &PyList_Type, &lists[2])) {
+    PyObject *lists[2];
+    if (!PyArg_ParseTuple(args, "O!O!:load", &PyList_Type, &lists[0], &PyList_Type,
+                          &lists[1])) {
         return NULL;
     }
-    if (PyList_GET_SIZE(lists[0]) != PyList_GET_SIZE(lists[1])
-        || PyList_GET_SIZE(lists[0]) != PyList_GET_SIZE(lists[2])) {
-        PyErr_SetString(PyExc_ValueError, "the three lists differ in length");
+    if (PyList_GET_SIZE(lists[0]) != PyList_GET_SIZE(lists[1])) {
+        PyErr_SetString(PyExc_ValueError, "the two lists differ in length");
         return NULL;
     }
     int64_t taken = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists[0]); i++) {
-        int64_t v[3];
-        if (triple_at(lists, i, v) < 0) {
+        int64_t v[2];
+        if (pair_at(lists, i, v) < 0) {
             return NULL;
         }
-        taken += mn_cost_load(&cost_of(self)->model, 1, &v[0], &v[1], &v[2]);
+        taken += mn_cost_load(&cost_of(self)->model, 1, &v[0], &v[1]);
     }
     return PyLong_FromLongLong(taken);
 }
@@ -288,16 +276,15 @@ get_samples(PyObject *self, void *unused)
 }
 
 static PyMethodDef cost_methods[] = {
-    {"observe", cost_observe, METH_VARARGS, "observe(index, wall_ns, cpu_ns=0, /)"},
+    {"observe", cost_observe, METH_VARARGS, "observe(index, wall_ns, /)"},
     {"hint", cost_hint, METH_VARARGS, "hint(index, wall_ns, /): the user's guess"},
     {"wall", cost_wall, METH_O, "wall(index, /) -> predicted wall time in ns"},
-    {"cpu", cost_cpu, METH_O, "cpu(index, /) -> predicted CPU time in ns"},
     {"knows", cost_knows, METH_O, "knows(index, /) -> was it observed or hinted?"},
     {"quantile", cost_quantile, METH_O, "quantile(permille, /) -> wall time in ns"},
     {"above", cost_above, METH_O, "above(ns, /) -> share of samples, in permille"},
     {"weight", cost_weight, METH_O, "weight(ns, /) -> their share of all time, in permille"},
-    {"save", cost_save, METH_NOARGS, "save() -> (indices, wall_ns, cpu_ns), lists"},
-    {"load", cost_load, METH_VARARGS, "load(indices, wall_ns, cpu_ns, /) -> taken"},
+    {"save", cost_save, METH_NOARGS, "save() -> (indices, wall_ns), lists"},
+    {"load", cost_load, METH_VARARGS, "load(indices, wall_ns, /) -> taken"},
     {"learn_timeout", cost_learn_timeout, METH_NOARGS,
      "learn_timeout() -> the slow timeout in ns, or None"},
     {"is_slow", cost_is_slow, METH_O, "is_slow(running_ns, /) -> past the timeout?"},

@@ -100,7 +100,7 @@ def test_the_model_is_its_definition(events):
                 model.hint(index, wall)
                 hints[index] = wall
             continue
-        model.observe(index, wall, wall // 2)
+        model.observe(index, wall)
         walls.append(wall)
         if 0 <= index < 3:
             cells[index].observe(wall)
@@ -113,7 +113,6 @@ def test_the_model_is_its_definition(events):
         want = cell.cost if cell.seen else hint or mean
         assert model.knows(index) == (cell.seen > 0 or hint > 0)
         assert model.wall(index) == pytest.approx(want, rel=1e-5, abs=1.01)
-        assert model.cpu(index) <= model.wall(index) + 1
 
 
 def test_the_distribution_follows_a_change():
@@ -159,15 +158,15 @@ def test_slow_drift_is_followed():
 def test_unknown_falls_back_to_hint_then_mean():
     model = _core.PolicyCost(4)
     assert model.wall(0) == 0 and not model.knows(0)
-    model.observe(1, 100, 40)
-    model.observe(2, 300, 60)
-    assert (model.wall(0), model.cpu(0)) == (200, 50)
+    model.observe(1, 100)
+    model.observe(2, 300)
+    assert model.wall(0) == 200
     assert model.wall(99) == 200 and model.wall(-1) == 200
     model.hint(0, 7000)
     assert model.knows(0) and model.wall(0) == 7000
     assert model.known == 2  # a hint is not an observation
-    model.observe(0, 50, 5)
-    assert (model.wall(0), model.cpu(0)) == (50, 5)
+    model.observe(0, 50)
+    assert model.wall(0) == 50
     model.hint(0, 7000)  # too late
     assert model.wall(0) == 50
     for index, value in ((4, 1), (-1, 1), (3, -1)):
@@ -175,30 +174,28 @@ def test_unknown_falls_back_to_hint_then_mean():
             model.hint(index, value)
 
 
-@given(st.dictionaries(st.integers(0, 999), st.tuples(st.integers(1, 2**40),
-                                                      st.integers(1, 2**40))))
+@given(st.dictionaries(st.integers(0, 999), st.integers(1, 2**40)))
 def test_save_and_load_through_json(known):
     model = _core.PolicyCost(1000)
-    for index, (wall, cpu) in known.items():
-        model.observe(index, wall, cpu)
+    for index, wall in known.items():
+        model.observe(index, wall)
     saved = json.loads(json.dumps(model.save()))
     assert saved[0] == sorted(known)
     other = _core.PolicyCost(1000)
     assert other.load(*saved) == len(known)
     for index in known:
         assert other.wall(index) == model.wall(index)
-        assert other.cpu(index) == model.cpu(index)
     assert other.known == len(known) and other.save() == tuple(saved)
 
 
 def test_load_leaves_out_what_is_not_in_the_dataset():
     model = _core.PolicyCost(2)
-    assert model.load([0, 2, -1, 1], [1, 2, 3, 4], [1, 2, 3, 4]) == 2
+    assert model.load([0, 2, -1, 1], [1, 2, 3, 4]) == 2
     assert model.save()[0] == [0, 1]
     with pytest.raises(ValueError):
-        model.load([0], [1, 2], [1])
+        model.load([0], [1, 2])
     with pytest.raises(TypeError):
-        model.load(["a"], [1], [1])
+        model.load(["a"], [1])
 
 
 # -- the slow timeout -----------------------------------------------------------------
