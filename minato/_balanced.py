@@ -22,6 +22,7 @@ from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
 from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
 from ._job import fetches_batches, offered
+from ._locality import Groups, key_of
 from ._layout import Layout, NoLayout, alike, collates_more, is_default_collate
 from ._memo import Shape, memo_of
 from ._native import NativePool, integers, offer_of
@@ -85,6 +86,8 @@ class BalancedIterator(_MinatoIterator):
     """Map-style datasets: samples go to whichever worker is free, order stays."""
 
     _ahead_bounds = LOOK_AHEAD_BATCHES
+    _native = False
+    _unit_rows = 0  # samples that would be a batch, where they are planned one by one
 
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
@@ -94,6 +97,8 @@ class BalancedIterator(_MinatoIterator):
         self._splits = loader._auto_collation and not fetches_batches(loader.dataset)
         self._cost_hint: Any = offered(loader.dataset, "cost_hint")
         self._far = _may_look_ahead(loader)
+        key = key_of(loader.dataset) if loader._auto_collation else None
+        self._groups = Groups(key) if key is not None else None
         self._reach, self._bulk = 0, 1  # how far it is looked ahead, and in what steps
         self._enough = sys.maxsize  # with more planned, none are drawn
         self._looked = -LOOK_AGAIN_BATCHES  # when that was decided last, by sequence
@@ -143,6 +148,8 @@ class BalancedIterator(_MinatoIterator):
             max_workers=self._max_workers,
             slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
             keep=self._memo.kept_scheduler((self._num_workers, self._max_workers)),
+            keeps=not self._native,
+            unit_rows=self._unit_rows,
         )
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
@@ -362,12 +369,19 @@ class BalancedIterator(_MinatoIterator):
             whole,
             self._planning.user_epoch,
             self._splits and type(index) is list and len(index) > 1,
+            self._begins(index),
         )
         if taken:
             self._planned[self._sequence] = _Batch(self._number, index, whole, self._sequence)
             self._sequence += 1
             self._pass_over(index)
         return taken
+
+    def _begins(self, index: Any) -> bytes | None:
+        """Where groups of the batch begin, by the dataset's word."""
+        if self._groups is None or type(index) is not list:
+            return None
+        return self._groups.begins(index)
 
     def _is_whole(self, index: Any) -> bool:
         """Whether one worker fetches and collates the batch."""

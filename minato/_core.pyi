@@ -130,6 +130,8 @@ class _Timing(TypedDict):
     planned: int
     ready: int
     starts: tuple[int, int, int, int, int]
+    helped: int
+    together: bool
 
 @final
 class Engine:
@@ -146,6 +148,8 @@ class Engine:
         max_workers: int = 0,
         slow_seconds: float = 0.0,
         keep: bytes | None = None,
+        keeps: bool = False,
+        unit_rows: int = 0,
     ) -> Engine: ...
     @property
     def fd(self) -> int: ...
@@ -180,6 +184,7 @@ class Engine:
         whole: bool,
         user_epoch: int = 0,
         splits: bool = False,
+        begins: bytes | None = None,
     ) -> bool: ...
     def set_form(self, kind: int, layout: Layout | None, layout_at: int, /) -> None: ...
     def plan_end(self) -> None: ...
@@ -242,6 +247,12 @@ class _Costs(TypedDict):
     collate_ns: int
     send_ns: int | None
     split: bool
+    near: bool | None
+    home: bool | None
+    opening_ns: int
+    away_ns: int
+    each_ns: float
+    group: float
 
 @final
 class CostModel:

@@ -49,6 +49,7 @@ class ReadyIterator(BalancedIterator):
     def __init__(self, loader: Any) -> None:
         batches = loader.batch_sampler
         self._size, self._drop_tail = batches.batch_size, batches.drop_last
+        self._unit_rows = self._size
         self._sampler = batches.sampler
         self._done: dict[int, _Done] = {}  # by place in the policy's count
         self._before: list[tuple[int, bool]] = []  # done before they may be marked: a heap

@@ -109,6 +109,20 @@ mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
 }
 
 bool
+mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
+{
+    const struct mn_lane *l = mn_lane_at(shm, lane);
+    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    uint64_t word;
+    if (!claimable(shm, entry, &word)) {
+        return false;
+    }
+    *task = (uint32_t)entry;
+    return mn_a64_cas_acqrel(&mn_task_at(shm, *task)->word, &word,
+                             mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_CANCELLED));
+}
+
+bool
 mn_board_cancel(const struct mn_shm *shm, uint32_t task)
 {
     struct mn_task *t = mn_task_at(shm, task);

@@ -57,6 +57,11 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
 int
 mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
+/* Takes back the task of an entry of a lane, at a count before its tail, if nobody has claimed
+ * it. True, and which task, when it was. */
+bool
+mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task);
+
 /* Takes back a task that nobody has claimed yet. True when it was. */
 bool
 mn_board_cancel(const struct mn_shm *shm, uint32_t task);

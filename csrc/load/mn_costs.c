@@ -28,6 +28,7 @@ mn_costs_init(struct mn_costs *c, int64_t n)
     mn_slow_init(&c->slow);
     c->timeout_ns = MN_SLOW_NEVER;
     c->send_ns = MN_SPLIT_CANNOT;
+    mn_locality_init(&c->locality);
     return mn_cost_init(&c->model, c->cells, n);
 }
 
@@ -48,6 +49,9 @@ observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns)
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
         c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
+        /* Who opens a group is no straggler for that. */
+        int64_t opens = MN_SLOW_FACTOR * mn_locality_opening(&c->locality);
+        c->timeout_ns = c->timeout_ns > opens ? c->timeout_ns : opens;
         c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
                                   c->send_ns);
     }
@@ -62,9 +66,91 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     mn_mutex_unlock(&c->mutex);
 }
 
+/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
+ * its neighbours and at home: what it pays for being away is no property of it. */
+static int64_t
+observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
+              bool follows, bool edge)
+{
+    struct mn_locality *l = &c->locality;
+    bool known = index >= 0 && index < c->model.n;
+    struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
+    uint8_t others = cell->marks & MN_COST_ABROAD;
+    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
+    int64_t extra = 0;
+    if (!follows && !(cell->marks & MN_COST_OPENS) && (double)cost > l->opens_ns) {
+        extra = mn_locality_opening(l);
+    }
+    bool together = l->near.answer != MN_CONTRAST_YES || (follows && extra == 0);
+    if (cell->home != 0 && cell->term == c->term && together) {
+        bool home = cell->home == made->worker + 1;
+        mn_locality_observe_home(l, home, cost);
+        extra += home ? 0 : mn_locality_away(l);
+    }
+    bool again = cell->home == made->worker + 1 && cell->term == c->term;
+    if (again && (cell->marks & MN_COST_ABROAD)) {
+        cell->age = 0; /* what it cost elsewhere says nothing about here */
+    }
+    cell->marks = (uint8_t)((cell->marks & ~(unsigned)MN_COST_ABROAD)
+                            | (again ? 0u : (unsigned)MN_COST_ABROAD));
+    cell->home = (uint16_t)(made->worker + 1);
+    cell->term = c->term;
+    return cost > extra ? cost - extra : cost;
+}
+
+/* What a sample will cost where it is best made. */
+static int64_t
+predict_locked(const struct mn_costs *c, int64_t index)
+{
+    int64_t wall = mn_cost_wall(&c->model, index);
+    const struct mn_contrast *home = &c->locality.home;
+    if (home->answer == MN_CONTRAST_YES && index >= 0 && index < c->model.n) {
+        const struct mn_cost_cell *cell = &c->model.cells[index];
+        bool abroad = (cell->marks & MN_COST_ABROAD) && cell->term == c->term;
+        return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+    }
+    return wall;
+}
+
+void
+mn_costs_new_workers(struct mn_costs *c)
+{
+    mn_mutex_lock(&c->mutex);
+    if (++c->term == 0) { /* it has wrapped: nothing of then may be taken for new */
+        for (int64_t i = 0; i < c->model.n; i++) {
+            c->model.cells[i].home = 0;
+        }
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+bool
+mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place)
+{
+    mn_mutex_lock(&c->mutex);
+    bool breaks = mn_locality_breaks(&c->locality, place);
+    mn_mutex_unlock(&c->mutex);
+    return breaks;
+}
+
+void
+mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
+                uint8_t *marks)
+{
+    mn_mutex_lock(&c->mutex);
+    bool homes = c->locality.home.answer != MN_CONTRAST_NO;
+    for (uint32_t i = 0; i < n; i++) {
+        bool known = index != NULL && index[i] >= 0 && index[i] < c->model.n;
+        const struct mn_cost_cell *cell = known ? &c->model.cells[index[i]] : NULL;
+        home[i] = cell != NULL && homes && cell->term == c->term ? cell->home : 0;
+        marks[i] = cell != NULL ? cell->marks : 0;
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
 uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
-                      uint32_t n)
+                      uint32_t n, const struct mn_costs_made *made)
 {
     uint64_t sum = 0;
     mn_mutex_lock(&c->mutex);
@@ -74,7 +160,12 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_
         }
         if (rows[i].wall_ns != 0) {
             sum += rows[i].wall_ns;
-            observe_locked(c, index != NULL ? index[i] : -1, (int64_t)rows[i].wall_ns);
+            int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)rows[i].wall_ns;
+            if (made->keeps && (i > 0 || !made->newcomer)) {
+                cost = observe_place(c, at, cost, made, i > 0 || made->follows,
+                                     i == 0 && made->edge);
+            }
+            observe_locked(c, at, cost);
         }
     }
     mn_mutex_unlock(&c->mutex);
@@ -115,7 +206,7 @@ mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *
         if (index != NULL && i + FETCH_AHEAD < n) {
             mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
         }
-        out_ns[i] = mn_cost_wall(&c->model, index != NULL ? index[i] : -1);
+        out_ns[i] = predict_locked(c, index != NULL ? index[i] : -1);
     }
     mn_mutex_unlock(&c->mutex);
 }
@@ -125,7 +216,12 @@ mn_costs_look(struct mn_costs *c)
 {
     mn_mutex_lock(&c->mutex);
     struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
-                              c->timeout_ns, c->collate_ns, c->split, c->model.samples};
+                              c->timeout_ns, c->collate_ns, c->split, c->model.samples,
+                              c->locality.near.answer, c->locality.home.answer,
+                              mn_locality_joins(&c->locality),
+                              mn_locality_opening(&c->locality),
+                              mn_locality_away(&c->locality),
+                              mn_locality_length(&c->locality)};
     mn_mutex_unlock(&c->mutex);
     return v;
 }

@@ -9,6 +9,7 @@
 #define MN_COSTS_H
 
 #include "load/policy_cost.h"
+#include "load/policy_locality.h"
 #include "load/policy_slow.h"
 #include "load/policy_split.h"
 #include "os/mn_thread.h"
@@ -28,6 +29,8 @@ struct mn_costs {
     bool refused;       /* a sample could not be sent: never again */
     bool split;         /* batches that one worker would make are split */
     int64_t collate_ns; /* of a batch, beside its samples; running mean */
+    struct mn_locality locality;
+    uint8_t term;       /* of the present workers: homes of earlier ones are none */
 };
 
 /* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
@@ -40,11 +43,34 @@ mn_costs_fini(struct mn_costs *c);
 void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
 
-/* The reports of a batch's rows; those with wall_ns 0 did not run. index: of each row, or
+/* How the rows of a task were made. */
+struct mn_costs_made {
+    uint32_t worker;
+    bool keeps;    /* what its worker keeps may make samples cheaper: else no locality is learned */
+    bool follows;  /* the sample before the first one was its worker's last */
+    bool newcomer; /* the first one was its worker's first of all */
+    bool edge;     /* the first one is the first of its batch */
+};
+
+/* The reports of a task's rows; those with wall_ns 0 did not run. index: of each row, or
  * NULL. Returns the sum of wall_ns. */
 uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
-                      uint32_t n);
+                      uint32_t n, const struct mn_costs_made *made);
+
+/* New workers begin: what earlier ones kept is gone. */
+void
+mn_costs_new_workers(struct mn_costs *c);
+
+/* mn_locality_breaks, by what was learned so far. */
+bool
+mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place);
+
+/* 1 + the present worker that made each index last (0: none, or not worth to know), and its
+ * marks (enum mn_cost_mark). */
+void
+mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
+                uint8_t *marks);
 
 /* Predicted wall time of each index, 0 where nothing is known. */
 void
@@ -58,6 +84,10 @@ struct mn_costs_view {
     int64_t collate_ns;
     bool split;
     uint64_t samples;
+    enum mn_contrast_answer near, home; /* policy_locality.h */
+    bool joins;
+    int64_t opening_ns, away_ns;
+    double group; /* samples */
 };
 
 /* What sending a sample to another worker takes; negative: it cannot be done. */

@@ -185,7 +185,8 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = alloc_private(e);
     }
     if (rc == 0 && cfg->window != 0) {
-        rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs);
+        rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs,
+                          cfg->keeps, cfg->unit_rows, e->cfg.max_workers);
     }
     if (rc == 0 && e->cfg.max_workers > cfg->workers) {
         rc = mn_scheduler_open(&e->scheduler, cfg->keep);

@@ -64,6 +64,9 @@ struct mn_engine_config {
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
+    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
+    bool keeps;             /* workers may keep what they have opened: neighbours are kept
+                             * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
 };
 

@@ -262,14 +262,23 @@ fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint
     t->env_off = t->env_len = t->env_end = 0;
 }
 
+/* Whether there may be something on a lane. */
+static bool
+waits_on(const struct mn_engine *e, uint32_t lane)
+{
+    const struct mn_lane *l = mn_lane_at(&e->shm, lane);
+    return mn_a64_load_acquire(&l->hint) != mn_a64_load_seqcst(&l->tail);
+}
+
 void
 mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 {
     struct mn_ctl *c = e->shm.ctl;
+    bool shared = waits_on(e, MN_LANE_EXPRESS) || waits_on(e, MN_LANE_NORMAL);
     for (uint32_t w = 0; w < c->nworkers && n != 0; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         /* Others may sleep there, too: the dead, and threads that wait to be wanted. */
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && mn_bell_ring(&k->bell)) {
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && (shared || waits_on(e, MN_LANE_WORKER + w)) && mn_bell_ring(&k->bell)) {
             n--;
         }
     }

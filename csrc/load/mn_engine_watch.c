@@ -165,6 +165,21 @@ take_back(struct mn_engine *e, uint32_t task, uint64_t word)
     (void)rc;
 }
 
+/* A task that waited for the dead worker alone: with static scheduling nobody else may do it;
+ * else it was only meant for it. */
+static void
+hand_on(struct mn_engine *e, uint32_t task, uint64_t word)
+{
+    if (e->plan == NULL) {
+        take_back(e, task, mn_task_word(mn_word_gen(word), 0, 0xff, MN_TASK_QUEUED));
+        return;
+    }
+    int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
+                              ++e->gens[task], mn_word_attempt(word));
+    mn_assert(rc == MN_OK);
+    (void)rc;
+}
+
 /* Moves on what the dead worker had: its running tasks and its own lane. */
 static void
 sweep_tasks(struct mn_engine *e, uint32_t w)
@@ -179,7 +194,7 @@ sweep_tasks(struct mn_engine *e, uint32_t w)
         }
         else if (st == MN_TASK_QUEUED && t->lane == MN_LANE_WORKER + w
                  && mn_board_cancel(&e->shm, i)) {
-            take_back(e, i, mn_task_word(mn_word_gen(word), 0, 0xff, st));
+            hand_on(e, i, word);
         }
         else if (st == MN_TASK_DONE && mn_word_worker(word) == w) {
             mn_lease_note(e, w, t);

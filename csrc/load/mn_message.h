@@ -92,6 +92,13 @@ enum mn_task_flag {
     MN_FLAG_NO_ROOM = 1u << 1,   /* the envelope did not fit under the memory limit */
 };
 
+/* How the first sample of a task was made. */
+enum mn_task_made {
+    MN_MADE_APART = 0,    /* its worker had made another one before, */
+    MN_MADE_NEXT = 1,     /* the one before it in the sampler's order, */
+    MN_MADE_FIRST = 2,    /* or none at all */
+};
+
 /* generation 63..32 | worker 31..16 | attempt 15..8 | status 7..0 */
 static inline uint64_t
 mn_task_word(uint32_t gen, uint32_t worker, uint32_t attempt, enum mn_task_status st)
@@ -139,7 +146,9 @@ struct mn_task {
     uint64_t wall_ns;
     uint64_t cpu_ns;
     uint64_t done_ns;  /* monotonic clock at DONE */
-    uint64_t pad1[5];
+    uint32_t made; /* enum mn_task_made; worker, before DONE */
+    uint32_t pad0;
+    uint64_t pad1[4];
 };
 MN_STATIC_ASSERT(sizeof(struct mn_task) == 128, "a task is two cache lines");
 
@@ -235,7 +244,8 @@ struct mn_worker {
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
     mn_a32 leave;  /* trainer: exit when you have nothing in hand; enum mn_leave */
-    uint32_t pad2;
+    mn_a32 low_own; /* trainer: with fewer tasks than this on its own lane it rings the
+                     * engine; 0: never */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 

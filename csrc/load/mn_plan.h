@@ -43,9 +43,26 @@ struct mn_plan_batch {
     uint32_t index_kind; /* enum mn_index_kind */
     const void *index;
     uint64_t index_bytes;
+    const uint8_t *begins; /* [nrows] the dataset's word on where groups begin, or NULL */
 };
 
 struct mn_planned;
+struct mn_piece;
+
+/* The chain that the sample planned last belongs to (policy_locality.h). */
+struct mn_chain {
+    uint64_t number;
+    int64_t length; /* samples so far; 0: a new one begins */
+    int64_t owner;  /* worker that it was given to, -1: to nobody yet */
+};
+
+/* What one worker alone is to do next, as long as nobody has to help. */
+struct mn_share {
+    struct mn_piece *first;
+    uint64_t chain;  /* of what it was given last */
+    int64_t cost_ns; /* of what is in it */
+    uint32_t tasks;  /* in it */
+};
 
 struct mn_plan {
     struct mn_dispatch dispatch;
@@ -72,6 +89,23 @@ struct mn_plan {
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
     uint64_t told;               /* next when the program was last asked to plan more */
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
+    bool keeps;                  /* neighbours may be kept together at all, */
+    bool wanted;                 /* should be by what is known, */
+    bool by_piece;               /* and are: mn_plan_pieces.c */
+    bool again;                  /* these workers have made an epoch: samples have homes */
+    uint64_t first_epoch;        /* theirs */
+    bool declared;               /* the dataset says where groups begin */
+    uint32_t unit_rows;          /* planned one by one, so many would be a batch; 0: batches are */
+    uint32_t stance;             /* what the pieces were cut by: a change of it is news */
+    struct mn_costs_view known;  /* of costs, when something was planned or learned last */
+    struct mn_share *shares;     /* [workers], while by_piece */
+    uint32_t nshares;
+    struct mn_chain chain;
+    int64_t shared_ns;           /* in all shares */
+    uint64_t shared_tasks;
+    uint64_t piece_tasks;        /* in all pieces, the dispatcher's too */
+    uint32_t moved;              /* tasks that were put elsewhere since the last pump */
+    uint64_t helped;             /* times a worker took over part of another's share */
 };
 
 #define MN_PLAN_BATCHES 4096u
@@ -91,7 +125,8 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 
 int
 mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
-             struct mn_costs *costs);
+             struct mn_costs *costs, bool keeps, uint32_t unit_rows,
+             uint32_t most_workers);
 
 void
 mn_plan_close(struct mn_plan *p);

@@ -83,8 +83,8 @@ mn_plan_lasts(const struct mn_plan *p, uint32_t workers)
     if (d->closed || p->told == p->next) {
         return INT64_MAX;
     }
-    int64_t left = d->work_ns / (int64_t)workers;
-    bool unknown = d->work_ns == 0 && d->count >= 4 * workers;
+    int64_t left = (d->work_ns + p->shared_ns) / (int64_t)workers;
+    bool unknown = d->work_ns + p->shared_ns == 0 && d->count + p->shared_tasks >= 4 * workers;
     return unknown ? 1 : left > DRY_NS ? left - DRY_NS : 0;
 }
 
@@ -92,7 +92,7 @@ bool
 mn_plan_dry(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    bool idle = p->starved_ns != 0 || (p->dispatch.count == 0 && mn_plan_queued(e) == 0);
+    bool idle = p->starved_ns != 0 || (p->dispatch.count + p->shared_tasks == 0 && mn_plan_queued(e) == 0);
     if (!idle || mn_plan_lasts(p, e->active) != 0) {
         return false;
     }

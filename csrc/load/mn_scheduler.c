@@ -275,7 +275,7 @@ backlog(struct mn_engine *e, const struct mn_workers_input *in)
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     int64_t queued = tail > hint ? (int64_t)(tail - hint) : 0;
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
-    return idle ? queued : queued + (int64_t)e->plan->dispatch.count;
+    return idle ? queued : queued + (int64_t)(e->plan->dispatch.count + e->plan->shared_tasks);
 }
 
 /* How many workers more memory has room for, by what the one that has done most takes, beside

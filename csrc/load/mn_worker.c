@@ -33,19 +33,25 @@ stopped(const struct mn_worker_side *w)
     return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
 }
 
-/* Tells the engine when the board runs low while it has more to put there. */
+static bool
+runs_low(const struct mn_worker_side *w, uint32_t lane, uint32_t mark)
+{
+    const struct mn_lane *l = mn_lane_at(&w->shm, lane);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
+    uint64_t tail = mn_a64_load_acquire(&l->tail);
+    return tail - hint < mark;
+}
+
+/* Tells the engine when the board runs low, or this worker's part of it, while it has more
+ * to put there. */
 static void
 low_water(const struct mn_worker_side *w)
 {
     struct mn_ctl *c = w->shm.ctl;
     uint32_t mark = mn_a32_load_seqcst(&c->low_water);
-    if (mark == 0) {
-        return;
-    }
-    const struct mn_lane *l = mn_lane_at(&w->shm, MN_LANE_NORMAL);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
-    uint64_t tail = mn_a64_load_acquire(&l->tail);
-    if (tail - hint < mark) {
+    uint32_t own = mn_a32_load_seqcst(&w->me->low_own);
+    if ((mark != 0 && runs_low(w, MN_LANE_NORMAL, mark))
+        || (own != 0 && runs_low(w, MN_LANE_WORKER + w->number, own))) {
         mn_bell_ring(&c->engine);
     }
 }
@@ -199,6 +205,22 @@ claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
     return true;
 }
 
+/* Says whether the task's first sample came right after the one this worker made last. */
+static void
+note_place(struct mn_worker_side *w, struct mn_task *t)
+{
+    if (t->kind == MN_KIND_RESUME || t->kind == MN_KIND_COLLATE) {
+        return;
+    }
+    const struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+    uint64_t first = b->position + t->row0;
+    bool follows = w->begun && b->epoch == w->epoch && first == w->position;
+    t->made = follows ? MN_MADE_NEXT : w->begun ? MN_MADE_APART : MN_MADE_FIRST;
+    w->begun = true;
+    w->epoch = b->epoch;
+    w->position = first + t->nrows;
+}
+
 uint32_t
 mn_worker_done(struct mn_worker_side *w, uint32_t task)
 {
@@ -211,6 +233,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
         collate = ids[n - 1];
         collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
     }
+    note_place(w, t);
     t->env_end = w->used_end;
     t->done_ns = mn_now_ns();
     /* Relaxed: counters for people, written by this worker alone. */

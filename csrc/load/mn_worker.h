@@ -15,6 +15,9 @@ struct mn_worker_side {
     uint32_t number;
     struct mn_worker *me;
     uint64_t lease_off, lease_end, used_end;
+    bool begun;         /* it has finished a task */
+    uint64_t epoch;     /* of the last sample that it made, */
+    uint64_t position;  /* and the place after it in the sampler's order */
 };
 
 /* 0, or -EPROTO when the mapping was made by another version of this code. */

@@ -54,7 +54,7 @@ cell_update(struct mn_cost_cell *c, double wall)
     }
     double was = (double)c->wall_ns;
     int8_t side = surprise_of(was, wall);
-    if (c->seen == 1 || (side != 0 && side == c->surprise)) {
+    if (c->seen == 1 || c->age == 0 || (side != 0 && side == c->surprise)) {
         cell_restart(c, wall);
         return;
     }

@@ -43,6 +43,7 @@
 enum mn_cost_mark {
     MN_COST_FOLLOWED = 1u << 0, /* it was made right after its neighbour by one worker, and */
     MN_COST_OPENS = 1u << 1,    /* was dear even so: it begins a group (policy_locality.h) */
+    MN_COST_ABROAD = 1u << 2,   /* what is known of its cost is not from where it is at home */
 };
 
 struct mn_cost_cell {
@@ -52,7 +53,7 @@ struct mn_cost_cell {
     uint8_t marks; /* enum mn_cost_mark */
     uint16_t seen; /* observations, saturating; 0 with wall_ns > 0 is a hint */
     int8_t surprise; /* side of the last surprise: -1, 0, +1 */
-    uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE */
+    uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE; 0: the next replaces */
 };
 
 struct mn_cost {

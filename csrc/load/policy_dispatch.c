@@ -182,7 +182,8 @@ mn_dispatch_init(struct mn_dispatch *d, void *memory, uint32_t capacity,
 }
 
 int
-mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task)
+mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
+                   uint32_t *out)
 {
     if (task->position < 0 || task->batch < 0) {
         return -EINVAL;
@@ -204,6 +205,9 @@ mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task)
         sift_up(d, kind, at);
     }
     account(d, node->task.cost_ns, 1);
+    if (out != NULL) {
+        *out = id;
+    }
     return MN_OK;
 }
 
@@ -356,11 +360,36 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out)
 
 /* Up to last_batch, or beyond and so slow that it is started as early as those are. */
 static bool
-within(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
-       const struct mn_dispatch_node *n)
+within(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t batch,
+       int64_t slack_ns)
 {
-    return n->task.batch <= view->last_batch
-           || n->slack_ns <= times(view->last_batch, d->rates.period_ns);
+    return batch <= view->last_batch
+           || slack_ns <= times(view->last_batch, d->rates.period_ns);
+}
+
+/* Why a task may start; 0 when it may not yet. */
+static int
+reason(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t batch,
+       int64_t slack_ns)
+{
+    int64_t edge = times(view->head_batch + d->rates.window - 1, d->rates.period_ns);
+    if (batch < view->head_batch + d->rates.window) {
+        return MN_DISPATCH_WINDOW;
+    }
+    if (slack_ns <= edge) {
+        return MN_DISPATCH_EARLY;
+    }
+    return view->ready_batches < d->rates.hungry ? MN_DISPATCH_AHEAD : 0;
+}
+
+int
+mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
+                const struct mn_dispatch_task *task, enum mn_dispatch_why *why)
+{
+    int64_t slack = slack_of(&d->rates, task);
+    int r = within(d, view, task->batch, slack) ? reason(d, view, task->batch, slack) : 0;
+    *why = (enum mn_dispatch_why)r;
+    return r != 0 ? MN_OK : MN_FULL;
 }
 
 int
@@ -377,25 +406,16 @@ mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *vie
         choose(d, costly, MN_DISPATCH_FINALE_LPT, out);
         return MN_OK;
     }
-    if (!within(d, view, &d->nodes[least])) {
+    if (!within(d, view, d->nodes[least].task.batch, d->nodes[least].slack_ns)) {
         least = d->heap[BY_ORDER][0];
     }
     const struct mn_dispatch_node *s = &d->nodes[least];
-    if (!within(d, view, s)) {
+    int why = within(d, view, s->task.batch, s->slack_ns)
+                  ? reason(d, view, s->task.batch, s->slack_ns)
+                  : 0;
+    if (why == 0) {
         return MN_FULL;
     }
-    int64_t edge = times(view->head_batch + d->rates.window - 1, d->rates.period_ns);
-    if (s->task.batch < view->head_batch + d->rates.window) {
-        choose(d, least, MN_DISPATCH_WINDOW, out);
-    }
-    else if (s->slack_ns <= edge) {
-        choose(d, least, MN_DISPATCH_EARLY, out);
-    }
-    else if (view->ready_batches < d->rates.hungry) {
-        choose(d, least, MN_DISPATCH_AHEAD, out);
-    }
-    else {
-        return MN_FULL;
-    }
+    choose(d, least, (enum mn_dispatch_why)why, out);
     return MN_OK;
 }

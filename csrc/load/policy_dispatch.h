@@ -174,9 +174,11 @@ int
 mn_dispatch_init(struct mn_dispatch *d, void *memory, uint32_t capacity,
                  const struct mn_dispatch_rates *rates);
 
-/* MN_OK, MN_FULL, or -EINVAL for a negative position or batch. */
+/* MN_OK, MN_FULL, or -EINVAL for a negative position or batch. node: NULL, or where to say
+ * which node it has, for mn_dispatch_take. */
 int
-mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task);
+mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
+                   uint32_t *node);
 
 /* No task will be inserted before the epoch is over. Until mn_dispatch_reopen. */
 void
@@ -190,6 +192,12 @@ mn_dispatch_reopen(struct mn_dispatch *d);
 int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out);
+
+/* Whether a task that the dispatcher does not hold may start now: W or I above, and what
+ * is known to be slow earlier. MN_OK and why, or MN_FULL. */
+int
+mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
+                const struct mn_dispatch_task *task, enum mn_dispatch_why *why);
 
 /* The first task in the sampler's order: for when the budget refuses the other. MN_OK or
  * MN_EMPTY. */

@@ -167,11 +167,21 @@ costs_predict(PyObject *self, PyObject *arg)
 
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
-"              slow_ns, collate_ns, send_ns, split}\n\n"
+"              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
+"              each_ns, group}\n\n"
 "slow_ns: from when on a sample in flight counts as slow, None when nothing does.\n"
 "collate_ns: of a batch that workers collate, beside its samples. send_ns: of sending a\n"
 "sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
-"that one worker could make are split.");
+"that one worker could make are split. near, home: whether samples are cheaper beside their\n"
+"neighbours, and where they were made last; None: not known yet. opening_ns: what a sample\n"
+"away from its group costs more, away_ns: one away from its home. each_ns: a sample beside\n"
+"its neighbour. group: samples in one.");
+
+static PyObject *
+answer(enum mn_contrast_answer a)
+{
+    return a == MN_CONTRAST_UNKNOWN ? Py_None : a == MN_CONTRAST_YES ? Py_True : Py_False;
+}
 
 static PyObject *
 costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -187,15 +197,20 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     long long known = c->model.known, timeout = c->timeout_ns;
     long long collate = c->collate_ns, send = c->send_ns;
     bool split = c->split;
+    struct mn_locality place = c->locality;
     unsigned long long samples = c->model.samples;
     mn_mutex_unlock(&c->mutex);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
     PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
-    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO}", "samples", samples, "known",
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd}", "samples", samples, "known",
                          known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
                          "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow, "collate_ns", collate,
-                         "send_ns", sends, "split", split ? Py_True : Py_False);
+                         "send_ns", sends, "split", split ? Py_True : Py_False,
+                         "near", answer(place.near.answer), "home", answer(place.home.answer),
+                         "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
+                         (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",
+                         mn_locality_length(&place));
 }
 
 static PyMethodDef costs_methods[] = {

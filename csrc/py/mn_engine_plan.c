@@ -24,27 +24,31 @@ planner(PyObject *self)
 
 const char mn_engine_plan_doc[] =
     "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
-    "     user_epoch=0, splits=False) -> bool\n"
+    "     user_epoch=0, splits=False, begins=None) -> bool\n"
     "\n"
     "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
     "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
-    "with splits, where that pays, several fetch and one collates. False: later.";
+    "with splits, where that pays, several fetch and one collates. begins: a byte a row, not 0\n"
+    "where by the dataset's word a group begins. False: later.";
 
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
                             "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
-                            "splits", NULL};
+                            "splits", "begins", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *dumps;
     unsigned long long sequence, number, epoch, position, seed;
+    const char *begins = NULL;
+    Py_ssize_t nbegins = 0;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ipz#", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows,
-                                        &seeded, &whole, &b.user_epoch, &splits)) {
+                                        &seeded, &whole, &b.user_epoch, &splits, &begins,
+                                        &nbegins)) {
         return NULL;
     }
     b.sequence = sequence;
@@ -60,6 +64,12 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     if (owned == NULL) {
         return NULL;
     }
+    if (begins != NULL && nbegins < (Py_ssize_t)b.nrows) {
+        PyErr_SetString(PyExc_ValueError, "begins must have a byte for each row");
+        Py_DECREF(owned);
+        return NULL;
+    }
+    b.begins = (const uint8_t *)begins;
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     int rc = mn_engine_plan(e, &b);
     Py_DECREF(owned);
@@ -183,9 +193,11 @@ mn_engine_py_taken(PyObject *self, PyObject *args)
 
 const char mn_engine_timing_doc[] =
     "timing() -> {delivered, waits, wait_ns, wait_max_ns, consumer_ns, planned, ready,\n"
-    "starts}: batches handed over, the caller's waiting in next(), its time for a batch,\n"
+    "starts, helped, together}: batches handed over, the caller's waiting in next(), its time\n"
+    "for a batch,\n"
     "batches planned and not started, complete ones, and tasks started by reason (window,\n"
-    "early, ahead, finale, order)";
+    "early, ahead, finale, order), times a worker took over part of another's share, and\n"
+    "whether neighbours are kept together";
 
 PyObject *
 mn_engine_py_timing(PyObject *self, PyObject *ignored)
@@ -209,11 +221,14 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
     unsigned long long delivered = e->delivered, waits = e->waits, wait = e->wait_ns;
     unsigned long long most = e->wait_max_ns;
     long long consumer = p->consumer_ns;
+    unsigned long long helped = p->helped;
+    bool together = p->by_piece;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK)}", "delivered", delivered, "waits",
+    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK) sK sO}", "delivered", delivered, "waits",
                          waits, "wait_ns", wait, "wait_max_ns", most, "consumer_ns", consumer,
                          "planned", planned, "ready", ready, "starts", starts[1], starts[2],
-                         starts[3], starts[4], starts[5]);
+                         starts[3], starts[4], starts[5], "helped", helped, "together",
+                         together ? Py_True : Py_False);
 }
 
 PyObject *

@@ -47,18 +47,19 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "max_workers",
-                            "slow_seconds", "keep", NULL};
+                            "slow_seconds", "keep", "keeps", "unit_rows", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
-    unsigned int workers, retries, window = 0, max_workers = 0;
+    unsigned int workers, retries, window = 0, max_workers = 0, unit_rows = 0;
     double slow = 0.0;
-    int respawn, in_order = 1;
+    int respawn, in_order = 1, keeps = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#pI", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &max_workers, &slow, &kept, &kept_size)) {
+                                     &max_workers, &slow, &kept, &kept_size, &keeps,
+                                     &unit_rows)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -95,6 +96,8 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .window = window,
                                    .in_order = in_order != 0,
                                    .costs = shared,
+                                   .keeps = keeps != 0,
+                                   .unit_rows = unit_rows,
                                    .keep = kept != NULL ? &keep : NULL};
     o->pid = getpid();
     o->costs = Py_NewRef(costs);

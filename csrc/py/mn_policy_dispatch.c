@@ -66,7 +66,7 @@ dispatch_insert(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_dispatch_task task = {position, batch, cost, bytes, tag};
-    int rc = mn_dispatch_insert(dispatch_of(self), &task);
+    int rc = mn_dispatch_insert(dispatch_of(self), &task, NULL);
     if (rc < 0) {
         PyErr_SetString(PyExc_ValueError, "position and batch must not be negative");
         return NULL;

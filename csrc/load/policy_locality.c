@@ -1,0 +1,205 @@
+/* See policy_locality.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "load/policy_locality.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "load/policy_cost.h"
+
+void
+mn_locality_init(struct mn_locality *l)
+{
+    memset(l, 0, sizeof(*l));
+    l->near.rank = l->home.rank = 0.5;
+}
+
+/* ---- the contrast ------------------------------------------------------------------- */
+
+static void
+toward(double *mean, double x, uint32_t *n)
+{
+    if (*n < MN_CONTRAST_MEMORY) {
+        (*n)++;
+    }
+    *mean += (x - *mean) / *n;
+}
+
+/* The share of the last of the cheap kind that cost less; of equals half. */
+static double
+rank_of(const struct mn_contrast *c, float cost)
+{
+    uint32_t twice = 0;
+    for (uint32_t i = 0; i < c->ncheap; i++) {
+        twice += (c->cheap[i] < cost) + (c->cheap[i] <= cost);
+    }
+    return (double)twice / (2.0 * c->ncheap);
+}
+
+static void
+decide(struct mn_contrast *c)
+{
+    double saved = c->dear_ns - c->cheap_ns;
+    bool both = c->ndear != 0 && c->ncheap != 0;
+    double sigma = both ? sqrt((1.0 / c->ndear + 1.0 / c->ncheap) / 12.0) : 1.0;
+    double rank = MN_CONTRAST_SIGMAS * sigma;
+    rank = rank > MN_CONTRAST_LEAST ? rank : MN_CONTRAST_LEAST;
+    double worth = c->cheap_ns / 4.0;
+    worth = worth > MN_LOCALITY_WORTH_NS ? worth : MN_LOCALITY_WORTH_NS;
+    double ask = c->answer == MN_CONTRAST_YES ? 0.5 : 1.0;
+    if (c->rank - 0.5 >= ask * rank && saved >= ask * worth) {
+        c->answer = MN_CONTRAST_YES;
+    }
+    else if (c->answer != MN_CONTRAST_UNKNOWN
+             || (c->ndear >= MN_CONTRAST_EVIDENCE && c->ncheap >= MN_CONTRAST_EVIDENCE)) {
+        c->answer = MN_CONTRAST_NO;
+    }
+}
+
+static void
+observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
+{
+    cost_ns = cost_ns > 0 ? cost_ns : 0;
+    if (cheap) {
+        toward(&c->cheap_ns, (double)cost_ns, &c->ncheap);
+        c->cheap[c->at++ % MN_CONTRAST_MEMORY] = (float)cost_ns;
+    }
+    else if (c->ncheap != 0) { /* else there is nothing to rank it in */
+        uint32_t n = c->ndear;
+        toward(&c->dear_ns, (double)cost_ns, &c->ndear);
+        toward(&c->rank, rank_of(c, (float)cost_ns), &n);
+    }
+    decide(c);
+}
+
+/* ---- groups ------------------------------------------------------------------------- */
+
+/* The follower of whom a quarter of the last ones were cheaper: groups of two and more have
+ * as many that opened nothing. */
+static double
+cheap_quarter(const struct mn_contrast *c)
+{
+    for (uint32_t i = 0; i < c->ncheap; i++) {
+        double rank = rank_of(c, c->cheap[i]);
+        if (rank >= 0.125 && rank <= 0.375) {
+            return (double)c->cheap[i];
+        }
+    }
+    return c->cheap_ns; /* most cost the same */
+}
+
+static uint8_t
+followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
+{
+    if (l->near.at % 16 == 0 || l->opens_ns == 0.0) { /* it moves slowly */
+        l->opens_ns = (cheap_quarter(&l->near) + l->near.dear_ns) / 2.0;
+    }
+    bool opens = (double)cost_ns > l->opens_ns;
+    if (marks & MN_COST_OPENS) {
+        l->right += opens;
+        l->wrong += !opens;
+    }
+    l->followers++;
+    l->opened += opens;
+    l->edges += edge;
+    l->edges_opened += edge && opens;
+    if (l->edges > MN_CONTRAST_MEMORY) {
+        l->edges /= 2.0;
+        l->edges_opened /= 2.0;
+    }
+    if (l->followers > MN_LOCALITY_MEMORY) {
+        l->followers /= 2.0;
+        l->opened /= 2.0;
+        l->firsts /= 2.0;
+        l->right /= 2.0;
+        l->wrong /= 2.0;
+    }
+    if (!opens) {
+        double n = l->followers < MN_CONTRAST_MEMORY ? l->followers : MN_CONTRAST_MEMORY;
+        l->each_ns += ((double)cost_ns - l->each_ns) / n;
+    }
+    return (uint8_t)(MN_COST_FOLLOWED | (opens ? MN_COST_OPENS : 0u));
+}
+
+uint8_t
+mn_locality_observe_near(struct mn_locality *l, bool follows, bool edge, uint8_t marks,
+                         int64_t cost_ns)
+{
+    bool together = l->near.answer == MN_CONTRAST_YES;
+    if (together && follows) {
+        marks = followed(l, edge, marks, cost_ns);
+    }
+    l->firsts += together && !follows;
+    observe(&l->near, follows, cost_ns);
+    return marks;
+}
+
+void
+mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns)
+{
+    observe(&l->home, home, cost_ns);
+}
+
+double
+mn_locality_length(const struct mn_locality *l)
+{
+    if (l->near.answer != MN_CONTRAST_YES) {
+        return 1.0;
+    }
+    double openings = l->opened + l->firsts;
+    return openings > 0.0 ? (l->followers + l->firsts) / openings : 1.0;
+}
+
+static bool
+believed(const struct mn_locality *l)
+{
+    return l->right + 1.0 >= l->wrong;
+}
+
+bool
+mn_locality_joins(const struct mn_locality *l)
+{
+    return l->near.answer == MN_CONTRAST_YES && l->edges_opened + 0.5 < (l->edges + 1.0) / 2.0;
+}
+
+bool
+mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *p)
+{
+    if (p->length == 0) {
+        return true;
+    }
+    if (p->declared && p->begins) {
+        return true;
+    }
+    if (p->batch && p->length + p->rows > p->most) {
+        return true; /* whole batches, so that chains do not end in the middle of one */
+    }
+    if (p->declared) {
+        return false;
+    }
+    if ((p->marks & MN_COST_OPENS) && believed(l) && p->number % 8 != 7) {
+        return true;
+    }
+    if (!p->batch || ((p->marks & MN_COST_FOLLOWED) && believed(l))) {
+        return false;
+    }
+    uint64_t every = l->edges < MN_LOCALITY_EDGES ? 2 : 16;
+    bool tries = l->near.answer == MN_CONTRAST_YES && p->number / (uint64_t)p->rows % every == 1;
+    return !tries && !mn_locality_joins(l);
+}
+
+int64_t
+mn_locality_opening(const struct mn_locality *l)
+{
+    double each = l->each_ns > 0.0 ? l->each_ns : l->near.cheap_ns;
+    double opening = l->near.dear_ns - each;
+    return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
+}
+
+int64_t
+mn_locality_away(const struct mn_locality *l)
+{
+    double away = l->home.dear_ns - l->home.cheap_ns;
+    return l->home.answer == MN_CONTRAST_YES && away > 0.0 ? (int64_t)away : 0;
+}

@@ -1,0 +1,138 @@
+/* Whether samples are cheaper beside their neighbours, or where they were made before.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   Many datasets keep what they opened last (a row group, a shard, a decompressed volume),
+ *   or all that they have decoded. There a sample costs less in the worker that made its
+ *   neighbour, or that made it in the last epoch, than in another one. This policy finds that
+ *   out from the costs that workers report, and says how far neighbours are to be kept
+ *   together. Nothing is assumed: what is not measured to be cheaper is not arranged for.
+ *
+ * Terms
+ *   follower   a sample whose worker had just made the one before it in the sampler's order
+ *   first      any other. A worker's very first sample counts as neither: it pays for imports
+ *              and for pages that nobody has touched.
+ *   group      samples that share what is opened for them: a run of the sampler's order
+ *   opening    what the first sample of a group costs beyond the others
+ *   home       the worker that made a sample last
+ *
+ * The contrast: are samples of one kind dearer than those of another?
+ *   The last samples of the cheap kind are kept. Of each sample of the dear kind the rank among
+ *   them is taken, from 0 to 1. Where the kinds do not differ ranks are uniform and their mean
+ *   is 1/2, whatever the distribution looks like: a heavy tail or two classes of cost deceive
+ *   it no more than others (the rank-sum test of Mann, Whitney and Wilcoxon), and a machine
+ *   that slows down slows both kinds. The mean is believed when it lies CONTRAST_SIGMAS
+ *   standard deviations of the mean of as many uniform ranks, and at least
+ *   CONTRAST_LEAST, above 1/2. That is a statement about the sign;
+ *   the difference of the two running means, what a sample saves, has to be worth acting on, too:
+ *   a quarter of the cheap kind's cost and LOCALITY_WORTH_NS, which is half of what tasks are
+ *   chunked to: less than that is amortised by the chunk already.
+ *
+ *   unknown  until EVIDENCE samples of both kinds were seen and nothing was believed
+ *   yes      believed; until the mean rank or the difference falls to half of what was asked
+ *   no       all else. It can become yes at any time.
+ *
+ * Groups
+ *   While neighbours are kept together, a follower that costs more than halfway from the
+ *   cheap followers to the firsts has opened a group of its own. Each index remembers whether it followed, and
+ *   opened even so (policy_cost.h): where such a sample follows, its group begins, and that is the
+ *   place to change workers. A sampler that shuffles inside of groups makes these marks
+ *   wrong; how often they were right is counted on the followers that were kept in spite of
+ *   their mark (one in eight), and they are believed while most are.
+ *
+ * Chains
+ *   A chain is a run of the sampler's order that one worker is meant to make.
+ *   mn_locality_breaks says whether a new one begins at a sample: at a group's declared or
+ *   remembered beginning; else not inside of a batch; and at the beginning of a batch (where
+ *   torch would change workers) unless the sample is known to follow, or most that followed
+ *   there opened nothing. To know that some do follow there in any case: every second
+ *   one until EDGES were seen, one in sixteen from then on. No chain is longer than `most` samples: with longer ones there
+ *   would not be one for each worker within what may be planned.
+ */
+#ifndef MN_POLICY_LOCALITY_H
+#define MN_POLICY_LOCALITY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MN_CONTRAST_MEMORY 64
+#define MN_CONTRAST_SIGMAS 4.0
+#define MN_CONTRAST_LEAST 0.15
+#define MN_CONTRAST_EVIDENCE 16
+#define MN_LOCALITY_WORTH_NS 150000
+/* Of samples, for the length of groups, and of beginnings of batches: older ones weigh less
+ * and less. */
+#define MN_LOCALITY_MEMORY 1024
+#define MN_LOCALITY_EDGES 8
+
+enum mn_contrast_answer {
+    MN_CONTRAST_UNKNOWN = 0,
+    MN_CONTRAST_NO = 1,
+    MN_CONTRAST_YES = 2,
+};
+
+struct mn_contrast {
+    float cheap[MN_CONTRAST_MEMORY]; /* the last costs of the cheap kind, a ring */
+    uint32_t at;                     /* its next place */
+    double rank;            /* mean rank of the dear kind among them */
+    double dear_ns, cheap_ns;  /* running means */
+    uint32_t ndear, ncheap;    /* up to MN_CONTRAST_MEMORY */
+    enum mn_contrast_answer answer;
+};
+
+struct mn_locality {
+    struct mn_contrast near; /* firsts against followers */
+    struct mn_contrast home; /* made elsewhere against made at home again */
+    double each_ns;            /* of followers that open nothing */
+    double opens_ns;           /* a follower that costs more has opened a group */
+    double followers, opened, firsts; /* counts, with the memory above: followers, of them */
+    double edges, edges_opened;       /* those that opened; those at the edge of a batch */
+    double right, wrong;       /* marks of followers that were kept in spite of them */
+};
+
+/* What is known of one sample of the order when it is planned. */
+struct mn_locality_place {
+    bool declared;   /* the dataset says where groups begin, */
+    bool begins;     /* and one does here */
+    bool batch;      /* it is the first of its batch */
+    uint8_t marks;   /* enum mn_cost_mark of its index; 0: nothing is known */
+    uint64_t number; /* in the sampler's order, for the one in eight */
+    int64_t length;  /* of the chain so far */
+    int64_t rows;    /* of its batch */
+    int64_t most;    /* samples that a chain may have */
+};
+
+void
+mn_locality_init(struct mn_locality *l);
+
+/* A sample's cost, and how it was made; edge: it is the first of its batch. Returns the marks
+ * of its index from now on. */
+uint8_t
+mn_locality_observe_near(struct mn_locality *l, bool follows, bool edge, uint8_t marks,
+                         int64_t cost_ns);
+
+/* A sample that was made before cost this much at its home, or elsewhere. */
+void
+mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns);
+
+/* Whether a new chain begins at this sample. */
+bool
+mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *p);
+
+/* Whether groups go on from batch to batch, as far as it is known. */
+bool
+mn_locality_joins(const struct mn_locality *l);
+
+/* Samples of a group, on average; 1 where neighbours are not cheaper. */
+double
+mn_locality_length(const struct mn_locality *l);
+
+/* What it costs to make a sample away from its group; 0: nothing, or not known. */
+int64_t
+mn_locality_opening(const struct mn_locality *l);
+
+/* What it costs to make a sample away from its home; 0: nothing, or not known. */
+int64_t
+mn_locality_away(const struct mn_locality *l);
+
+#endif /* MN_POLICY_LOCALITY_H */

@@ -1,0 +1,71 @@
+"""Which samples share what is opened for them, where a dataset says so.
+
+A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
+one after the other (a row group, a shard, a video). Without it workers' reports tell
+(``csrc/load/policy_locality.h``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
+
+from ._job import offered
+
+Key = Callable[[Any], Hashable]
+
+
+def key_of(dataset: Any) -> Key | None:
+    """The dataset's ``locality_key``, through torch's ``Subset`` and ``ConcatDataset``."""
+    if type(dataset) is Subset:
+        return _of_subset(dataset)
+    if type(dataset) is ConcatDataset:
+        return _of_parts(dataset)
+    return offered(dataset, "locality_key")
+
+
+def _of_subset(subset: Subset) -> Key | None:
+    inner, indices = key_of(subset.dataset), subset.indices
+    if inner is None:
+        return None
+    return lambda index: inner(indices[index])
+
+
+def _of_parts(whole: ConcatDataset) -> Key | None:
+    """Parts without a key of their own are one group each."""
+    keys = [key_of(part) for part in whole.datasets]
+    if all(key is None for key in keys):
+        return None
+
+    def key_in(index: int) -> Hashable:
+        if index < 0:
+            index += len(whole)
+        part = next(n for n, end in enumerate(whole.cumulative_sizes) if index < end)
+        key = keys[part]
+        start = whole.cumulative_sizes[part - 1] if part else 0
+        return part, key(index - start) if key is not None else None
+
+    return key_in
+
+
+class Groups:
+    """Where groups begin in what the sampler draws."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._last: Any = _NONE
+
+    def begins(self, indices: Any) -> bytes:
+        """A byte for each index: 1 where it has another key than the one before it, of the
+        batch before, too."""
+        out = bytearray()
+        for index in indices:
+            key = self._key(index)
+            out.append(key != self._last)
+            self._last = key
+        return bytes(out)
+
+
+_NONE = object()
