@@ -135,14 +135,16 @@ class BalancedIterator(_MinatoIterator):
         )
 
     def _engine_options(self) -> dict[str, Any]:
-        slow = self._slow_timeout
+        straggler = self._straggler_threshold
+        seconds = 0.0 if straggler == "auto" else float(straggler or 0)
         return dict(
             window=self._window(),
             in_order=self._in_order,
             costs=self._memo.costs,
-            max_workers=self._max_workers,
-            slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
-            keep=self._memo.kept_scheduler((self._num_workers, self._max_workers)),
+            min_workers=self._least_workers,
+            max_workers=self._most_workers,
+            straggler_seconds=-1.0 if straggler is None else seconds,
+            keep=self._memo.kept_scheduler(self._bounds()),
         )
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
@@ -298,7 +300,7 @@ class BalancedIterator(_MinatoIterator):
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""
         workers = self._num_workers
-        if self._max_workers > workers and self._pool is not None:
+        if self._most_workers > workers and self._pool is not None:
             scheduler = self._engine.scheduler()
             workers = max(workers, scheduler["active"] if scheduler else 0)
         return self._prefetch_factor * workers

@@ -143,8 +143,9 @@ class Engine:
         window: int = 0,
         in_order: bool = True,
         costs: CostModel | None = None,
+        min_workers: int = 0,
         max_workers: int = 0,
-        slow_seconds: float = 0.0,
+        straggler_seconds: float = 0.0,
         keep: bytes | None = None,
     ) -> Engine: ...
     @property

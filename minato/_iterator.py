@@ -86,8 +86,10 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             )
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
-        self._max_workers = max(loader.max_workers or 0, self._num_workers)
-        self._slow_timeout = loader.slow_timeout
+        bounds = loader.autoscale or (self._num_workers, self._num_workers)
+        self._least_workers: int = bounds[0]
+        self._most_workers: int = bounds[1]
+        self._straggler_threshold = loader.straggler_threshold
         self._start_pool(loader)
         self._reset(loader, first_iter=True)
 
@@ -110,7 +112,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             one_thread=loader.scheduling != "static",
             options=self._engine_options(),
             job=dict(
-                num_workers=self._max_workers if balanced else self._num_workers,
+                num_workers=self._most_workers if balanced else self._num_workers,
                 base_seed=self._base_seed,
                 dataset_kind=self._dataset_kind,
                 auto_collation=self._auto_collation,
@@ -124,6 +126,10 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
                 probing=self._splits and self._memo.asks_for_samples(),
             ),
         )
+
+    def _bounds(self) -> tuple[int, int, int]:
+        """What the number of workers moves between, and where it begins."""
+        return self._least_workers, self._num_workers, self._most_workers
 
     def _living(self) -> bool:
         return self._pool is not None and not self._pool.stopped
@@ -225,8 +231,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             if health is not None:
                 self._memo.last_stats = engine_stats(self)
                 if self._balanced:
-                    bounds = (self._num_workers, self._max_workers)
-                    self._memo.keep_scheduler(bounds, self._engine)
+                    self._memo.keep_scheduler(self._bounds(), self._engine)
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()

@@ -72,20 +72,20 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         #: what its worker scheduler had come to, and between which numbers of workers
-        self.scheduler: tuple[tuple[int, int], bytes] | None = None
+        self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def asks_for_samples(self) -> bool:
         """Whether workers are to say what their first samples are like, see _split.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
-    def keep_scheduler(self, bounds: tuple[int, int], engine: Any) -> None:
+    def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
         """An iterator ends: its successor goes on with the workers it had found to suffice."""
         found = engine.scheduler()
         if found is not None:
             self.scheduler = (bounds, found["keep"])
 
-    def kept_scheduler(self, bounds: tuple[int, int]) -> bytes | None:
+    def kept_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
         """For an engine that begins; None where the user has set other bounds since."""
         kept = self.scheduler
         return kept[1] if kept is not None and kept[0] == bounds else None

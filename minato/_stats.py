@@ -22,8 +22,8 @@ worker_type                 "process" or "native" (threads of this process)
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
-scheduler                   with max_workers: active, max, slow (samples flagged so far),
-                            decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
+scheduler                   with autoscale: active, low, high, stragglers (samples so far that
+                            were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
 verdict                     one sentence: is the caller waiting, for what, what would help
 """
@@ -173,7 +173,7 @@ def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
     if s is None:
         return None
     return {
-        **{k: s[k] for k in ("active", "max", "slow")},
+        **{k: s[k] for k in ("active", "low", "high", "stragglers")},
         "decisions": [
             {
                 "at": at * _NS,

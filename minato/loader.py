@@ -52,24 +52,27 @@ def parse_bytes(text: int | str) -> int:
     return size
 
 
-def _check_workers(num_workers: int, max_workers: Any, slow_timeout: Any) -> None:
-    if max_workers is not None:
-        if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
+def _check_workers(num_workers: int, autoscale: Any, straggler_threshold: Any) -> None:
+    if autoscale is not None:
+        pair = isinstance(autoscale, (tuple, list)) and len(autoscale) == 2
+        if not pair or any(type(n) is not int for n in autoscale) or autoscale[0] < 1:
             raise ValueError(
-                f"max_workers option should be a positive integer, but got {max_workers!r}"
+                "autoscale option should be None or a pair (low, high) of positive integers, "
+                f"but got {autoscale!r}"
             )
         if num_workers == 0:
-            raise ValueError("max_workers option needs num_workers > 0")
-        if max_workers < num_workers:
+            raise ValueError("autoscale option needs num_workers > 0")
+        if not autoscale[0] <= num_workers <= autoscale[1]:
             raise ValueError(
-                f"max_workers={max_workers} is less than num_workers={num_workers}, with which "
-                "loading starts"
+                f"autoscale={autoscale!r} does not hold num_workers={num_workers}, with which "
+                "loading starts: low <= num_workers <= high"
             )
-    number = isinstance(slow_timeout, (int, float)) and not isinstance(slow_timeout, bool)
-    if not (slow_timeout is None or slow_timeout == "auto" or (number and slow_timeout > 0)):
+    threshold = straggler_threshold
+    number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if not (threshold is None or threshold == "auto" or (number and threshold > 0)):
         raise ValueError(
-            "slow_timeout option should be 'auto', None or a positive number of seconds, but "
-            f"got {slow_timeout!r}"
+            "straggler_threshold option should be 'auto', None or a positive number of seconds, "
+            f"but got {threshold!r}"
         )
 
 
@@ -150,11 +153,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             where the dataset offers it and nothing asks for Python in a worker (a
             collate_fn or worker_init_fn, ``scheduling="static"``, a
             ``multiprocessing_context``, ``batch_size=None``), else processes.
-        max_workers: ``None``: exactly ``num_workers``. A number: the worker scheduler moves
-            between 1 and it, starting at ``num_workers``; also the ceiling for standby workers.
-        slow_timeout: seconds after which a sample in flight counts as slow and a standby
-            worker may be admitted; ``"auto"`` learns it, ``None`` switches that off. Only
-            matters with ``max_workers``.
+        autoscale: ``None``: exactly ``num_workers``. ``(low, high)``: the number of workers
+            moves between the two by what is measured, starting at ``num_workers``; ``high`` is
+            also the ceiling for standby workers.
+        straggler_threshold: seconds in flight from which a sample counts as a straggler, for
+            which a standby worker may be admitted; ``"auto"`` learns it, ``None`` switches
+            that off. Only matters with ``autoscale``.
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between discards what was begun.
@@ -172,8 +176,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     max_retries: int = 1
     batching: str = "sampler"
     worker_type: str | None = None
-    max_workers: int | None = None
-    slow_timeout: float | str | None = "auto"
+    autoscale: tuple[int, int] | None = None
+    straggler_threshold: float | str | None = "auto"
     prefetch_next_epoch: bool = False
 
     def __init__(
@@ -202,8 +206,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_retries: int = 1,
         batching: str = "sampler",
         worker_type: str | None = None,
-        max_workers: int | None = None,
-        slow_timeout: float | str | None = "auto",
+        autoscale: tuple[int, int] | None = None,
+        straggler_threshold: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
     ) -> None:
         if scheduling not in ("balanced", "static"):
@@ -221,16 +225,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if memory_limit is not None:
             parse_bytes(memory_limit)
-        _check_workers(num_workers, max_workers, slow_timeout)
-        if max_workers is not None and scheduling == "static":
-            raise ValueError("max_workers needs scheduling='balanced': static scheduling ties "
+        _check_workers(num_workers, autoscale, straggler_threshold)
+        if autoscale is not None and scheduling == "static":
+            raise ValueError("autoscale needs scheduling='balanced': static scheduling ties "
                              "batches and random streams to a fixed number of workers")
         if prefetch_next_epoch and not persistent_workers:
             raise ValueError("prefetch_next_epoch needs persistent_workers=True")
         self.batching = batching
         self.worker_type = worker_type
-        self.max_workers = max_workers
-        self.slow_timeout = slow_timeout
+        self.autoscale = autoscale
+        self.straggler_threshold = straggler_threshold
         self.prefetch_next_epoch = prefetch_next_epoch
         self.scheduling = scheduling
         self.seed_per_sample = seed_per_sample

@@ -112,7 +112,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the next epoch, too": {"persistent_workers": True, "prefetch_next_epoch": True},
     "static": {"scheduling": "static"},
     "whole and static": {"scheduling": "static", "collate_fn": as_list},
-    "more workers": {"max_workers": 6},
+    "more workers": {"autoscale": (1, 6)},
 }
 
 

@@ -72,20 +72,20 @@ def test_the_same_with_one_two_and_seven_workers(collate_fn):
 @hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
 @hypothesis.given(
     st.integers(1, 5), st.integers(0, 9), st.sampled_from([None, drawing]), st.booleans(),
-    st.sampled_from([None, 6]), st.integers(1, 3),
+    st.sampled_from([None, (1, 6)]), st.integers(1, 3),
 )  # fmt: skip
 def test_the_same_whatever_the_machinery_does(workers, slow, collate, in_order, most, prefetch):
     """Random numbers of workers, costs, windows, with and without a scheduler."""
     plain = digest(make(2, collate), in_order)
-    options = dict(in_order=in_order, max_workers=most, prefetch_factor=prefetch)
-    other = make(workers, collate, dataset=Augmented(slow=slow), slow_timeout=0.005, **options)
+    options = dict(in_order=in_order, autoscale=most, prefetch_factor=prefetch)
+    other = make(workers, collate, dataset=Augmented(slow=slow), straggler_threshold=0.005, **options)
     assert digest(other, in_order) == plain
 
 
 @hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
 @hypothesis.given(
     st.integers(1, 4), st.integers(0, 9), st.integers(1, 60), st.integers(1, 9),
-    st.sampled_from([None, 6]),
+    st.sampled_from([None, (1, 6)]),
 )  # fmt: skip
 def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most):
     """Samples and their randomness are those of strict order, in whichever batch."""
@@ -93,7 +93,7 @@ def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most)
         torch.manual_seed(5)
         loader = minato.DataLoader(
             Augmented(count, slow, 0.01), batch_size=size, shuffle=True, num_workers=workers,
-            max_workers=most, **options,
+            autoscale=most, **options,
         )  # fmt: skip
         batches = list(loader)
         assert [len(b) for b in batches[:-1]] == [size] * (len(batches) - 1)

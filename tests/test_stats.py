@@ -36,7 +36,7 @@ FIELDS: dict[str, Any] = {
     "workers": list,
     "retries": int,
     "deaths": int,
-    "scheduler": {"active": int, "max": int, "slow": int, "decisions": list},
+    "scheduler": {"active": int, "low": int, "high": int, "stragglers": int, "decisions": list},
     "memory": {"used": int, "kept": int, "limit": int, "in_flight": int},
     "verdict": str,
 }  # fmt: skip
@@ -91,7 +91,7 @@ ENGINE = {"worker_type", "wait", "batch_queue", "started", "displacement", "sche
     [
         ({}, {"displacement", "scheduler"}),
         ({"in_order": False, "batching": "ready"}, {"scheduler"}),
-        ({"max_workers": 3}, {"displacement"}),
+        ({"autoscale": (1, 3)}, {"displacement"}),
         ({"scheduling": "static"}, {"batch_queue", "started", "displacement", "scheduler"}),
     ],
 )
@@ -106,7 +106,7 @@ def test_fields_before_during_and_after(persistent: bool, kw: dict, absent: set[
     next(it)
     during = loader.stats()
     check(during, absent)
-    assert len(during["workers"]) == kw.get("max_workers", 2)
+    assert len(during["workers"]) == kw.get("autoscale", (0, 2))[1]
     assert len(list(it)) == 5
     after = loader.stats()
     check(after, absent)
@@ -276,7 +276,7 @@ def waits(most: float = 0.2, share: float = 0.5) -> dict[str, Any]:
 
 
 COMPUTES, WAITS, IDLES = ([worker(*w)] * 2 for w in ((9.0, 8.5), (9.0, 0.5), (1.0, 1.0)))
-SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
+SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
         ({}, {}, "50% of its time; all workers compute. Cheaper transforms or more cores"),
         ({}, {"cores": 4}, "there are 2 for 4 cores. More would help: raise num_workers, or set"),
         ({"workers": WAITS}, {}, "all workers wait themselves"),
-        ({"workers": WAITS}, {}, "raise num_workers, or set max_workers."),
+        ({"workers": WAITS}, {}, "raise num_workers, or set autoscale."),
         ({"workers": WAITS}, {"balanced": False}, "raise num_workers."),
-        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "raise max_workers."),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "raise autoscale's upper bound."),
         ({"workers": WAITS}, {"queued": 12.0}, "get 8% of the core time they could use: 2 of them"),
         ({"workers": IDLES}, {}, "too little is asked of them"),
         ({"workers": IDLES, "memory": {"used": 99, "limit": 100}}, {}, "memory_limit holds them"),

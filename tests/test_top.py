@@ -170,7 +170,7 @@ def test_once(stuck: int) -> None:
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("options", ["{'scheduling': 'static'}", "{'max_workers': 4}"])
+@pytest.mark.parametrize("options", ["{'scheduling': 'static'}", "{'autoscale': (1, 4)}"])
 def test_other_loaders(options: str) -> None:
     with trainer(options) as made:
         made.tell("begin")

@@ -167,10 +167,12 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         e->cfg.max_workers = cfg->workers;
     }
     e->active = cfg->workers;
-    if (cfg->keep != NULL && e->cfg.max_workers > cfg->workers) {
-        e->active = cfg->keep->active < 1                      ? 1
-                    : cfg->keep->active < e->cfg.max_workers ? cfg->keep->active
-                                                             : e->cfg.max_workers;
+    if (cfg->min_workers == 0 || cfg->min_workers > cfg->workers) {
+        e->cfg.min_workers = cfg->workers;
+    }
+    bool scheduled = e->cfg.min_workers < e->cfg.max_workers;
+    if (cfg->keep != NULL && scheduled) {
+        e->active = mn_scheduler_bound(e, cfg->keep->active);
     }
     e->cfg.keep = NULL; /* the caller's */
     e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
@@ -187,7 +189,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     if (rc == 0 && cfg->window != 0) {
         rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs);
     }
-    if (rc == 0 && e->cfg.max_workers > cfg->workers) {
+    if (rc == 0 && scheduled) {
         rc = mn_scheduler_open(&e->scheduler, cfg->keep);
     }
     if (rc < 0) {

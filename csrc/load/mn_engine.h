@@ -55,8 +55,10 @@ struct mn_death {
 
 struct mn_engine_config {
     uint32_t workers;       /* to begin with */
-    uint32_t max_workers;   /* entries; more than workers: the scheduler moves between 1 and it */
-    int64_t slow_ns;        /* a sample in flight for longer is slow; 0: learned, < 0: never */
+    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
+    uint32_t max_workers;   /* entries of the worker table */
+    /* A sample in flight for longer is a straggler; 0: learned, < 0: never. */
+    int64_t straggler_ns;
     uint32_t max_retries;
     bool respawn;           /* dead workers are replaced */
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */

@@ -256,7 +256,7 @@ mn_engine_let_go(PyObject *self, PyObject *number)
 
 const char mn_engine_move_to_doc[] =
     "move_to(workers): that many, as if the worker scheduler had decided so; it goes on from\n"
-    "there. RuntimeError where it has nothing to decide: max_workers is num_workers.";
+    "there. RuntimeError where it has nothing to decide: its bounds are one number.";
 
 PyObject *
 mn_engine_move_to(PyObject *self, PyObject *workers)

@@ -344,15 +344,15 @@ mn_engine_py_place(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_scheduler_doc[] =
-    "scheduler() -> {active, max, slow, decisions, keep} | None\n\n"
+    "scheduler() -> {active, low, high, stragglers, decisions, keep} | None\n\n"
     "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
     "shares in permille, rate in samples a second. keep: for the next Engine of the loader.";
 
 static const char *
 reason_text(int32_t reason)
 {
-    return reason == -1   ? "a slow sample keeps its worker busy: a standby worker is admitted"
-           : reason == -2 ? "the slow sample is done: its standby worker leaves"
+    return reason == -1   ? "a straggler keeps its worker busy: a standby worker is admitted"
+           : reason == -2 ? "the straggler is done: its standby worker leaves"
                           : mn_workers_text((enum mn_workers_reason)reason);
 }
 
@@ -375,7 +375,7 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         log[i] = s->log[(s->nlog - n + i) % MN_SCHEDULER_LOG];
     }
     uint32_t active = e->active;
-    uint64_t slow = s->slow_seen;
+    uint64_t stragglers = s->stragglers;
     struct mn_scheduler_keep keep = mn_scheduler_keep(e);
     mn_mutex_unlock(&e->mutex);
     PyObject *list = PyList_New(n);
@@ -391,8 +391,9 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         PyList_SET_ITEM(list, i, one);
     }
     return list == NULL ? NULL
-                        : Py_BuildValue("{sI sI sK sN sy#}", "active", active, "max",
-                                        e->cfg.max_workers, "slow", (unsigned long long)slow,
+                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", active, "low",
+                                        e->cfg.min_workers, "high", e->cfg.max_workers,
+                                        "stragglers", (unsigned long long)stragglers,
                                         "decisions", list, "keep", (const char *)&keep,
                                         (Py_ssize_t)sizeof(keep));
 }

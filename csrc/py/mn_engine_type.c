@@ -42,23 +42,35 @@ mn_engine_goes_on(PyObject *self)
     return e != NULL ? 0 : -1;
 }
 
+/* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
+static int64_t
+straggler_ns(double seconds)
+{
+    double ns = seconds * 1e9;
+    if (!(seconds > 0.0)) {
+        return seconds < 0.0 ? -1 : 0;
+    }
+    return ns >= 9e18 ? -1 : ns < 1.0 ? 1 : (int64_t)ns;
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
-                            "arena_bytes", "window", "in_order", "costs", "max_workers",
-                            "slow_seconds", "keep", NULL};
+                            "arena_bytes", "window", "in_order", "costs", "min_workers",
+                            "max_workers", "straggler_seconds", "keep", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
-    unsigned int workers, retries, window = 0, max_workers = 0;
-    double slow = 0.0;
+    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0;
+    double straggler = 0.0;
     int respawn, in_order = 1;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &max_workers, &slow, &kept, &kept_size)) {
+                                     &min_workers, &max_workers, &straggler, &kept,
+                                     &kept_size)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -86,8 +98,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct mn_engine_config cfg = {.workers = workers,
+                                   .min_workers = min_workers,
                                    .max_workers = max_workers,
-                                   .slow_ns = (int64_t)(slow * 1e9),
+                                   .straggler_ns = straggler_ns(straggler),
                                    .max_retries = retries < 200 ? retries : 200,
                                    .respawn = respawn != 0,
                                    .memory_limit = limit,
