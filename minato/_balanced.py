@@ -383,7 +383,7 @@ class BalancedIterator(_MinatoIterator):
     # ---- receiving -------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        if not self._planned:
+        if not self._planned and not self._exhausted:
             self._fill()
         if self._at_end():
             self._progress.finished = True
