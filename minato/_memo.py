@@ -70,6 +70,7 @@ class Memo:
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
+        self.told_uncounted = False  # that its states know no position
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None

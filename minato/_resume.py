@@ -391,9 +391,11 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def state_of(loader: Any, memo: Any) -> dict:
-    """The state as plain data that survives torch.save and JSON."""
-    progress = memo.progress or Progress(user_epoch=memo.user_epoch)
+def state_of(loader: Any, memo: Any, counted: bool = True) -> dict:
+    """The state as plain data that survives torch.save and JSON. Not counted: of a loader
+    whose iterators say nothing of their position."""
+    progress = memo.progress if counted else None
+    progress = progress or Progress(user_epoch=memo.user_epoch)
     sources = Sources(loader)
     now = sources.capture(everything=False)
     state: dict[str, Any] = {
@@ -468,8 +470,8 @@ def _check_form(state: Any) -> None:
             raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
-    if not all(_whole_numbers(v) for v in (*lists, numbers)):
-        raise ValueError("the state is damaged: a count is no whole number")
+    if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
+        raise ValueError("the state is damaged: a count is no whole number of 63 bits")
     if len(state["costs"]) != 3:
         raise ValueError("the state is damaged: costs are three lists")
 

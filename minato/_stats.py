@@ -77,6 +77,8 @@ def collect(loader: Any) -> dict[str, Any]:
         stats["errors"] = iterator._errors if iterator is not None else 0
     elif iterator is not None and iterator._living():
         stats.update(engine_stats(iterator))
+    elif (reason := loader._why_torch()) is not None:
+        stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
         stats.update(memo.last_stats)
     return stats

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.context as mp_context
+import operator
 import os
 import re
+import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +19,7 @@ from ._inline import InlineIterator
 from ._memo import memo_of
 from ._native import impossible, why_not
 from ._ready import ReadyIterator
-from ._resume import opened, state_of
+from ._resume import Sources, opened, state_of
 from ._static import StaticIterator
 from ._stats import collect
 
@@ -50,6 +52,19 @@ def parse_bytes(text: int | str) -> int:
     if size <= 0:
         raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
     return size
+
+
+def _whole_epoch(epoch: Any) -> int:
+    """What set_epoch was told as an int that fits into 64 bits."""
+    try:
+        if isinstance(epoch, bool):
+            raise TypeError
+        number = operator.index(epoch)
+    except TypeError:
+        raise TypeError(f"set_epoch() takes a whole number, but got {epoch!r}") from None
+    if not 0 <= number < 2**63:
+        raise ValueError(f"set_epoch() takes a number from 0 on below 2**63, but got {number}")
+    return number
 
 
 def _check_workers(num_workers: int, autoscale: Any, straggler_threshold: Any) -> None:
@@ -267,7 +282,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
-        ``set_epoch``; copies of the dataset in persistent workers hear of it, too."""
+        ``set_epoch``; copies of the dataset in persistent workers hear of it, too.
+
+        Raises:
+            TypeError: for what is no whole number.
+            ValueError: for one below 0 or from 2**63 on.
+        """
+        epoch = _whole_epoch(epoch)
         batches = self.batch_sampler
         told: list[Any] = []
         for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
@@ -282,15 +303,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
         Holds the epoch, the base seed, the position, the states of the generators that the
-        order comes from, and learned costs; see ``minato._resume`` for the fields.
-
-        Raises:
-            RuntimeError: where torch's own workers serve the loader (DataPipes, custom
-                multiprocessing contexts), which count nothing.
+        order comes from, and learned costs; see ``minato._resume`` for the fields. Where
+        torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
+        which count nothing, it knows the epoch and no position in it, and warns once.
         """
-        self._check_counted()
         memo = memo_of(self)
-        return state_of(self, memo) if memo.resume is None else memo.resume["as_given"]
+        if memo.resume is not None:
+            return memo.resume["as_given"]
+        reason = self._why_torch()
+        if reason is not None and not memo.told_uncounted:
+            memo.told_uncounted = True
+            warnings.warn(
+                f"this loader uses torch's own workers ({reason}), and those count nothing: "
+                "its state holds the epoch it is in and no position within that.",
+                stacklevel=2,
+            )
+        return state_of(self, memo, counted=reason is None)
 
     def load_state_dict(self, state: dict) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
@@ -300,13 +328,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterable datasets make what was delivered again and throw it away: they need the same
         number of workers, and random streams of persistent workers only come back in their
         first epoch. Without workers a sample's randomness is the program's own to restore.
-        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew.
+        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew. Where
+        torch's own workers serve the loader, an epoch that was left in the middle begins
+        anew, with a warning.
 
         Raises:
             ValueError: for what is no state of this class, or of another loader.
-            RuntimeError: as ``state_dict``.
         """
-        self._check_counted()
         memo = memo_of(self)
         if state == {}:
             memo.resume, memo.progress = None, None
@@ -315,12 +343,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo.costs.load(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
-        memo.resume = resume
-
-    def _check_counted(self) -> None:
         reason = self._why_torch()
-        if reason is not None:
-            raise RuntimeError(f"this loader has no state: {reason}, and those count nothing")
+        if reason is None:
+            memo.resume = resume
+            return
+        Sources(self).set_own(resume["generators"])
+        again = resume["delivered"] + len(resume["delivered_beyond"])
+        again += sum(resume["delivered_by_worker"] or [])
+        if again:
+            units = "batches" if resume["unit"] == "batch" else "samples"
+            warnings.warn(
+                f"this loader uses torch's own workers ({reason}), which cannot go on in the "
+                f"middle of an epoch: it begins anew, and {again} {units} come again.",
+                stacklevel=2,
+            )
 
     def stats(self) -> dict:
         """What the loader has done and waits for; see ``minato._stats`` for the fields."""

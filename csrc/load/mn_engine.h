@@ -143,13 +143,12 @@ mn_engine_close(struct mn_engine *e);
 /* ---- static scheduling: the caller says which worker -------------------------------- */
 
 struct mn_submit {
-    uint64_t number, epoch, position, base_seed;
+    uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t kind;
     uint32_t lane;
     uint32_t layout;
     uint32_t seeded;
-    uint32_t user_epoch;
     uint32_t nfields;
     const uint64_t *row_bytes; /* [nfields] */
     uint32_t index_kind;

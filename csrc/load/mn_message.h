@@ -169,6 +169,7 @@ struct mn_block {
     uint64_t epoch;
     uint64_t position;  /* in the sampler's order, of row 0 */
     uint64_t base_seed;
+    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
     uint32_t nrows;
     uint32_t ntasks;
     uint32_t nfields;
@@ -177,13 +178,13 @@ struct mn_block {
     uint32_t seeded;
     uint64_t index_bytes;
     /* uint32_t tasks[ntasks] follows this record */
-    uint32_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
+    uint32_t unused;
     uint64_t bytes;      /* of the block itself */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_block) == 88, "block layout");
+MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
 
 /* ---- worker ------------------------------------------------------------------------ */
 

@@ -34,10 +34,9 @@ struct mn_form {
 
 struct mn_plan_batch {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
-    uint64_t number, epoch, position, base_seed;
+    uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t seeded;
-    uint32_t user_epoch;
     bool whole;          /* one BATCH task, */
     bool splits;         /* or, where that pays, PART tasks and one that collates them */
     uint32_t index_kind; /* enum mn_index_kind */

@@ -39,12 +39,12 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *dumps;
-    unsigned long long sequence, number, epoch, position, seed;
+    unsigned long long sequence, number, epoch, position, seed, user_epoch = 0;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ip", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kp", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows,
-                                        &seeded, &whole, &b.user_epoch, &splits)) {
+                                        &seeded, &whole, &user_epoch, &splits)) {
         return NULL;
     }
     b.sequence = sequence;
@@ -52,6 +52,7 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     b.epoch = epoch;
     b.position = position;
     b.base_seed = seed;
+    b.user_epoch = user_epoch;
     b.seeded = seeded != 0;
     b.whole = whole != 0;
     b.splits = splits != 0;

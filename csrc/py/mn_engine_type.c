@@ -265,12 +265,12 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *dumps;
-    unsigned long long number, epoch, seed;
+    unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|I", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|K", names, &indices, &dumps,
                                         &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
-                                        &s.user_epoch)) {
+                                        &user_epoch)) {
         return NULL;
     }
     if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
@@ -281,6 +281,7 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     s.number = number;
     s.epoch = epoch;
     s.base_seed = seed;
+    s.user_epoch = user_epoch;
     s.seeded = seeded != 0;
     PyObject *owned =
         mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);

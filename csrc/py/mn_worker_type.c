@@ -31,7 +31,7 @@ struct mn_worker_object {
     PyObject *open_layout; /* bytes -> Layout */
     PyObject *load_index; /* bytes -> object */
     PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
-    uint32_t user_epoch;  /* the last it was told, + 1 */
+    uint64_t user_epoch;  /* the last it was told, + 1 */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block at indices_of */
     uint64_t indices_of, indices_number;
@@ -49,9 +49,10 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "load_index", "set_epoch", "user_epoch", NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
-    unsigned int number, user_epoch = 0;
+    unsigned int number;
+    unsigned long long user_epoch = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OI", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OK", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
                                         &load_index, &set_epoch, &user_epoch)) {
         return NULL;
@@ -331,7 +332,7 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
         return 0;
     }
     o->user_epoch = b->user_epoch;
-    PyObject *r = PyObject_CallFunction(o->set_epoch, "I", b->user_epoch - 1);
+    PyObject *r = PyObject_CallFunction(o->set_epoch, "K", (unsigned long long)b->user_epoch - 1);
     Py_XDECREF(r);
     return r != NULL ? 0 : -1;
 }
