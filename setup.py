@@ -107,4 +107,6 @@ if found:
         )
     )
 
-setup(ext_modules=extensions)
+# The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
+# loader serves (minato/_system.py): a program for a Linux machine then starts on a laptop.
+setup(ext_modules=extensions if sys.platform == "linux" else [])

@@ -58,6 +58,14 @@ def describe_death(pid: int, status: int) -> str:
     return text
 
 
+def native_impossible(reason: str) -> str:
+    """Why worker_type="native" is refused, and what to do."""
+    return (
+        f"worker_type='native' cannot serve this loader: {reason}. Change that, or leave "
+        "worker_type=None, which then takes worker processes"
+    )
+
+
 @dataclass
 class Failure:
     """An exception on its way to the caller: torch's wrapper and, where it pickles, itself."""

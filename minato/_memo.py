@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _core
-from ._layout import Layout
 from ._resume import Progress
+from ._system import CORE, NoCosts
+
+if TYPE_CHECKING:
+    from ._layout import Layout
+
+if CORE:
+    from ._core import CostModel
 
 #: batches that did not fit the layout, of the last so many, before it is given up
 MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
@@ -65,7 +70,7 @@ class Memo:
             with contextlib.suppress(Exception):  # with a sampler torch asks for none
                 size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
-        self.costs = _core.CostModel(self.size)
+        self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         self.iterator: Any = None  # weak reference to the latest iterator
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # an opened state, for the next iterator

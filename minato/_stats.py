@@ -34,9 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _core
 from ._memo import memo_of
+from ._system import CORE
 from ._verdict import Facts, verdict
+
+if CORE:
+    from . import _core
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 _REASONS = ("window", "early", "ahead", "finale", "order")

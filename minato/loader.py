@@ -14,24 +14,27 @@ import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._balanced import BalancedIterator
+from ._errors import native_impossible
 from ._inline import InlineIterator
 from ._memo import memo_of
-from ._native import impossible, why_not
-from ._ready import ReadyIterator
 from ._resume import Sources, opened, state_of
-from ._static import StaticIterator
 from ._stats import collect
+from ._system import CORE, NEEDS_LINUX, tell_of_torch
+
+if CORE:
+    from ._balanced import BalancedIterator
+    from ._native import why_not
+    from ._ready import ReadyIterator
+    from ._static import StaticIterator
 
 log = logging.getLogger("minato")
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-_STANDARD_CONTEXTS = (
-    mp_context.DefaultContext,
-    mp_context.ForkContext,
-    mp_context.SpawnContext,
-    mp_context.ForkServerContext,
+_STANDARD_CONTEXTS = tuple(
+    getattr(mp_context, f"{name}Context")
+    for name in ("Default", "Fork", "Spawn", "ForkServer")
+    if hasattr(mp_context, f"{name}Context")  # not every system has all
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -120,9 +123,11 @@ def _check_worker_type(loader: Any) -> None:
             f"{loader.worker_type!r}"
         )
     if loader.worker_type == "native":
-        reason = why_not(loader) if loader.num_workers > 0 else "num_workers is 0"
+        reason: str | None = "num_workers is 0"
+        if loader.num_workers > 0:
+            reason = why_not(loader) if CORE else NEEDS_LINUX
         if reason is not None:
-            raise ValueError(impossible(reason))
+            raise ValueError(native_impossible(reason))
 
 
 def _is_torchs_own() -> bool:
@@ -363,6 +368,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return collect(self)
 
     def _get_iterator(self):
+        if not CORE:
+            tell_of_torch(self)
         if self.num_workers == 0:
             return InlineIterator(self)
         reason = self._why_torch()
@@ -380,6 +387,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Why torch's own workers serve this loader, or None."""
         if self.num_workers == 0:
             return None
+        if not CORE:
+            return NEEDS_LINUX
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return "DataPipes shard and shuffle through torch's workers"
         if not _is_torchs_own():
