@@ -116,6 +116,39 @@ def _check_batching(loader: Any) -> None:
         raise ValueError(f"batching='ready' needs {wrong}")
 
 
+def _check_ignored(loader: Any) -> None:
+    """Raises where an option would have no effect: who asks for something is to get it."""
+    threshold, bounds = loader.straggler_threshold, loader.autoscale or (0, 0)
+    asked = {
+        "seed_per_sample": loader.seed_per_sample,
+        "max_retries": loader.max_retries > 1,
+        "autoscale": loader.autoscale,
+        "straggler_threshold": threshold is not None and threshold != "auto",
+        "prefetch_next_epoch": loader.prefetch_next_epoch,
+    }
+    ignored = [name for name in asked if asked[name]]
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
+        why = "for DataPipes, which torch's own workers serve"
+        ignored += ["memory_limit"] if loader.memory_limit is not None else []
+    elif loader._dataset_kind == _DatasetKind.Iterable:
+        why = (
+            "for an iterable dataset: each worker goes through it by itself, with a random "
+            "stream of its own, and cannot be replaced"
+        )
+    elif loader.scheduling == "static":
+        why = (
+            "with scheduling='static': batches and random streams belong to workers, which "
+            "cannot be replaced"
+        )
+    else:
+        why = "without autoscale=(low, high), which says how many standby workers there may be"
+        alone = asked["straggler_threshold"] and bounds[0] == bounds[1]
+        ignored = ["straggler_threshold"] if alone else []
+    if ignored:
+        name = ignored[0]
+        raise ValueError(f"{name}={getattr(loader, name)!r} has no effect {why}. Leave it out.")
+
+
 def _check_worker_type(loader: Any) -> None:
     if loader.worker_type not in (None, "process", "native"):
         raise ValueError(
@@ -178,16 +211,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             also the ceiling for standby workers.
         straggler_threshold: seconds in flight from which a sample counts as a straggler, for
             which a standby worker may be admitted; ``"auto"`` learns it, ``None`` switches
-            that off. Only matters with ``autoscale``.
+            that off. A number needs ``autoscale``.
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between discards what was begun.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
-            datasets, whose workers cannot be replaced.
+            datasets, whose workers cannot be replaced: more than the default is refused.
 
     Raises:
-        ValueError: for arguments that make no sense, with torch's texts for torch's.
+        ValueError: for arguments that make no sense, with torch's texts for torch's, and for
+            options of minato's that would have no effect for the dataset or the scheduling.
     """
 
     scheduling: str = "balanced"
@@ -279,6 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        _check_ignored(self)
         _check_batching(self)
         _check_worker_type(self)
 

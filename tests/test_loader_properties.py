@@ -87,7 +87,7 @@ def test_exactly_once(costs_us, size, count, mode, seed, window, drop_last, step
     data = Costly(costs_us)
     loader = minato.DataLoader(
         data, size, sampler=shuffled(data, seed), num_workers=count, prefetch_factor=window,
-        drop_last=drop_last, straggler_threshold=0.001 if "scheduling" not in mode else "auto", **mode,
+        drop_last=drop_last, **mode,
     )  # fmt: skip
     total = len(costs_us) // size * size if drop_last else len(costs_us)
     order = shuffled(data, seed)

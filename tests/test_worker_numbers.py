@@ -154,23 +154,6 @@ def test_one_long_wait_is_a_dry_queue() -> None:
     del it
 
 
-def test_iterable_datasets_keep_their_number() -> None:
-    """Each worker has a stream of its own: more of them would be other data."""
-
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            info = torch.utils.data.get_worker_info()
-            assert info is not None and info.num_workers == 2
-            for i in range(info.id, 40, info.num_workers):
-                time.sleep(0.01)
-                yield i
-
-    loader = minato.DataLoader(Stream(), 4, num_workers=2, autoscale=(1, 8))
-    assert sorted(i for b in loader for i in b.tolist()) == list(range(40))
-    assert loader.stats()["scheduler"] is None
-    assert len(loader.stats()["workers"]) == 2
-
-
 # ---- what it decides, and why ----------------------------------------------------------
 
 
