@@ -556,6 +556,7 @@ class BalancedIterator(_MinatoIterator):
     def _as_worker(self, number: int):
         """torch's collate goes another way where get_worker_info() says it is in a worker."""
         module = _utils.worker
+        before = module._worker_info
         module._worker_info = module.WorkerInfo(
             id=number,
             num_workers=self._num_workers,
@@ -565,7 +566,7 @@ class BalancedIterator(_MinatoIterator):
         try:
             yield
         finally:
-            module._worker_info = None
+            module._worker_info = before
 
     def _lost(self, batch: _Batch, block: int) -> Failure:
         lost = self._engine.lost(block)

@@ -187,8 +187,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             workers. ``"static"`` is torch bit for bit: batch i on worker i mod n with
             torch's random streams. The environment variable ``MINATO_SCHEDULING`` sets the
             default. Iterable datasets always keep torch's streams.
-        seed_per_sample: ``None``: on when balanced, off when static. ``False`` leaves each
-            worker its own stream, as torch does. A dataset may offer
+        seed_per_sample: ``None``: on when balanced, off when static and without workers.
+            ``False`` leaves each worker its own stream, as torch does; ``True`` with
+            ``num_workers=0`` gives the samples of any other number of workers. A dataset may offer
             ``seed_sample(seed: int)`` for generators that minato cannot find (and
             ``cost_hint(index) -> seconds``, a first guess of what a sample costs).
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
