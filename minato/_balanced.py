@@ -10,6 +10,7 @@ import contextlib
 import pickle
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -445,9 +446,10 @@ class BalancedIterator(_MinatoIterator):
     def _await_next(self, wait: bool = True) -> tuple[int, int] | None:
         if not self._living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
-        timeout = 0.0 if not wait else self._timeout if self._timeout > 0 else -1.0
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
         while True:
-            got = self._engine.next(timeout)
+            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            got = self._engine.next(timeout if wait else 0.0)
             if got is True:
                 self._fill(dry=True)
                 continue

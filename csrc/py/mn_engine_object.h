@@ -26,6 +26,15 @@ mn_engine_get(PyObject *self);
 int
 mn_engine_goes_on(PyObject *self);
 
+/* When a wait of so many seconds is over, by the monotonic clock; never for a negative number. */
+uint64_t
+mn_engine_until(double seconds);
+
+/* How long to sleep before signals are looked for and the clock again; 0: the time is over,
+ * however the sleeps before have ended. */
+int64_t
+mn_engine_slice(uint64_t until);
+
 /* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
  * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL
  * with an exception. */

@@ -8,9 +8,6 @@
 #include "load/mn_scheduler.h"
 #include "py/mn_engine_object.h"
 
-/* A backstop: a signal to the main thread ends the sleep by itself. */
-#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
-
 static struct mn_engine *
 planner(PyObject *self)
 {
@@ -136,10 +133,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     /* batches are planned many at once: what was dropped since would wait for that */
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    bool endless = timeout < 0 || timeout > 1e9;
-    int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
+        int64_t slice = mn_engine_slice(until);
         uint64_t sequence = 0, block = 0;
         int rc;
         o->inside++;
@@ -160,11 +156,8 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         if (rc == MN_EMPTY) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless) {
-            left -= slice;
-            if (left <= 0) {
-                Py_RETURN_NONE;
-            }
+        if (slice == 0) { /* that was a last look; signals end others before their time */
+            Py_RETURN_NONE;
         }
     }
 }

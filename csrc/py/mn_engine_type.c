@@ -42,6 +42,21 @@ mn_engine_goes_on(PyObject *self)
     return e != NULL ? 0 : -1;
 }
 
+uint64_t
+mn_engine_until(double seconds)
+{
+    bool endless = !(seconds >= 0 && seconds <= 1e9);
+    return endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+int64_t
+mn_engine_slice(uint64_t until)
+{
+    uint64_t now = until == UINT64_MAX ? 0 : mn_now_ns();
+    uint64_t left = until > now ? until - now : 0;
+    return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -332,14 +347,9 @@ engine_wait(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    bool endless = timeout < 0 || timeout > 1e9;
-    uint64_t until = endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        uint64_t now = endless ? 0 : mn_now_ns();
-        int64_t left = SIGNAL_LOOK_NS;
-        if (!endless && (now >= until || (int64_t)(until - now) < left)) {
-            left = now >= until ? 0 : (int64_t)(until - now);
-        }
+        int64_t left = mn_engine_slice(until);
         int rc;
         o->inside++;
         Py_BEGIN_ALLOW_THREADS
@@ -352,7 +362,7 @@ engine_wait(PyObject *self, PyObject *args)
         if (rc == 0) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless && mn_now_ns() >= until) {
+        if (left == 0) {
             Py_RETURN_FALSE;
         }
     }
