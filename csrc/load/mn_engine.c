@@ -294,7 +294,7 @@ mn_engine_close(struct mn_engine *e)
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_lease *l = &e->leases[w];
         if (l->off != 0 && l->used_end < l->off + l->len) {
-            (void)mn_extents_free(e->arena, l->used_end, l->off + l->len - l->used_end);
+            mn_range_free(e->arena, l->used_end, l->off + l->len - l->used_end);
         }
         l->off = 0;
     }
@@ -312,9 +312,7 @@ void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
-    int rc = mn_extents_free(e->arena, off, mn_page_round(bytes));
-    mn_assert(rc == 0);
-    (void)rc;
+    mn_range_free(e->arena, off, mn_page_round(bytes));
     e->kept_bytes -= mn_page_round(bytes);
     mn_engine_room(e);
     if (e->closing) {

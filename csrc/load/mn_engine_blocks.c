@@ -107,11 +107,11 @@ batch_unlink(struct mn_engine *e, struct mn_batch *b)
     e->inflight--;
 }
 
-static void
-must_free(struct mn_extents *x, uint64_t off, uint64_t bytes)
+void
+mn_range_free(struct mn_extents *x, uint64_t off, uint64_t bytes)
 {
     int rc = mn_extents_free(x, off, bytes);
-    mn_assert(rc == 0);
+    mn_assert(rc == 0 || rc == -ENOMEM);
     (void)rc;
 }
 
@@ -121,7 +121,7 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     own_envelopes(e, b);
     for (uint32_t i = 0; i < b->nranges; i++) {
-        must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+        mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
     }
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
@@ -129,7 +129,7 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
         mn_a64_store_relaxed(&mn_task_at(&e->shm, tasks[i])->word, 0);
         e->free_tasks[e->nfree++] = tasks[i];
     }
-    must_free(e->input, b->block_off, block->bytes);
+    mn_range_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
     if (b->formless && --e->formless == 0) {
         e->holes = true;
@@ -195,7 +195,7 @@ take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *of
     if (rc == 0) {
         rc = mn_batch_own(b, *off, mn_page_round(bytes));
         if (rc < 0) {
-            must_free(e->arena, *off, mn_page_round(bytes));
+            mn_range_free(e->arena, *off, mn_page_round(bytes));
         }
     }
     return rc;
@@ -295,9 +295,9 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
     rc = take_fields(e, b, s, mn_block_fields(block));
     if (rc < 0) {
         for (uint32_t i = 0; i < b->nranges; i++) {
-            must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+            mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
         }
-        must_free(e->input, b->block_off, bytes);
+        mn_range_free(e->input, b->block_off, bytes);
         return rc;
     }
     fill_block(block, s, ntasks);

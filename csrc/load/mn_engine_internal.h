@@ -23,6 +23,11 @@ struct mn_batch {
     struct mn_range *ranges; /* of the arena, to be freed when the block is retired */
 };
 
+/* Frees what was allocated. Where the system refuses the few bytes to note it down, the range
+ * stays allocated, and counted, for as long as the engine lives. */
+void
+mn_range_free(struct mn_extents *x, uint64_t off, uint64_t bytes);
+
 struct mn_batch *
 mn_batch_find(struct mn_engine *e, uint64_t block_off);
 

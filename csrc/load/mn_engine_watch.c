@@ -27,9 +27,7 @@ end_lease(struct mn_engine *e, uint32_t w, uint64_t used_end)
 {
     struct mn_lease *l = &e->leases[w];
     if (l->off != 0 && used_end < l->off + l->len) {
-        int rc = mn_extents_free(e->arena, used_end, l->off + l->len - used_end);
-        mn_assert(rc == 0);
-        (void)rc;
+        mn_range_free(e->arena, used_end, l->off + l->len - used_end);
     }
     l->off = l->len = 0;
 }
@@ -144,25 +142,32 @@ mn_engine_room(struct mn_engine *e)
 
 /* ---- deaths ------------------------------------------------------------------------ */
 
+/* Nobody will make it: its batch is delivered as an error. */
+static void
+give_up(struct mn_engine *e, uint32_t task, uint64_t word)
+{
+    struct mn_task *t = mn_task_at(&e->shm, task);
+    e->lost_worker[task] = e->death.worker;
+    t->env_off = e->death.pid;
+    t->env_len = (uint64_t)(int64_t)e->death.status;
+    mn_a64_store_seqcst(&t->word, mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word),
+                                               MN_TASK_LOST));
+}
+
 static void
 take_back(struct mn_engine *e, uint32_t task, uint64_t word)
 {
     struct mn_task *t = mn_task_at(&e->shm, task);
     uint32_t attempt = mn_word_attempt(word);
     t->flags = 0; /* an envelope of the dead worker's goes with its lease */
-    if (attempt >= e->cfg.max_retries) {
-        e->lost_worker[task] = e->death.worker;
-        t->env_off = e->death.pid;
-        t->env_len = (uint64_t)(int64_t)e->death.status;
-        mn_a64_store_seqcst(&t->word, mn_task_word(mn_word_gen(word), 0, attempt,
-                                                   MN_TASK_LOST));
+    if (attempt < e->cfg.max_retries
+        && mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
+                            ++e->gens[task], attempt + 1)
+               == MN_OK) {
+        e->retries++;
         return;
     }
-    e->retries++;
-    int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
-                              ++e->gens[task], attempt + 1);
-    mn_assert(rc == MN_OK);
-    (void)rc;
+    give_up(e, task, word);
 }
 
 /* Moves on what the dead worker had: its running tasks and its own lane. */
@@ -206,11 +211,11 @@ publish_collates(struct mn_engine *e)
         }
         uint64_t word = mn_a64_load_relaxed(&mn_task_at(&e->shm, tasks[last])->word);
         if (done == last && mn_word_status(word) == MN_TASK_WAITING
-            && mn_board_cancel(&e->shm, tasks[last])) {
-            int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS,
-                                      tasks[last], ++e->gens[tasks[last]], 0);
-            mn_assert(rc == MN_OK);
-            (void)rc;
+            && mn_board_cancel(&e->shm, tasks[last])
+            && mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS,
+                                tasks[last], ++e->gens[tasks[last]], 0)
+                   != MN_OK) {
+            give_up(e, tasks[last], word);
         }
     }
 }
