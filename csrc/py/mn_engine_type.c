@@ -57,6 +57,16 @@ mn_engine_slice(uint64_t until)
     return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
 }
 
+/* As the engine's configuration has it: 0 says that it is learned, a negative number never. */
+static int64_t
+slow_ns(double seconds)
+{
+    if (!(seconds > 0)) {
+        return seconds < 0 ? -1 : 0;
+    }
+    return seconds > 9e9 ? -1 : seconds < 1e-9 ? 1 : (int64_t)(seconds * 1e9);
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -102,7 +112,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     struct mn_engine_config cfg = {.workers = workers,
                                    .max_workers = max_workers,
-                                   .slow_ns = (int64_t)(slow * 1e9),
+                                   .slow_ns = slow_ns(slow),
                                    .max_retries = retries < 200 ? retries : 200,
                                    .respawn = respawn != 0,
                                    .memory_limit = limit,
@@ -478,6 +488,9 @@ engine_get_segment(PyObject *self, void *closure)
     (void)closure;
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st != NULL && o->engine == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
+    }
     if (st == NULL || o->engine == NULL) {
         return NULL;
     }
