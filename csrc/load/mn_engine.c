@@ -117,9 +117,11 @@ alloc_private(struct mn_engine *e)
     e->free_tasks = calloc(c->ntasks, sizeof(uint32_t));
     e->gens = calloc(c->ntasks, sizeof(uint32_t));
     e->lost_worker = calloc(c->ntasks, sizeof(uint32_t));
+    e->by_task = calloc(c->ntasks, sizeof(*e->by_task));
     e->heads = calloc(c->nlanes, sizeof(*e->heads));
     e->leases = calloc(c->nworkers, sizeof(*e->leases));
-    if (!e->free_tasks || !e->gens || !e->lost_worker || !e->heads || !e->leases) {
+    if (!e->free_tasks || !e->gens || !e->lost_worker || !e->by_task || !e->heads
+        || !e->leases) {
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < c->ntasks; i++) {
@@ -143,6 +145,7 @@ destroy(struct mn_engine *e)
     free(e->free_tasks);
     free(e->gens);
     free(e->lost_worker);
+    free(e->by_task);
     free(e->heads);
     free(e->leases);
     if (e->shm.base != NULL) {
@@ -263,14 +266,29 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
     return rc;
 }
 
+/* Whatever a worker waits for. */
+static void
+ring_all(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->room);
+    }
+}
+
 void
 mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
-    for (uint32_t w = 0; w < c->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
-    }
+    ring_all(e);
+}
+
+void
+mn_engine_dismiss(struct mn_engine *e)
+{
+    mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
+    ring_all(e);
 }
 
 void
@@ -332,7 +350,9 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
     mn_mutex_lock(&e->mutex);
     uint64_t limit = e->limit;
     e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
-    int rc = mn_batch_make(e, s, &none, 0, block_off);
+    struct mn_submit own = *s;
+    own.sequence = UINT64_MAX;
+    int rc = mn_batch_make(e, &own, &none, 0, block_off);
     e->limit = limit;
     mn_mutex_unlock(&e->mutex);
     return rc;

@@ -81,6 +81,7 @@ struct mn_engine {
     uint32_t nfree;
     uint32_t *gens;
     uint32_t *lost_worker;
+    struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
     struct mn_lane_head *heads;
     struct mn_lease {
         uint64_t off, len, used_end;
@@ -90,6 +91,7 @@ struct mn_engine {
     struct mn_batch *batches; /* in flight, oldest first */
     struct mn_batch *last;
     uint32_t inflight;
+    uint64_t submitted; /* static: batches so far, their order */
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
@@ -120,6 +122,7 @@ struct mn_engine {
     bool zygote_lost;
     bool closing;
     bool room_waits; /* a worker waits for room: memory that comes back is told */
+    uint64_t idle_ns; /* since when it waits for nothing but idle workers; 0: it does not */
 };
 
 /* 0 or -errno. Workers' entries start WANTED. */
@@ -134,6 +137,10 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
 void
 mn_engine_stop(struct mn_engine *e);
 
+/* Native workers end after the sample in hand, and nobody is told; returns at once. */
+void
+mn_engine_dismiss(struct mn_engine *e);
+
 /* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
 void
 mn_engine_close(struct mn_engine *e);
@@ -141,6 +148,7 @@ mn_engine_close(struct mn_engine *e);
 /* ---- static scheduling: the caller says which worker -------------------------------- */
 
 struct mn_submit {
+    uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed;
     uint32_t nrows;
     uint32_t kind;

@@ -18,12 +18,12 @@ align8(uint64_t n)
 struct mn_batch *
 mn_batch_find(struct mn_engine *e, uint64_t block_off)
 {
-    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
-        if (b->block_off == block_off) {
-            return b;
-        }
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    struct mn_batch *b = block->ntasks != 0 ? e->by_task[mn_block_tasks(block)[0]] : e->last;
+    while (b != NULL && b->block_off != block_off) {
+        b = b->prev; /* without tasks: made just now, for rows gathered from others */
     }
-    return NULL;
+    return b;
 }
 
 int
@@ -127,6 +127,7 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     for (uint32_t i = 0; i < block->ntasks; i++) {
         /* Relaxed: nobody else may touch a task that is in no worker's hands. */
         mn_a64_store_relaxed(&mn_task_at(&e->shm, tasks[i])->word, 0);
+        e->by_task[tasks[i]] = NULL;
         e->free_tasks[e->nfree++] = tasks[i];
     }
     mn_range_free(e->input, b->block_off, block->bytes);
@@ -322,6 +323,7 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
     for (uint32_t i = 0; i < total; i++) {
         tasks[i] = e->free_tasks[--e->nfree];
+        e->by_task[tasks[i]] = b;
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         /* Relaxed: on no lane, and no part is on one, so no worker looks at it. */
         if (i == ntasks) {
@@ -335,6 +337,7 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
         fill_task(t, b->block_off, s, row0[i], row0[i + 1] - row0[i]);
         mn_a64_store_relaxed(&t->word, mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     }
+    b->sequence = s->sequence;
     batch_link(e, b);
     *block_off = b->block_off;
     return 0;
@@ -344,8 +347,10 @@ int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
 {
     uint32_t rows[2] = {0, s->nrows};
+    struct mn_submit own = *s;
     mn_mutex_lock(&e->mutex);
-    int rc = mn_batch_make(e, s, rows, 1, block_off);
+    own.sequence = e->submitted++;
+    int rc = mn_batch_make(e, &own, rows, 1, block_off);
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
         rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, task, ++e->gens[task], 0);
@@ -459,8 +464,8 @@ learn_envelopes(struct mn_engine *e, struct mn_block *block)
     e->mean_envelope_bytes = (3 * e->mean_envelope_bytes + bytes) / 4;
 }
 
-static void
-retire_locked(struct mn_engine *e, uint64_t block_off)
+void
+mn_batch_retire(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
@@ -473,12 +478,12 @@ void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    retire_locked(e, block_off);
+    mn_batch_retire(e, block_off);
     mn_mutex_unlock(&e->mutex);
 }
 
-static void
-abandon_locked(struct mn_engine *e, uint64_t block_off)
+void
+mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
@@ -499,101 +504,6 @@ void
 mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    abandon_locked(e, block_off);
+    mn_batch_abandon(e, block_off);
     mn_mutex_unlock(&e->mutex);
-}
-
-/* ---- balanced ---------------------------------------------------------------------- */
-
-static void
-pump_and_unlock(struct mn_engine *e)
-{
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
-}
-
-int
-mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
-{
-    mn_mutex_lock(&e->mutex);
-    int rc = mn_plan_add(e, b);
-    pump_and_unlock(e);
-    return rc;
-}
-
-void
-mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
-{
-    mn_mutex_lock(&e->mutex);
-    bool first = e->plan->form.layout == 0 && form->layout != 0;
-    for (struct mn_batch *b = e->batches; first && b != NULL; b = b->next) {
-        e->formless += !b->formless;
-        b->formless = true;
-    }
-    e->plan->form = *form;
-    mn_mutex_unlock(&e->mutex);
-}
-
-void
-mn_engine_plan_end(struct mn_engine *e)
-{
-    mn_mutex_lock(&e->mutex);
-    mn_dispatch_close(&e->plan->dispatch);
-    mn_mutex_unlock(&e->mutex);
-}
-
-void
-mn_engine_plan_clear(struct mn_engine *e)
-{
-    mn_mutex_lock(&e->mutex);
-    for (uint64_t n = e->plan->head; n < e->plan->next; n++) {
-        uint64_t off = mn_plan_block(e->plan, n);
-        if (off != 0) {
-            abandon_locked(e, off);
-        }
-    }
-    mn_plan_clear(e->plan);
-    e->given_ns = 0; /* what the caller does between epochs is no time for a batch */
-    mn_mutex_unlock(&e->mutex);
-}
-
-static void
-advance_and_unlock(struct mn_engine *e, uint64_t sequence)
-{
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    pump_and_unlock(e);
-}
-
-void
-mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
-{
-    mn_mutex_lock(&e->mutex);
-    retire_locked(e, block_off);
-    if (e->served) { /* with another already */
-        (void)mn_plan_in_hand(e->plan, 1);
-    }
-    e->served = e->spanned;
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_detach(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    struct mn_batch *b = mn_batch_find(e, mn_plan_block(e->plan, sequence));
-    mn_assert(b != NULL);
-    b->detached = true;
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    e->plan->horizon = sequence;
-    pump_and_unlock(e);
 }

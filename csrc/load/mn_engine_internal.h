@@ -14,6 +14,7 @@ struct mn_range {
 struct mn_batch {
     struct mn_batch *next, *prev;
     uint64_t block_off;
+    uint64_t sequence;    /* of delivery, counted over epochs; UINT64_MAX: outside of it */
     bool abandoned;
     bool detached;        /* the caller knows that it is done */
     bool learned;         /* its costs are in the model */
@@ -42,6 +43,13 @@ mn_engine_punch_free(struct mn_engine *e);
 /* Frees block, tasks and ranges. Mutex held, all tasks out of workers' hands. */
 void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
+
+/* The two ends of a batch, see mn_engine_retire and mn_engine_abandon. Mutex held. */
+void
+mn_batch_retire(struct mn_engine *e, uint64_t block_off);
+
+void
+mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 
 /* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]; behind PART tasks one
  * more to collate them. 0, -ENOMEM over the

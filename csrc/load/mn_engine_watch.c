@@ -32,16 +32,14 @@ end_lease(struct mn_engine *e, uint32_t w, uint64_t used_end)
     l->off = l->len = 0;
 }
 
-/* Number of the batch a waiting worker is at, for "oldest first". */
+/* Place in the order of delivery of the batch a waiting worker is at, for "oldest first". */
 static uint64_t
-batch_of(struct mn_engine *e, uint32_t w)
+sequence_of(struct mn_engine *e, uint32_t w)
 {
     uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* by [L2] */
-    if (running == 0) {
-        return 0;
-    }
-    const struct mn_task *t = mn_task_at(&e->shm, (uint32_t)(running - 1));
-    return mn_block_at(&e->shm, t->block_off)->number;
+    const struct mn_batch *b =
+        running != 0 && running <= e->shm.ctl->ntasks ? e->by_task[running - 1] : NULL;
+    return b != NULL ? b->sequence : UINT64_MAX;
 }
 
 static void
@@ -52,7 +50,7 @@ answer_lease(struct mn_engine *e, uint32_t w, uint64_t off, uint64_t len,
     k->lease_off = off;
     k->lease_len = len;
     mn_a32_store_seqcst(&k->lease_state, answer); /* [L3] */
-    mn_bell_ring(&k->bell);
+    mn_bell_ring(&k->room);
 }
 
 /* Whether the trainer sleeps until a batch is done, and none is. One that was rung and is not
@@ -63,6 +61,40 @@ trainer_waits(struct mn_engine *e)
     uint64_t wanted = mn_a64_load_seqcst(&e->shm.ctl->wanted);
     return wanted != MN_WANT_NONE && !mn_engine_has_done(e, wanted);
 }
+
+/* In its loop, without a task, and about to look for one. */
+static bool
+is_idle(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    return mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
+           && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->leave) == 0;
+}
+
+/* Whether there is a task on the board that an idle worker may claim. */
+static bool
+idle_worker_has_work(struct mn_engine *e)
+{
+    uint32_t n = e->shm.ctl->nworkers, idle = 0;
+    while (idle < n && !is_idle(e, idle)) {
+        idle++;
+    }
+    for (const struct mn_batch *b = e->batches; idle < n && b != NULL; b = b->next) {
+        struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+        for (uint32_t i = 0; i < block->ntasks; i++) {
+            const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(block)[i]);
+            if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_QUEUED
+                && (t->lane < MN_LANE_WORKER
+                    || (t->lane - MN_LANE_WORKER < n && is_idle(e, t->lane - MN_LANE_WORKER)))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* An idle worker that leaves a task on the board for so long has stopped. */
+#define STOPPED_NS UINT64_C(2000000000)
 
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
  * its own work will take batches, and free them. */
@@ -76,20 +108,30 @@ all_wait(struct mn_engine *e)
             return false;
         }
     }
-    return trainer_waits(e);
+    if (!trainer_waits(e)) {
+        return false;
+    }
+    if (!idle_worker_has_work(e)) {
+        return true;
+    }
+    uint64_t now = mn_now_ns();
+    e->idle_ns = e->idle_ns == 0 ? now : e->idle_ns;
+    return now - e->idle_ns > STOPPED_NS;
 }
 
 /* Whether no batch before this one is still to be handed over. What was started first need not
  * be that: slow ones start early. */
 static bool
-is_head(const struct mn_engine *e, uint64_t number)
+is_head(const struct mn_engine *e, uint64_t sequence)
 {
-    for (const struct mn_batch *b = e->batches; b != NULL; b = b->next) {
-        if (!b->abandoned && mn_block_at(&e->shm, b->block_off)->number < number) {
-            return false;
-        }
+    if (e->plan != NULL) {
+        return sequence <= e->plan->head;
     }
-    return true;
+    const struct mn_batch *b = e->batches; /* static: in the order of delivery */
+    while (b != NULL && b->abandoned) {
+        b = b->next;
+    }
+    return b == NULL || sequence <= b->sequence;
 }
 
 /* One grant: the oldest batch that waits. Over the limit only when nobody could go on
@@ -99,7 +141,7 @@ grant_one(struct mn_engine *e)
 {
     uint32_t n = e->shm.ctl->nworkers, oldest = n;
     for (uint32_t w = 0; w < n; w++) {
-        if (wants_lease(e, w) && (oldest == n || batch_of(e, w) < batch_of(e, oldest))) {
+        if (wants_lease(e, w) && (oldest == n || sequence_of(e, w) < sequence_of(e, oldest))) {
             oldest = w;
         }
     }
@@ -114,11 +156,12 @@ grant_one(struct mn_engine *e)
     uint64_t used = mn_extents_used(e->arena);
     if (used + len > e->limit) {
         len = want;
-        if (used + len > e->limit && !is_head(e, batch_of(e, oldest)) && !all_wait(e)) {
+        if (used + len > e->limit && !is_head(e, sequence_of(e, oldest)) && !all_wait(e)) {
             e->room_waits = true;
             return false;
         }
     }
+    e->idle_ns = 0;
     uint64_t off;
     if (mn_extents_alloc(e->arena, len, &off) < 0) {
         answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
@@ -242,6 +285,7 @@ sweep(struct mn_engine *e, uint32_t w)
     mn_a64_store_relaxed(&k->running, 0);
     mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
     mn_bell_kick(&k->bell);
+    mn_bell_kick(&k->room);
     k->respawn = !stopping && !left && e->cfg.respawn && l->barren < BARREN_DEATHS && !k->retired;
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
     mn_engine_poke_zygote(e);

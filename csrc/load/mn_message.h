@@ -210,7 +210,7 @@ enum mn_leave {
 };
 
 struct mn_worker {
-    struct mn_bell bell;  /* rung by the trainer */
+    struct mn_bell bell;  /* of a worker without a task; rung by the trainer */
     mn_a32 state;
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
@@ -221,7 +221,8 @@ struct mn_worker {
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    uint32_t pad1;
+    struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
+                           * that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */

@@ -387,7 +387,8 @@ start_block(struct mn_engine *e, struct mn_planned *q)
 {
     struct mn_plan *p = e->plan;
     const struct mn_plan_batch *b = &q->batch;
-    struct mn_submit s = {.number = b->number,
+    struct mn_submit s = {.sequence = q->sequence,
+                          .number = b->number,
                           .epoch = b->epoch,
                           .position = b->position,
                           .base_seed = b->base_seed,

@@ -280,17 +280,14 @@ const char mn_engine_dismiss_doc[] =
     "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";
 
 PyObject *
-mn_engine_dismiss(PyObject *self, PyObject *ignored)
+mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
     if (e == NULL) {
         return NULL;
     }
-    mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
-    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
-    }
+    mn_engine_dismiss(e);
     Py_RETURN_NONE;
 }
 

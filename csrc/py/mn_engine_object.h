@@ -114,7 +114,7 @@ PyObject *
 mn_engine_let_go(PyObject *self, PyObject *number);
 extern const char mn_engine_dismiss_doc[];
 PyObject *
-mn_engine_dismiss(PyObject *self, PyObject *ignored);
+mn_engine_py_dismiss(PyObject *self, PyObject *ignored);
 extern const char mn_engine_health_doc[];
 PyObject *
 mn_engine_health(PyObject *self, PyObject *ignored);

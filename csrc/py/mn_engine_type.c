@@ -459,7 +459,7 @@ static PyMethodDef engine_methods[] = {
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
     {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
     {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
-    {"dismiss", mn_engine_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
+    {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
