@@ -234,10 +234,10 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
                 self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
 
-class _Lost(Failure):
-    """A lost worker, raised as it is."""
+class _Told(Failure):
+    """The loader's own word on a batch, raised as it is."""
 
-    def __init__(self, error: WorkerLost) -> None:
+    def __init__(self, error: Exception) -> None:
         self.error = error
         self.note = self.stand_in = ""
 
@@ -258,6 +258,29 @@ def _batch_note(number: int, indices: Any) -> str:
 def _short(indices: Any) -> str:
     text = repr(indices)
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+#: by the engine's reasons for not making a batch (csrc/load/mn_engine.h): what it needs
+_NEEDS = {
+    1: "{need} task descriptors at once, and there are {all} ({used} are in use: each sample that "
+    "waits for its batch has one)",
+    2: "{need} bytes for its indices and for what workers report, and there are {all}",
+    3: "{need} bytes for its samples, and the memory that loader and workers share has {all} "
+    "({used} are in use, {kept} of them by batches that the program keeps). A limit on address "
+    "space (`ulimit -v`) makes that smaller than memory_limit",
+    4: "{need} bytes that the system refuses to the program",
+}
+
+
+def _refused(engine: Any, sequence: int, what: str) -> Failure:
+    """A batch, or a sample of one, that the engine cannot make."""
+    why, need, there = engine.refused(sequence)
+    memory = engine.memory()
+    used = memory["in_flight"] if why == 1 else memory["used"]
+    needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
+    return _Told(
+        MemoryError(f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer.")
+    )
 
 
 def _no_room() -> Failure:

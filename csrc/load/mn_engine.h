@@ -62,9 +62,25 @@ struct mn_engine_config {
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
     uint64_t memory_limit;  /* 0: half of what is available */
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+};
+
+/* Why a batch cannot be made. */
+enum mn_refusal_why {
+    MN_REFUSED_NOT = 0,
+    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
+    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
+    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+};
+
+struct mn_refusal {
+    enum mn_refusal_why why;
+    uint64_t need;
+    uint64_t all; /* that there are, in use or not */
 };
 
 struct mn_engine {
@@ -92,6 +108,7 @@ struct mn_engine {
     struct mn_batch *last;
     uint32_t inflight;
     uint64_t submitted; /* static: batches so far, their order */
+    struct mn_refusal refusal; /* of the last batch that could not be made */
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
@@ -163,8 +180,8 @@ struct mn_submit {
     uint64_t index_bytes;
 };
 
-/* Publishes a batch as one task. 0 and the block; -ENOMEM over the limit; -EAGAIN no
- * descriptors now. */
+/* Publishes a batch as one task. 0 and the block; -ENOMEM; -EAGAIN: no descriptors now,
+ * or the lane is full. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
@@ -187,12 +204,16 @@ void
 mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the one done first; with
- * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK;
+ * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK, with
+ * block 0 where the batch cannot be made: mn_engine_refused says why, mn_engine_taken goes on;
  * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at; MN_EMPTY:
  * workers idle behind a slow sample, or are about to, and more could be planned. */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
+
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
 void

@@ -71,7 +71,9 @@ void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    mn_batch_retire(e, block_off);
+    if (block_off != 0) { /* else it was refused */
+        mn_batch_retire(e, block_off);
+    }
     if (e->served) { /* with another already */
         (void)mn_plan_in_hand(e->plan, 1);
     }
@@ -83,9 +85,12 @@ void
 mn_engine_detach(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_batch *b = mn_batch_find(e, mn_plan_block(e->plan, sequence));
-    mn_assert(b != NULL);
-    b->detached = true;
+    uint64_t off = mn_plan_block(e->plan, sequence);
+    if (off != 0) { /* else it was refused */
+        struct mn_batch *b = mn_batch_find(e, off);
+        mn_assert(b != NULL);
+        b->detached = true;
+    }
     advance_and_unlock(e, sequence);
 }
 

@@ -277,6 +277,13 @@ mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 }
 
 static int
+refuse(struct mn_engine *e, enum mn_refusal_why why, uint64_t need, uint64_t all)
+{
+    e->refusal = (struct mn_refusal){why, need, all};
+    return why == MN_REFUSED_TASKS ? -EAGAIN : -ENOMEM;
+}
+
+static int
 make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
            uint32_t ntasks)
 {
@@ -284,11 +291,11 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
     memset(&plan, 0, sizeof(plan));
     uint64_t bytes = block_bytes(s, ntasks, &plan);
     if (ntasks > e->nfree) {
-        return -EAGAIN;
+        return refuse(e, MN_REFUSED_TASKS, ntasks, e->shm.ctl->ntasks);
     }
     int rc = mn_extents_alloc(e->input, bytes, &b->block_off);
     if (rc < 0) {
-        return e->inflight != 0 ? -EAGAIN : rc;
+        return refuse(e, MN_REFUSED_RECORDS, bytes, e->shm.ctl->input_bytes);
     }
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     plan.bytes = bytes;
@@ -299,7 +306,7 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
             mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
         }
         mn_range_free(e->input, b->block_off, bytes);
-        return rc;
+        return refuse(e, MN_REFUSED_ROWS, fields_bytes(s, &bytes), e->shm.ctl->arena_bytes);
     }
     fill_block(block, s, ntasks);
     return 0;
@@ -311,7 +318,7 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
 {
     struct mn_batch *b = calloc(1, sizeof(*b));
     if (b == NULL) {
-        return -ENOMEM;
+        return refuse(e, MN_REFUSED_PRIVATE, sizeof(*b), 0);
     }
     uint32_t total = ntasks + (s->kind == MN_KIND_PART);
     int rc = make_block(e, s, b, total);
@@ -371,6 +378,10 @@ mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off
 {
     mn_mutex_lock(&e->mutex);
     int rc = mn_extents_alloc(e->input, n + sizeof(n), off);
+    if (rc == 0 && *off > UINT32_MAX) { /* blocks name it in 32 bits */
+        mn_range_free(e->input, *off, n + sizeof(n));
+        rc = -ENOMEM;
+    }
     mn_mutex_unlock(&e->mutex);
     if (rc == 0) {
         memcpy(mn_at(&e->shm, *off), &n, sizeof(n));

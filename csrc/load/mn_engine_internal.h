@@ -52,8 +52,8 @@ void
 mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 
 /* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]; behind PART tasks one
- * more to collate them. 0, -ENOMEM over the
- * limit while something is in flight, -EAGAIN without descriptors. */
+ * more to collate them. 0, or e->refusal
+ * and -EAGAIN without descriptors, else -ENOMEM. */
 int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off);

@@ -55,6 +55,9 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored);
 extern const char mn_engine_next_doc[];
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args);
+extern const char mn_engine_refused_doc[];
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *sequence);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 

@@ -119,7 +119,7 @@ const char mn_engine_next_doc[] =
     "next(timeout) -> (sequence, block) | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
     "look ahead, before the caller asks for it).\n"
-    "None: the time is over. False: look at health(). True: workers wait for more batches to\n"
+    "block 0: the batch cannot be made, see refused(). None: the time is over. False: look at health(). True: workers wait for more batches to\n"
     "be planned, if there are any. Handles signals.";
 
 PyObject *
@@ -160,6 +160,24 @@ mn_engine_py_next(PyObject *self, PyObject *args)
             Py_RETURN_NONE;
         }
     }
+}
+
+const char mn_engine_refused_doc[] =
+    "refused(sequence) -> (why, need, all): of a batch that next() gave without a block. why: 1\n"
+    "task descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the\n"
+    "system; all: how many there are, in use or not";
+
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_refusal r = mn_engine_refused(e, sequence);
+    return Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
+                         (unsigned long long)r.all);
 }
 
 PyObject *

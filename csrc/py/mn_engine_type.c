@@ -72,18 +72,18 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "max_workers",
-                            "slow_seconds", "keep", NULL};
+                            "slow_seconds", "keep", "blocks", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
-    unsigned int workers, retries, window = 0, max_workers = 0;
+    unsigned int workers, retries, window = 0, max_workers = 0, blocks = 0;
     double slow = 0.0;
     int respawn, in_order = 1;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#I", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &max_workers, &slow, &kept, &kept_size)) {
+                                     &max_workers, &slow, &kept, &kept_size, &blocks)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -118,6 +118,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .memory_limit = limit,
                                    .arena_bytes = arena,
                                    .window = window,
+                                   .blocks = blocks,
                                    .in_order = in_order != 0,
                                    .costs = shared,
                                    .keep = kept != NULL ? &keep : NULL};
@@ -429,6 +430,7 @@ static PyMethodDef engine_methods[] = {
     {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
      PyDoc_STR("plan_clear(): abandons all batches")},
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
+    {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
     {"detach", mn_engine_py_detach, METH_O,

@@ -427,6 +427,104 @@ head_over_the_limit_starts(void)
     mn_costs_fini(&costs);
 }
 
+/* ---- what cannot be made ---- */
+
+/* Takes what must be an error. */
+static void
+take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
+{
+    uint64_t sequence, off = 1;
+    CHECK_EQ(mn_engine_next(r->e, WAIT_NS, &sequence, &off), MN_OK);
+    CHECK_EQ(sequence, b->sequence);
+    CHECK_EQ(off, 0);
+    struct mn_refusal refusal = mn_engine_refused(r->e, sequence);
+    CHECK_EQ(refusal.why, why);
+    mn_engine_taken(r->e, sequence, off);
+}
+
+static void
+refused_batches_are_errors_in_their_place(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[5];
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t row = r.row_bytes[0][1] + r.row_bytes[0][2];
+    uint32_t rows[5] = {10, (uint32_t)(256 * MIB / row) + 1, 10, 4000000, 10};
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(rig_plan(&r, rows[i], &b[i]), MN_OK);
+    }
+    for (uint32_t i = 0; i < 5; i += 2) {
+        take_now(&r, &w, &b[i]);
+        mn_engine_taken(e, b[i].sequence, b[i].off);
+        if (i < 4) {
+            take_refused(&r, &b[i + 1], i == 0 ? MN_REFUSED_ROWS : MN_REFUSED_RECORDS);
+        }
+    }
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->plan->refused, 0);
+    mn_engine_close(e);
+}
+
+/* The program holds what fills the arena, and waits for more. */
+static void
+kept_batches_leave_no_room_for_the_next(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[2];
+    struct rig_range kept;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint32_t rows = (uint32_t)(192 * MIB / (r.row_bytes[0][1] + r.row_bytes[0][2]));
+    CHECK_EQ(rig_plan(&r, rows, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[0]);
+    CHECK(rig_keep(&r, &b[0], &kept));
+    mn_engine_taken(e, b[0].sequence, b[0].off);
+    take_refused(&r, &b[1], MN_REFUSED_ROWS);
+    mn_engine_release(e, kept.off, kept.bytes);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[1]);
+    mn_engine_taken(e, b[1].sequence, b[1].off);
+    mn_engine_close(e);
+}
+
+/* Samples that wait for others keep their descriptors. */
+static void
+descriptors_that_are_all_out(void)
+{
+    struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 64 * MIB, .window = 4};
+    struct mn_engine *e;
+    struct rig_worker w;
+    struct rig_block b;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct rig r = {.e = e, .scale = 8};
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t *out = calloc(e->shm.ctl->ntasks, sizeof(*out));
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+        take_now(&r, &w, &b);
+        mn_engine_detach(e, b.sequence);
+        out[i] = b.off;
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_refused(&r, &b, MN_REFUSED_TASKS);
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        mn_engine_retire(e, out[i]);
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_now(&r, &w, &b);
+    mn_engine_taken(e, b.sequence, b.off);
+    free(out);
+    mn_engine_close(e);
+}
+
 /* ---- waiting for room ---- */
 
 /* Wants more than there is, as mn_worker_room does, without waiting for it. */
@@ -981,6 +1079,9 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", holes_of_the_beginning_are_given_back),
     MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
+    MN_TEST("plain", refused_batches_are_errors_in_their_place),
+    MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
+    MN_TEST("plain", descriptors_that_are_all_out),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
     MN_TEST("plain", room_goes_by_the_order_over_epochs),
