@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import (
 )
 
 from . import _codec
-from ._errors import Failure, WorkerLost, describe_death
+from ._errors import DAMAGED, Failure, WorkerLost, describe_death
 from ._in_hand import ReceivesAhead
 from ._limits import NOT_STARTED
 from ._memo import memo_of
@@ -167,7 +167,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
 
     def _check_health(self, done: Any) -> None:
         health = self._engine.health()
-        unstarted = health["deaths"] > 0 and health["status"] >= NOT_STARTED
+        unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
             if not done():
                 pool = self._pool
@@ -230,7 +230,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()
-            if health is not None and health["deaths"] and health["status"] >= NOT_STARTED:
+            if health is not None and health["deaths"] and NOT_STARTED <= health["status"] < DAMAGED:
                 self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
 

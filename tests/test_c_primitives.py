@@ -53,6 +53,7 @@ PROGRAMS = {
     "mn_engine": Program(),
     "mn_worker": Program(),
     "mn_native": Program(),
+    "mn_results": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 

@@ -151,11 +151,12 @@ alloc_private(struct mn_engine *e)
     const struct mn_ctl *c = e->shm.ctl;
     e->free_tasks = calloc(c->ntasks, sizeof(uint32_t));
     e->gens = calloc(c->ntasks, sizeof(uint32_t));
-    e->lost_worker = calloc(c->ntasks, sizeof(uint32_t));
+    e->lost = calloc(c->ntasks, sizeof(*e->lost));
+    e->results = calloc(c->ntasks, sizeof(*e->results));
     e->by_task = calloc(c->ntasks, sizeof(*e->by_task));
     e->heads = calloc(c->nlanes, sizeof(*e->heads));
     e->leases = calloc(c->nworkers, sizeof(*e->leases));
-    if (!e->free_tasks || !e->gens || !e->lost_worker || !e->by_task || !e->heads
+    if (!e->free_tasks || !e->gens || !e->lost || !e->results || !e->by_task || !e->heads
         || !e->leases) {
         return -ENOMEM;
     }
@@ -179,9 +180,13 @@ destroy(struct mn_engine *e)
     mn_extents_close(e->arena);
     free(e->free_tasks);
     free(e->gens);
-    free(e->lost_worker);
+    free(e->lost);
+    free(e->results);
     free(e->by_task);
     free(e->heads);
+    for (uint32_t w = 0; e->leases != NULL && w < e->cfg.max_workers; w++) {
+        free(e->leases[w].owed);
+    }
     free(e->leases);
     if (e->shm.base != NULL) {
         mn_memfd_unmap(e->shm.base, e->total_bytes);
@@ -349,11 +354,7 @@ mn_engine_close(struct mn_engine *e)
     /* What the caller still holds stays; everything else goes back to the system now: a
      * process forked in between has the mapping, too, and may live on. */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        struct mn_lease *l = &e->leases[w];
-        if (l->off != 0 && l->used_end < l->off + l->len) {
-            mn_range_free(e->arena, l->used_end, l->off + l->len - l->used_end);
-        }
-        l->off = 0;
+        mn_lease_forget(e, w);
     }
     mn_engine_punch_free(e);
     bool last = --e->refs == 0;

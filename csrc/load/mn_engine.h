@@ -39,10 +39,12 @@
 #include "load/mn_board.h"
 #include "load/mn_message.h"
 #include "load/mn_plan.h"
+#include "load/mn_results.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
 struct mn_batch;
+struct mn_range;
 struct mn_scheduler;
 
 /* A worker's death, for messages. */
@@ -96,11 +98,15 @@ struct mn_engine {
     uint32_t *free_tasks;
     uint32_t nfree;
     uint32_t *gens;
-    uint32_t *lost_worker;
+    struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
+    struct mn_result *results; /* [ntasks] */
     struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
     struct mn_lane_head *heads;
     struct mn_lease {
-        uint64_t off, len, used_end;
+        uint64_t off, len;      /* the present one; len 0: none */
+        struct mn_range *owed;  /* what it was granted of this or earlier ones, unless an */
+        uint32_t nowed, room;   /* accepted envelope has taken it; in no order */
+        uint32_t damage;        /* enum mn_damage: it is to leave for that */
         uint32_t barren; /* deaths in a row without a finished task */
         uint64_t tasks;  /* finished in this place before the present worker came */
     } *leases;
@@ -256,14 +262,21 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 int
 mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off);
 
-enum mn_block_status {
-    MN_BLOCK_BUSY = 0,
-    MN_BLOCK_DONE = 1,
-    MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
-};
-
 enum mn_block_status
 mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+/* The same, and what its workers wrote was found to make sense: what is read of a block that is
+ * DONE was copied then. mn_engine_next has done this. */
+enum mn_block_status
+mn_engine_settle(struct mn_engine *e, uint64_t block_off);
+
+/* What was reported of the rows of a DONE block. */
+const struct mn_report *
+mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
+
+/* Whether every row of it was written in place, and nothing travels beside them. */
+bool
+mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
 
 /* When the last task of a DONE block finished. */
 uint64_t

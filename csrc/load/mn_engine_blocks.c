@@ -59,36 +59,6 @@ batch_link(struct mn_engine *e, struct mn_batch *b)
     e->inflight++;
 }
 
-void
-mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t)
-{
-    struct mn_lease *l = &e->leases[worker];
-    if ((t->flags & MN_FLAG_ENVELOPE) && t->env_off >= l->off
-        && t->env_off < l->off + l->len && t->env_end > l->used_end) {
-        l->used_end = t->env_end;
-    }
-}
-
-/* Makes the envelopes of finished tasks part of what the batch frees, once. */
-static void
-own_envelopes(struct mn_engine *e, struct mn_batch *b)
-{
-    if (b->envelopes_owned) {
-        return;
-    }
-    b->envelopes_owned = true;
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
-    const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) == MN_TASK_DONE && (t->flags & MN_FLAG_ENVELOPE)) {
-            mn_lease_note(e, mn_word_worker(word), t);
-            (void)mn_batch_own(b, t->env_off, mn_page_round(t->env_len));
-        }
-    }
-}
-
 static void
 batch_unlink(struct mn_engine *e, struct mn_batch *b)
 {
@@ -119,7 +89,7 @@ void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
-    own_envelopes(e, b);
+    mn_batch_accept_envelopes(e, b);
     for (uint32_t i = 0; i < b->nranges; i++) {
         mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
     }
@@ -260,7 +230,19 @@ fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint
     t->nrows = nrows;
     t->kind = s->kind;
     t->flags = t->why = 0;
-    t->env_off = t->env_len = t->env_end = 0;
+    t->env_off = t->env_len = 0;
+}
+
+/* What the trainer wrote is its own to know: the descriptor is where others write, too. */
+static void
+note_task(struct mn_engine *e, uint32_t task, const struct mn_task *t)
+{
+    struct mn_result *r = &e->results[task];
+    r->row0 = t->row0;
+    r->nrows = t->nrows;
+    r->kind = t->kind;
+    r->flags = 0;
+    r->accepted = false;
 }
 
 void
@@ -316,9 +298,10 @@ int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off)
 {
-    struct mn_batch *b = calloc(1, sizeof(*b));
+    size_t bytes = sizeof(struct mn_batch) + s->nrows * sizeof(struct mn_report);
+    struct mn_batch *b = calloc(1, bytes);
     if (b == NULL) {
-        return refuse(e, MN_REFUSED_PRIVATE, sizeof(*b), 0);
+        return refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
     }
     uint32_t total = ntasks + (s->kind == MN_KIND_PART);
     int rc = make_block(e, s, b, total);
@@ -337,11 +320,13 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
             fill_task(t, b->block_off, s, 0, s->nrows);
             t->kind = MN_KIND_COLLATE;
             t->lane = UINT32_MAX;
+            note_task(e, tasks[i], t);
             mn_a64_store_relaxed(&t->word,
                                  mn_task_word(++e->gens[tasks[i]], 0, 0, MN_TASK_WAITING));
             break;
         }
         fill_task(t, b->block_off, s, row0[i], row0[i + 1] - row0[i]);
+        note_task(e, tasks[i], t);
         mn_a64_store_relaxed(&t->word, mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     }
     b->sequence = s->sequence;
@@ -409,8 +394,10 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
         else if (st == MN_TASK_WAITING) {
             waiting = true;
         }
-        else if (st != MN_TASK_DONE) {
-            return MN_BLOCK_BUSY;
+        else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED
+                 || (st == MN_TASK_RUNNING
+                     && mn_word_worker(word) < e->shm.ctl->nworkers)) {
+            return MN_BLOCK_BUSY; /* of what makes no sense nobody has to wait for the end */
         }
     }
     return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;
@@ -423,7 +410,8 @@ mn_engine_done_ns(struct mn_engine *e, uint64_t block_off)
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t last = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        uint64_t done = mn_task_at(&e->shm, tasks[i])->done_ns;
+        const struct mn_result *r = &e->results[tasks[i]];
+        uint64_t done = r->accepted ? r->done_ns : 0;
         last = done > last ? done : last;
     }
     return last;
@@ -437,7 +425,7 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     int rc = -EINVAL;
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
-    own_envelopes(e, b);
+    mn_batch_accept_envelopes(e, b);
     for (uint32_t i = 0; i < b->nranges; i++) {
         struct mn_range r = b->ranges[i];
         if (off < r.off || off + bytes > r.off + r.bytes) {
@@ -469,8 +457,8 @@ learn_envelopes(struct mn_engine *e, struct mn_block *block)
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        const struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        bytes += t->flags & MN_FLAG_ENVELOPE ? t->env_len : 0; /* a lost task's is no length */
+        const struct mn_result *r = &e->results[tasks[i]];
+        bytes += r->accepted && r->flags == MN_FLAG_ENVELOPE ? r->env_len : 0;
     }
     e->mean_envelope_bytes = (3 * e->mean_envelope_bytes + bytes) / 4;
 }

@@ -18,10 +18,11 @@ struct mn_batch {
     bool abandoned;
     bool detached;        /* the caller knows that it is done */
     bool learned;         /* its costs are in the model */
-    bool envelopes_owned; /* the tasks' envelopes are among the ranges */
+    bool accepted;        /* what workers wrote was read: it is done, or lost */
     bool formless;        /* begun before rows were written in place */
     uint32_t nranges, room;
     struct mn_range *ranges; /* of the arena, to be freed when the block is retired */
+    struct mn_report reports[]; /* [rows], of tasks that were accepted */
 };
 
 /* Frees what was allocated. Where the system refuses the few bytes to note it down, the range
@@ -69,9 +70,11 @@ mn_engine_ring_workers(struct mn_engine *e, uint32_t n);
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
 
-/* Remembers how far a finished task has used its worker's present lease. */
+/* A task that its worker will not finish: somebody else tries, or it is lost with that death.
+ * word: what it was, with its generation and attempt. */
 void
-mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t);
+mn_task_take_back(struct mn_engine *e, uint32_t task, uint64_t word,
+                  const struct mn_death *death);
 
 /* Memory came back: wakes the engine if a worker waits for some. Mutex held. */
 void

@@ -22,16 +22,6 @@ wants_lease(struct mn_engine *e, uint32_t w)
     return mn_a32_load_acquire(&k->lease_state) == MN_LEASE_WANT; /* [L2] */
 }
 
-static void
-end_lease(struct mn_engine *e, uint32_t w, uint64_t used_end)
-{
-    struct mn_lease *l = &e->leases[w];
-    if (l->off != 0 && used_end < l->off + l->len) {
-        mn_range_free(e->arena, used_end, l->off + l->len - used_end);
-    }
-    l->off = l->len = 0;
-}
-
 /* Place in the order of delivery of the batch a waiting worker is at, for "oldest first". */
 static uint64_t
 sequence_of(struct mn_engine *e, uint32_t w)
@@ -150,10 +140,19 @@ grant_one(struct mn_engine *e)
         return false;
     }
     struct mn_worker *k = mn_worker_at(&e->shm, oldest);
-    uint64_t want = mn_page_round(k->want_bytes);
+    uint64_t want = mn_page_round(k->want_bytes), used_end = k->used_end; /* by [L2] */
+    if (!mn_lease_sound(e, oldest, used_end, want)) {
+        mn_worker_damaged(e, oldest, MN_DAMAGE_LEASE);
+        answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
+        return true;
+    }
     uint64_t len = want > e->lease_bytes ? want : e->lease_bytes;
-    end_lease(e, oldest, k->used_end);
+    mn_lease_end(e, oldest, used_end);
     uint64_t used = mn_extents_used(e->arena);
+    if (want > e->shm.ctl->arena_bytes) { /* it need not wait for that */
+        answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
+        return true;
+    }
     if (used + len > e->limit) {
         len = want;
         if (used + len > e->limit && !is_head(e, sequence_of(e, oldest)) && !all_wait(e)) {
@@ -167,9 +166,11 @@ grant_one(struct mn_engine *e)
         answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
         return true;
     }
-    struct mn_lease *l = &e->leases[oldest];
-    l->off = l->used_end = off;
-    l->len = len;
+    if (mn_lease_give(e, oldest, off, len) < 0) {
+        mn_range_free(e->arena, off, len);
+        answer_lease(e, oldest, 0, 0, MN_LEASE_REFUSED);
+        return true;
+    }
     answer_lease(e, oldest, off, len, MN_LEASE_GRANTED);
     return true;
 }
@@ -187,22 +188,20 @@ mn_engine_room(struct mn_engine *e)
 
 /* Nobody will make it: its batch is delivered as an error. */
 static void
-give_up(struct mn_engine *e, uint32_t task, uint64_t word)
+give_up(struct mn_engine *e, uint32_t task, uint64_t word, const struct mn_death *death)
 {
-    struct mn_task *t = mn_task_at(&e->shm, task);
-    e->lost_worker[task] = e->death.worker;
-    t->env_off = e->death.pid;
-    t->env_len = (uint64_t)(int64_t)e->death.status;
-    mn_a64_store_seqcst(&t->word, mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word),
-                                               MN_TASK_LOST));
+    e->lost[task] = *death;
+    mn_a64_store_seqcst(&mn_task_at(&e->shm, task)->word,
+                        mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word), MN_TASK_LOST));
 }
 
-static void
-take_back(struct mn_engine *e, uint32_t task, uint64_t word)
+void
+mn_task_take_back(struct mn_engine *e, uint32_t task, uint64_t word,
+                  const struct mn_death *death)
 {
-    struct mn_task *t = mn_task_at(&e->shm, task);
     uint32_t attempt = mn_word_attempt(word);
-    t->flags = 0; /* an envelope of the dead worker's goes with its lease */
+    mn_task_at(&e->shm, task)->flags = 0; /* an envelope of its worker's goes with the lease */
+    e->results[task].flags = 0;
     if (attempt < e->cfg.max_retries
         && mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
                             ++e->gens[task], attempt + 1)
@@ -210,27 +209,36 @@ take_back(struct mn_engine *e, uint32_t task, uint64_t word)
         e->retries++;
         return;
     }
-    give_up(e, task, word);
+    give_up(e, task, word, death);
+}
+
+/* Results that the dead worker has sent are not its any more. Those that make no sense are taken
+ * back when their batch is read. */
+static void
+sweep_envelopes(struct mn_engine *e, uint32_t w)
+{
+    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+        if (!b->accepted) {
+            mn_batch_accept_envelopes(e, b);
+        }
+    }
+    mn_lease_forget(e, w);
 }
 
 /* Moves on what the dead worker had: its running tasks and its own lane. */
 static void
-sweep_tasks(struct mn_engine *e, uint32_t w)
+sweep_tasks(struct mn_engine *e, uint32_t w, const struct mn_death *death)
 {
     for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
         struct mn_task *t = mn_task_at(&e->shm, i);
         uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {
-            e->death.row_task = i;
-            take_back(e, i, word);
+            mn_task_take_back(e, i, word, death);
         }
         else if (st == MN_TASK_QUEUED && t->lane == MN_LANE_WORKER + w
                  && mn_board_cancel(&e->shm, i)) {
-            take_back(e, i, mn_task_word(mn_word_gen(word), 0, 0xff, st));
-        }
-        else if (st == MN_TASK_DONE && mn_word_worker(word) == w) {
-            mn_lease_note(e, w, t);
+            mn_task_take_back(e, i, mn_task_word(mn_word_gen(word), 0, 0xff, st), death);
         }
     }
 }
@@ -238,7 +246,7 @@ sweep_tasks(struct mn_engine *e, uint32_t w)
 /* The dead may have ended the last part of a batch and not claimed its collate task yet, and
  * nobody else will. A living worker that is just about to finds it cancelled. */
 static void
-publish_collates(struct mn_engine *e)
+publish_collates(struct mn_engine *e, const struct mn_death *death)
 {
     for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
         struct mn_block *block = mn_block_at(&e->shm, b->block_off);
@@ -258,9 +266,16 @@ publish_collates(struct mn_engine *e)
             && mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS,
                                 tasks[last], ++e->gens[tasks[last]], 0)
                    != MN_OK) {
-            give_up(e, tasks[last], word);
+            give_up(e, tasks[last], word, death);
         }
     }
+}
+
+/* An exit code, a signal or the number of an error, whatever stands there. */
+static int32_t
+status_of(int32_t status)
+{
+    return status > -128 && status < MN_STATUS_DAMAGED ? status : 255;
 }
 
 static void
@@ -269,18 +284,24 @@ sweep(struct mn_engine *e, uint32_t w)
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     struct mn_lease *l = &e->leases[w];
     bool stopping = mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
-    bool left = mn_a32_load_relaxed(&k->leave) != 0; /* ours */
+    bool damaged = l->damage != MN_SOUND; /* it was counted when that was found */
+    bool left = mn_a32_load_relaxed(&k->leave) != 0 && !damaged; /* ours */
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
+    struct mn_death death = {w, k->pid, status_of(k->exit_status), -1};
+    if (damaged) {
+        death.status = MN_STATUS_DAMAGED + (int32_t)l->damage;
+    }
     mn_a32_store_relaxed(&k->leave, 0);
     if (!stopping && !left) {
-        e->ndeaths++;
-        e->death = (struct mn_death){w, k->pid, k->exit_status, -1};
+        e->ndeaths += !damaged;
+        e->death = death;
         l->barren = tasks != l->tasks ? 0 : l->barren + 1;
     }
     l->tasks = tasks;
-    sweep_tasks(e, w);
-    publish_collates(e);
-    end_lease(e, w, l->used_end);
+    l->damage = MN_SOUND;
+    sweep_envelopes(e, w);
+    sweep_tasks(e, w, &death);
+    publish_collates(e, &death);
     mn_a64_store_relaxed(&k->since_ns, 0);
     mn_a64_store_relaxed(&k->running, 0);
     mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);

@@ -133,7 +133,7 @@ struct mn_task {
     uint32_t lane;
     uint64_t env_off;  /* worker, before DONE */
     uint64_t env_len;
-    uint64_t env_end;  /* end of the lease's used part after this task */
+    uint64_t pad0;
     uint32_t flags;
     uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
@@ -184,6 +184,24 @@ struct mn_block {
     uint64_t bytes;      /* of the block itself */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_block) == 88, "block layout");
+
+/* ---- envelope: a result outside of rows ---------------------------------------------- */
+
+/* struct mn_envelope | struct mn_envelope_part[nparts] | pickle | small parts | big parts.
+ * Offsets are relative to the envelope. */
+struct mn_envelope {
+    uint64_t nparts;
+    uint64_t pickle_at;
+    uint64_t pickle_bytes;
+    uint64_t pad0;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
+
+struct mn_envelope_part {
+    uint64_t at;
+    uint64_t bytes;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope_part) == 16, "part layout");
 
 /* ---- worker ------------------------------------------------------------------------ */
 

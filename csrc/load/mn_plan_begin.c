@@ -122,7 +122,8 @@ mn_planned_done(struct mn_engine *e, struct mn_planned *q)
 {
     if (!q->done) { /* each look at a block is many cache lines of others */
         q->done = q->refusal.why != MN_REFUSED_NOT
-                  || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY);
+                  || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
+                      && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY);
     }
     return q->done;
 }

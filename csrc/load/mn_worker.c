@@ -229,7 +229,6 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
         collate = ids[n - 1];
         collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
     }
-    t->env_end = w->used_end;
     t->done_ns = mn_now_ns();
     /* Relaxed: counters for people, written by this worker alone. */
     mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);

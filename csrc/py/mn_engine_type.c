@@ -340,7 +340,7 @@ engine_poll(PyObject *self, PyObject *block)
     if (e == NULL || PyErr_Occurred()) {
         return NULL;
     }
-    return PyLong_FromLong(mn_engine_poll(e, off));
+    return PyLong_FromLong(mn_engine_settle(e, off));
 }
 
 PyDoc_STRVAR(wait_doc,

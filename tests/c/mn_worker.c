@@ -414,11 +414,11 @@ poison_is_given_up(void)
     CHECK_EQ(mn_engine_next(n.rig.e, WAIT_NS, &number, &off), MN_OK);
     CHECK_EQ(mn_engine_poll(n.rig.e, off), MN_BLOCK_LOST);
     uint32_t task = mn_block_tasks(mn_block_at(&n.rig.e->shm, off))[0];
-    const struct mn_task *t = mn_task_at(&n.rig.e->shm, task);
+    const struct mn_death *death = &n.rig.e->lost[task];
     CHECK_EQ(n.rig.e->retries, 2);
     CHECK_EQ(mn_a32_load_relaxed(&n.orders.rows[0]), 3);
-    CHECK_EQ((int64_t)t->env_len, -SIGKILL);
-    CHECK(t->env_off > 1 && n.rig.e->lost_worker[task] < WORKERS);
+    CHECK_EQ(death->status, -SIGKILL);
+    CHECK(death->pid > 1 && death->worker < WORKERS);
     mn_engine_taken(n.rig.e, number, off);
     close_nursery(&n);
 }
