@@ -10,6 +10,7 @@ import contextlib
 import pickle
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
-from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
+from ._iterator import _Batch, _MinatoIterator, _no_room, _note, _refused, _Told
 from ._job import fetches_batches, offered
 from ._layout import Layout, NoLayout, alike, collates_more, is_default_collate
 from ._memo import Shape, memo_of
@@ -144,8 +145,13 @@ class BalancedIterator(_MinatoIterator):
             min_workers=self._least_workers,
             max_workers=self._most_workers,
             straggler_seconds=-1.0 if straggler is None else seconds,
+            blocks=self._blocks_out(),
             keep=self._memo.kept_scheduler(self._bounds()),
         )
+
+    def _blocks_out(self) -> int:
+        """Blocks that are out at once, as far as those are many."""
+        return 0
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
         offer = offer_of(loader)
@@ -417,20 +423,29 @@ class BalancedIterator(_MinatoIterator):
         while (got := self._await_next(wait)) is not None:
             sequence, block = got
             batch = self._planned.pop(sequence)
-            if self._trace is not None:
-                self._trace.block(batch.indices, block)
-            data = self._take_rows(sequence, block)
-            if data is None:
-                try:
-                    data = self._take(batch, block)
-                finally:
-                    self._engine.taken(sequence, block)
+            data = self._data_of(sequence, batch, block)
             if self._of_this_epoch(batch):
                 if self._at_a_time > 1 and self._pinner is None:
                     batch.indices = None  # to free them later, with cold caches, takes longer
                 return batch, data
             self._kept_back.append((batch, data))
         return None
+
+    def _data_of(self, sequence: int, batch: _Batch, block: int) -> Any:
+        """The data of a batch, or a Failure. The engine goes on to the next."""
+        if block == 0:
+            data = _refused(self._engine, sequence, f"batch {batch.number}")
+            self._engine.taken(sequence, block)
+            return data
+        if self._trace is not None:
+            self._trace.block(batch.indices, block)
+        data = self._take_rows(sequence, block)
+        if data is None:
+            try:
+                data = self._take(batch, block)
+            finally:
+                self._engine.taken(sequence, block)
+        return data
 
     def _of_this_epoch(self, batch: _Batch) -> bool:
         return self._early is None or batch.sequence < self._early.first
@@ -447,9 +462,10 @@ class BalancedIterator(_MinatoIterator):
     def _await_next(self, wait: bool = True) -> tuple[int, int] | None:
         if not self._living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
-        timeout = 0.0 if not wait else self._timeout if self._timeout > 0 else -1.0
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
         while True:
-            got = self._engine.next(timeout)
+            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            got = self._engine.next(timeout if wait else 0.0)
             if got is True:
                 self._fill(dry=True)
                 continue
@@ -577,7 +593,7 @@ class BalancedIterator(_MinatoIterator):
             index = list(index[row0 : row0 + nrows])
         if type(index) is list and len(index) == 1:
             index = index[0]
-        return _Lost(
+        return _Told(
             WorkerLost(
                 f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "
                 f"of batch {batch.number}, and so was every worker that tried before it.",

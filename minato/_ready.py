@@ -20,7 +20,7 @@ from typing import Any
 from . import _codec, _core
 from ._errors import Failure
 from ._balanced import BalancedIterator
-from ._iterator import _Batch, _no_room, _note
+from ._iterator import _Batch, _no_room, _note, _refused
 from ._seeded_here import COLLATE, SeededHere
 from ._worker import ERROR, OBJECTS, ROWS, SAMPLES
 
@@ -61,6 +61,10 @@ class ReadyIterator(BalancedIterator):
 
     def _window(self) -> int:
         return super()._window() * self._size
+
+    def _blocks_out(self) -> int:
+        """All samples that may wait for those of the batch that is the last for them."""
+        return (DISPLACEMENT + 1) * self._size + self._window()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         for done in self._done.values():
@@ -170,14 +174,19 @@ class ReadyIterator(BalancedIterator):
     def _mark(self, sequence: int, block: int, slow_ns: int) -> None:
         """Reads what came of one sample, for the policy; it is slow from slow_ns on."""
         batch = self._planned.pop(sequence)
-        if self._trace is not None:
-            self._trace.block(batch.indices, block)
-        done = _Done(batch.number, batch.indices[0], block)
-        wall_ns = self._engine.reports(block)[0][1]
-        self._read(batch, block, done)
-        self._engine.detach(sequence)
-        if done.block is None:
-            self._engine.retire(block)
+        done = _Done(batch.number, batch.indices[0], block or None)
+        wall_ns = 0
+        if block == 0:
+            done.failure = _refused(self._engine, sequence, f"sample {done.index!r}")
+            self._engine.taken(sequence, block)
+        else:
+            if self._trace is not None:
+                self._trace.block(batch.indices, block)
+            wall_ns = self._engine.reports(block)[0][1]
+            self._read(batch, block, done)
+            self._engine.detach(sequence)
+            if done.block is None:
+                self._engine.retire(block)
         place = sequence - self._first
         self._done[place] = done
         heapq.heappush(self._before, (place, wall_ns > slow_ns))

@@ -1,6 +1,7 @@
 """Options of balanced scheduling: ready-first batches, epochs begun early, more workers."""
 
 import multiprocessing
+import pickle
 import threading
 import time
 
@@ -9,6 +10,7 @@ import torch
 from test_native import wait_for
 
 import minato
+from minato import _core
 from minato._memo import memo_of
 
 
@@ -343,6 +345,27 @@ class TestMoreWorkers:
         assert len(list(loader)) == len(loader)
         stragglers = loader.stats()["scheduler"]["stragglers"]
         assert seconds < 1 or stragglers == 0
+
+    def test_less_than_a_nanosecond_is_not_learned(self):
+        # 0 would be: and nothing is slow before something was learned
+        engine = _core.Engine(
+            1, 0, False, window=1, max_workers=2, straggler_seconds=1e-12, costs=_core.CostModel(8)
+        )
+
+        class Watched:
+            def __getitem__(self, index):
+                wait_for(lambda: engine.scheduler()["stragglers"] > 0)
+
+        try:
+            engine.start(-1, -1)
+            worker = _core.Worker(engine.segment, 0, Watched(), None, None, pickle.loads)
+            worker.ready()
+            engine.set_form(1, None, 0)
+            assert engine.plan([0], pickle.dumps, 0, 0, 0, 0, 0, 1, False, False)
+            assert worker.next()[0] == 1
+        finally:
+            engine.stop()
+            engine.close()
 
     def test_batches_do_not_depend_on_it(self):
         few = make(Costly(), num_workers=1)

@@ -53,6 +53,7 @@ PROGRAMS = {
     "mn_engine": Program(),
     "mn_worker": Program(),
     "mn_native": Program(),
+    "mn_results": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
@@ -444,8 +445,8 @@ MUTANTS = {
     "board: full is not noticed": Mutant(
         LOAD + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
     "engine: own lane too short": Mutant(
-        LOAD + "mn_engine.c", "LANE_OWN = 2 * NTASKS", "LANE_OWN = 1024", "mn_engine",
-        kinds=("plain",)),
+        LOAD + "mn_engine.c", "cfg->window == 0    ? tasks_for(cfg)",
+        "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
         LOAD + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
         "mn_engine", kinds=("plain",)),

@@ -39,10 +39,12 @@
 #include "load/mn_board.h"
 #include "load/mn_message.h"
 #include "load/mn_plan.h"
+#include "load/mn_results.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
 struct mn_batch;
+struct mn_range;
 struct mn_scheduler;
 
 /* A worker's death, for messages. */
@@ -64,9 +66,25 @@ struct mn_engine_config {
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
     uint64_t memory_limit;  /* 0: half of what is available */
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+};
+
+/* Why a batch cannot be made. */
+enum mn_refusal_why {
+    MN_REFUSED_NOT = 0,
+    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
+    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
+    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+};
+
+struct mn_refusal {
+    enum mn_refusal_why why;
+    uint64_t need;
+    uint64_t all; /* that there are, in use or not */
 };
 
 struct mn_engine {
@@ -82,16 +100,23 @@ struct mn_engine {
     uint32_t *free_tasks;
     uint32_t nfree;
     uint32_t *gens;
-    uint32_t *lost_worker;
+    struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
+    struct mn_result *results; /* [ntasks] */
+    struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
     struct mn_lane_head *heads;
     struct mn_lease {
-        uint64_t off, len, used_end;
+        uint64_t off, len;      /* the present one; len 0: none */
+        struct mn_range *owed;  /* what it was granted of this or earlier ones, unless an */
+        uint32_t nowed, room;   /* accepted envelope has taken it; in no order */
+        uint32_t damage;        /* enum mn_damage: it is to leave for that */
         uint32_t barren; /* deaths in a row without a finished task */
         uint64_t tasks;  /* finished in this place before the present worker came */
     } *leases;
     struct mn_batch *batches; /* in flight, oldest first */
     struct mn_batch *last;
     uint32_t inflight;
+    uint64_t submitted; /* static: batches so far, their order */
+    struct mn_refusal refusal; /* of the last batch that could not be made */
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
@@ -122,6 +147,7 @@ struct mn_engine {
     bool zygote_lost;
     bool closing;
     bool room_waits; /* a worker waits for room: memory that comes back is told */
+    uint64_t idle_ns; /* since when it waits for nothing but idle workers; 0: it does not */
 };
 
 /* 0 or -errno. Workers' entries start WANTED. */
@@ -136,6 +162,10 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
 void
 mn_engine_stop(struct mn_engine *e);
 
+/* Native workers end after the sample in hand, and nobody is told; returns at once. */
+void
+mn_engine_dismiss(struct mn_engine *e);
+
 /* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
 void
 mn_engine_close(struct mn_engine *e);
@@ -143,6 +173,7 @@ mn_engine_close(struct mn_engine *e);
 /* ---- static scheduling: the caller says which worker -------------------------------- */
 
 struct mn_submit {
+    uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t kind;
@@ -156,8 +187,8 @@ struct mn_submit {
     uint64_t index_bytes;
 };
 
-/* Publishes a batch as one task. 0 and the block; -ENOMEM over the limit; -EAGAIN no
- * descriptors now. */
+/* Publishes a batch as one task. 0 and the block; -ENOMEM; -EAGAIN: no descriptors now,
+ * or the lane is full. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
@@ -180,12 +211,16 @@ void
 mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the one done first; with
- * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK;
+ * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK, with
+ * block 0 where the batch cannot be made: mn_engine_refused says why, mn_engine_taken goes on;
  * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at; MN_EMPTY:
  * workers idle behind a slow sample, or are about to, and more could be planned. */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
+
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
 void
@@ -228,14 +263,21 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 int
 mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off);
 
-enum mn_block_status {
-    MN_BLOCK_BUSY = 0,
-    MN_BLOCK_DONE = 1,
-    MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
-};
-
 enum mn_block_status
 mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+/* The same, and what its workers wrote was found to make sense: what is read of a block that is
+ * DONE was copied then. mn_engine_next has done this. */
+enum mn_block_status
+mn_engine_settle(struct mn_engine *e, uint64_t block_off);
+
+/* What was reported of the rows of a DONE block. */
+const struct mn_report *
+mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
+
+/* Whether every row of it was written in place, and nothing travels beside them. */
+bool
+mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
 
 /* When the last task of a DONE block finished. */
 uint64_t

@@ -133,7 +133,7 @@ struct mn_task {
     uint32_t lane;
     uint64_t env_off;  /* worker, before DONE */
     uint64_t env_len;
-    uint64_t env_end;  /* end of the lease's used part after this task */
+    uint64_t pad0;
     uint32_t flags;
     uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
@@ -186,6 +186,24 @@ struct mn_block {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
 
+/* ---- envelope: a result outside of rows ---------------------------------------------- */
+
+/* struct mn_envelope | struct mn_envelope_part[nparts] | pickle | small parts | big parts.
+ * Offsets are relative to the envelope. */
+struct mn_envelope {
+    uint64_t nparts;
+    uint64_t pickle_at;
+    uint64_t pickle_bytes;
+    uint64_t pad0;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
+
+struct mn_envelope_part {
+    uint64_t at;
+    uint64_t bytes;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope_part) == 16, "part layout");
+
 /* ---- worker ------------------------------------------------------------------------ */
 
 enum mn_worker_state {
@@ -211,7 +229,7 @@ enum mn_leave {
 };
 
 struct mn_worker {
-    struct mn_bell bell;  /* rung by the trainer */
+    struct mn_bell bell;  /* of a worker without a task; rung by the trainer */
     mn_a32 state;
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
@@ -222,7 +240,8 @@ struct mn_worker {
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    uint32_t pad1;
+    struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
+                           * that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */

@@ -27,28 +27,32 @@
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 
 int
-mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
-             struct mn_costs *costs)
+mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg)
 {
     struct mn_plan *p = calloc(1, sizeof(*p));
     if (p == NULL) {
         return -ENOMEM;
     }
+    p->room = MN_PLAN_BATCHES;
+    while (p->room < cfg->blocks && p->room < MN_PLAN_BATCHES_MOST) {
+        p->room *= 2;
+    }
     p->memory = malloc(mn_dispatch_bytes(MN_PLAN_TASKS));
-    p->batches = calloc(MN_PLAN_BATCHES, sizeof(struct mn_planned *));
+    p->batches = calloc(p->room, sizeof(struct mn_planned *));
+    p->found = calloc(p->room, sizeof(*p->found));
     struct mn_dispatch_rates rates = {.period_ns = 1000000,
-                                      .window = window,
-                                      .hungry = window,
-                                      .workers = workers};
-    if (p->memory == NULL || p->batches == NULL
+                                      .window = cfg->window,
+                                      .hungry = cfg->window,
+                                      .workers = cfg->workers};
+    if (p->memory == NULL || p->batches == NULL || p->found == NULL
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
     }
-    p->window = window;
+    p->window = cfg->window;
     p->horizon = INT64_MAX;
-    p->in_order = in_order;
-    p->costs = costs;
+    p->in_order = cfg->in_order;
+    p->costs = cfg->costs;
     *out = p;
     return 0;
 }
@@ -63,6 +67,7 @@ mn_plan_close(struct mn_plan *p)
         mn_plan_clear(p);
     }
     free(p->batches);
+    free(p->found);
     free(p->memory);
     free(p);
 }
@@ -70,7 +75,7 @@ mn_plan_close(struct mn_plan *p)
 static struct mn_planned **
 place_of(const struct mn_plan *p, uint64_t sequence)
 {
-    return &p->batches[sequence % MN_PLAN_BATCHES];
+    return &p->batches[sequence & (p->room - 1)];
 }
 
 struct mn_planned *
@@ -83,13 +88,15 @@ mn_plan_at(const struct mn_plan *p, uint64_t sequence)
 void
 mn_plan_clear(struct mn_plan *p)
 {
-    for (uint32_t i = 0; i < MN_PLAN_BATCHES; i++) {
+    for (uint32_t i = 0; i < p->room; i++) {
         free(p->batches[i]);
         p->batches[i] = NULL;
     }
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
-    p->head = p->next;
+    p->head = p->begun = p->next;
+    p->refused = p->stuck_ns = 0;
+    p->nfound = p->found_at = 0;
     mn_a64_store_relaxed(&p->in_hand, 0);
 }
 
@@ -133,13 +140,6 @@ cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cos
     return n;
 }
 
-/* Whether it is made in parts, which one more task collates. */
-static bool
-in_parts(const struct mn_planned *q)
-{
-    return q->batch.whole && q->ntasks > 1;
-}
-
 static struct mn_planned *
 make_planned(const struct mn_plan_batch *b)
 {
@@ -157,16 +157,6 @@ make_planned(const struct mn_plan_batch *b)
     }
     q->batch.index = index;
     return q;
-}
-
-static uint64_t
-form_bytes(const struct mn_form *f, uint32_t nrows)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < f->nfields; i++) {
-        bytes += mn_page_round(f->row_bytes[i] * nrows);
-    }
-    return bytes;
 }
 
 static int64_t
@@ -245,7 +235,7 @@ cut_planned(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
         uint32_t from = q->row0[t];
         /* in parts the last to end collates: any of them may be it */
         int64_t ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
-        int64_t bytes = (int64_t)form_bytes(&p->form, b->nrows);
+        int64_t bytes = (int64_t)mn_form_bytes(&p->form, b->nrows);
         struct mn_dispatch_task task = {
             .position = (int64_t)(q->rows + from),
             .batch = (int64_t)q->sequence,
@@ -305,7 +295,7 @@ mn_plan_recut(struct mn_engine *e)
     for (uint64_t n = p->head; n < p->next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL && q->stale) {
-            q->stale = q->block_off == 0;
+            q->stale = q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
             rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
         }
     }
@@ -345,12 +335,9 @@ mn_plan_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
-    for (uint64_t n = p->head; n < p->next; n++) {
+    for (uint64_t n = p->head; n < p->begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
-        if (q != NULL && !q->done) { /* each look at a block is many cache lines of others */
-            q->done = q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY;
-        }
-        bool done = q != NULL && q->done;
+        bool done = q != NULL && mn_planned_done(e, q);
         ready += done;
         if (!done && (p->in_order || ready >= p->dispatch.rates.hungry)) {
             break;
@@ -374,7 +361,7 @@ memory_allows(struct mn_engine *e, const struct mn_dispatch_task *t)
     struct mn_memory m = {.limit = (int64_t)e->limit,
                           .used = (int64_t)mn_extents_used(e->arena),
                           .room = (int64_t)p->batch_bytes};
-    uint64_t bytes = form_bytes(&p->form, q->batch.nrows);
+    uint64_t bytes = mn_form_bytes(&p->form, q->batch.nrows);
     if (p->form.nfields == 0) {
         bytes = e->mean_envelope_bytes; /* not known before it is made */
     }
@@ -382,54 +369,28 @@ memory_allows(struct mn_engine *e, const struct mn_dispatch_task *t)
            != MN_MEMORY_NO;
 }
 
+/* MN_OK; MN_EMPTY: not now; MN_CLOSED: its batch cannot be made. */
 static int
-start_block(struct mn_engine *e, struct mn_planned *q)
-{
-    struct mn_plan *p = e->plan;
-    const struct mn_plan_batch *b = &q->batch;
-    struct mn_submit s = {.number = b->number,
-                          .epoch = b->epoch,
-                          .position = b->position,
-                          .base_seed = b->base_seed,
-                          .nrows = b->nrows,
-                          .kind = in_parts(q) ? (uint32_t)MN_KIND_PART
-                                  : b->whole  ? (uint32_t)MN_KIND_BATCH
-                                              : p->form.kind,
-                          .lane = MN_LANE_NORMAL,
-                          .seeded = b->seeded,
-                          .user_epoch = b->user_epoch,
-                          .index_kind = b->index_kind,
-                          .index = b->index,
-                          .index_bytes = b->index_bytes};
-    if (!b->whole) {
-        s.layout = p->form.layout;
-        s.nfields = p->form.nfields;
-        s.row_bytes = p->form.row_bytes;
-        uint64_t bytes = form_bytes(&p->form, b->nrows);
-        p->batch_bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
-    }
-    return mn_batch_make(e, &s, q->row0, q->ntasks, &q->block_off);
-}
-
-static bool
 start(struct mn_engine *e, const struct mn_dispatch_choice *c)
 {
     struct mn_plan *p = e->plan;
     struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
     mn_assert(q != NULL);
-    if (q->block_off == 0 && start_block(e, q) < 0) {
-        return false;
+    int rc = mn_plan_begin(e, q);
+    if (rc != MN_OK) {
+        return rc;
     }
     struct mn_block *block = mn_block_at(&e->shm, q->block_off);
     uint32_t task = mn_block_tasks(block)[c->task.tag & 0xffffff];
     mn_task_at(&e->shm, task)->why = (uint32_t)c->why;
-    int rc = mn_board_publish(&e->shm, &e->heads[MN_LANE_NORMAL], MN_LANE_NORMAL, task,
-                              ++e->gens[task], 0);
-    mn_assert(rc == MN_OK);
-    (void)rc;
+    if (mn_board_publish(&e->shm, &e->heads[MN_LANE_NORMAL], MN_LANE_NORMAL, task,
+                         ++e->gens[task], 0)
+        != MN_OK) {
+        return MN_EMPTY; /* it stays planned, and its block is there already */
+    }
     p->starts[c->why]++;
     mn_dispatch_take(&p->dispatch, c->node);
-    return true;
+    return MN_OK;
 }
 
 /* How many tasks should be on the board. */
@@ -473,21 +434,24 @@ mn_plan_pump(struct mn_engine *e)
         if (c.why == MN_DISPATCH_AHEAD && !mn_plan_starved(e, ready, on)) {
             break;
         }
-        if (!memory_allows(e, &c.task)) {
+        p->held = !memory_allows(e, &c.task);
+        int rc = p->held ? MN_EMPTY : start(e, &c);
+        if (rc == MN_EMPTY && mn_dispatch_first(&p->dispatch, &c) == MN_OK) {
             /* The head's own tasks are always let through: see policy_memory.h. */
-            if (mn_dispatch_first(&p->dispatch, &c) != MN_OK || !memory_allows(e, &c.task)) {
-                p->held = true;
-                break;
-            }
+            p->held = !memory_allows(e, &c.task);
+            rc = p->held ? MN_EMPTY : start(e, &c);
         }
-        if (!start(e, &c)) {
+        if (rc == MN_EMPTY) {
             break;
         }
-        on++;
-        started++;
+        on += rc == MN_OK;
+        started += rc == MN_OK;
     }
     more = p->dispatch.count != 0;
-    mn_a32_store_seqcst(&e->shm.ctl->low_water, more ? (uint32_t)(depth / 2 + 1) : 0);
+    uint32_t mark = more ? (uint32_t)(depth / 2 + 1) : 0;
+    if (mn_a32_load_relaxed(&e->shm.ctl->low_water) != mark) { /* ours; every claim reads it */
+        mn_a32_store_seqcst(&e->shm.ctl->low_water, mark);
+    }
     return started;
 }
 
@@ -507,6 +471,7 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
 {
     struct mn_planned *q = mn_plan_at(p, sequence);
     if (q != NULL) {
+        p->refused -= q->refusal.why != MN_REFUSED_NOT;
         *place_of(p, sequence) = NULL;
         free(q);
     }

@@ -71,8 +71,8 @@ find_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const struct 
 static void
 learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 {
-    const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(b)[b->ntasks - 1]);
-    if (mn_word_status(mn_a64_load_acquire(&t->word)) != MN_TASK_DONE) { /* [T4] */
+    const struct mn_result *t = &e->results[mn_block_tasks(b)[b->ntasks - 1]];
+    if (!t->accepted) {
         return;
     }
     if (t->kind == MN_KIND_COLLATE) {
@@ -92,7 +92,7 @@ mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
         return;
     }
     batch->learned = true;
-    const struct mn_report *r = mn_block_reports(b);
+    const struct mn_report *r = batch->reports;
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
     bool news = find_news(e->plan, b->epoch, index, r, b->nrows);
     uint64_t rows_ns = mn_costs_observe_rows(e->plan->costs, index, r, b->nrows);

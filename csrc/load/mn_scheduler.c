@@ -247,9 +247,10 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
         uint64_t queued = queued_ns > s->queued_ns ? queued_ns - s->queued_ns : 0;
         in->wait_permille = 1000 - permille(on_cpu + queued, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
-        in->speed_milli = (int64_t)(spent == 0 ? 0
-                                               : (double)(rows - s->rows) * 1e12
-                                                     * (double)in->workers / (double)spent);
+        double speed = spent == 0 ? 0
+                                  : (double)(rows - s->rows) * 1e12 * (double)in->workers
+                                        / (double)spent;
+        in->speed_milli = speed < 1e18 ? (int64_t)speed : 0; /* counted by nobody */
         uint64_t held = spent + begun_ns;
         in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
                                      took * (uint64_t)in->workers);

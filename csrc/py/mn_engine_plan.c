@@ -8,9 +8,6 @@
 #include "load/mn_scheduler.h"
 #include "py/mn_engine_object.h"
 
-/* A backstop: a signal to the main thread ends the sleep by itself. */
-#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
-
 static struct mn_engine *
 planner(PyObject *self)
 {
@@ -123,7 +120,7 @@ const char mn_engine_next_doc[] =
     "next(timeout) -> (sequence, block) | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
     "look ahead, before the caller asks for it).\n"
-    "None: the time is over. False: look at health(). True: workers wait for more batches to\n"
+    "block 0: the batch cannot be made, see refused(). None: the time is over. False: look at health(). True: workers wait for more batches to\n"
     "be planned, if there are any. Handles signals.";
 
 PyObject *
@@ -137,10 +134,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     /* batches are planned many at once: what was dropped since would wait for that */
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    bool endless = timeout < 0 || timeout > 1e9;
-    int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
+        int64_t slice = mn_engine_slice(until);
         uint64_t sequence = 0, block = 0;
         int rc;
         o->inside++;
@@ -161,13 +157,28 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         if (rc == MN_EMPTY) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless) {
-            left -= slice;
-            if (left <= 0) {
-                Py_RETURN_NONE;
-            }
+        if (slice == 0) { /* that was a last look; signals end others before their time */
+            Py_RETURN_NONE;
         }
     }
+}
+
+const char mn_engine_refused_doc[] =
+    "refused(sequence) -> (why, need, all): of a batch that next() gave without a block. why: 1\n"
+    "task descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the\n"
+    "system; all: how many there are, in use or not";
+
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_refusal r = mn_engine_refused(e, sequence);
+    return Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
+                         (unsigned long long)r.all);
 }
 
 PyObject *

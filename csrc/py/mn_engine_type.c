@@ -42,6 +42,21 @@ mn_engine_goes_on(PyObject *self)
     return e != NULL ? 0 : -1;
 }
 
+uint64_t
+mn_engine_until(double seconds)
+{
+    bool endless = !(seconds >= 0 && seconds <= 1e9);
+    return endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+int64_t
+mn_engine_slice(uint64_t until)
+{
+    uint64_t now = until == UINT64_MAX ? 0 : mn_now_ns();
+    uint64_t left = until > now ? until - now : 0;
+    return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
+}
+
 /* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
 static int64_t
 straggler_ns(double seconds)
@@ -58,19 +73,19 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "min_workers",
-                            "max_workers", "straggler_seconds", "keep", NULL};
+                            "max_workers", "straggler_seconds", "keep", "blocks", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
-    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0;
+    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
     double straggler = 0.0;
     int respawn, in_order = 1;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#I", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
                                      &min_workers, &max_workers, &straggler, &kept,
-                                     &kept_size)) {
+                                     &kept_size, &blocks)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -106,6 +121,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .memory_limit = limit,
                                    .arena_bytes = arena,
                                    .window = window,
+                                   .blocks = blocks,
                                    .in_order = in_order != 0,
                                    .costs = shared,
                                    .keep = kept != NULL ? &keep : NULL};
@@ -328,7 +344,7 @@ engine_poll(PyObject *self, PyObject *block)
     if (e == NULL || PyErr_Occurred()) {
         return NULL;
     }
-    return PyLong_FromLong(mn_engine_poll(e, off));
+    return PyLong_FromLong(mn_engine_settle(e, off));
 }
 
 PyDoc_STRVAR(wait_doc,
@@ -346,14 +362,9 @@ engine_wait(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    bool endless = timeout < 0 || timeout > 1e9;
-    uint64_t until = endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        uint64_t now = endless ? 0 : mn_now_ns();
-        int64_t left = SIGNAL_LOOK_NS;
-        if (!endless && (now >= until || (int64_t)(until - now) < left)) {
-            left = now >= until ? 0 : (int64_t)(until - now);
-        }
+        int64_t left = mn_engine_slice(until);
         int rc;
         o->inside++;
         Py_BEGIN_ALLOW_THREADS
@@ -366,7 +377,7 @@ engine_wait(PyObject *self, PyObject *args)
         if (rc == 0) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless && mn_now_ns() >= until) {
+        if (left == 0) {
             Py_RETURN_FALSE;
         }
     }
@@ -423,6 +434,7 @@ static PyMethodDef engine_methods[] = {
     {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
      PyDoc_STR("plan_clear(): abandons all batches")},
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
+    {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
     {"detach", mn_engine_py_detach, METH_O,
@@ -453,7 +465,7 @@ static PyMethodDef engine_methods[] = {
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
     {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
     {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
-    {"dismiss", mn_engine_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
+    {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
@@ -482,6 +494,9 @@ engine_get_segment(PyObject *self, void *closure)
     (void)closure;
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st != NULL && o->engine == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
+    }
     if (st == NULL || o->engine == NULL) {
         return NULL;
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mn_error.h"
+#include "load/mn_results.h"
 #include "load/mn_worker_clock.h"
 #include "os/mn_clock.h"
 #include "py/mn_envelope.h"
@@ -450,12 +451,20 @@ worker_finish(PyObject *self, PyObject *args)
 static PyObject *
 part_of(struct mn_worker_object *o, const struct mn_task *t)
 {
-    const struct mn_envelope *env = mn_at(&o->side.shm, t->env_off);
-    const struct mn_envelope_part *parts = (const struct mn_envelope_part *)(env + 1);
-    PyObject *list = PyList_New((Py_ssize_t)env->nparts);
-    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, t->env_off + parts[i].at),
-                                                    (Py_ssize_t)parts[i].bytes);
+    const struct mn_ctl *c = o->side.shm.ctl;
+    uint64_t off = t->env_off, len = t->env_len;
+    struct mn_envelope env;
+    struct mn_envelope_part part;
+    /* another worker's: one that makes no sense is as good as none */
+    if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
+        || !mn_envelope_look(mn_at(&o->side.shm, off), len, &env)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *list = PyList_New((Py_ssize_t)env.nparts);
+    for (uint64_t i = 0; list != NULL && i < env.nparts; i++) {
+        bool sound = mn_envelope_part_look(mn_at(&o->side.shm, off), len, &env, i, &part);
+        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, off + part.at),
+                                                    sound ? (Py_ssize_t)part.bytes : 0);
         if (b == NULL) {
             Py_CLEAR(list);
             break;
@@ -464,8 +473,8 @@ part_of(struct mn_worker_object *o, const struct mn_task *t)
     }
     return list == NULL ? NULL
                         : Py_BuildValue("(y#N)",
-                                        (char *)mn_at(&o->side.shm, t->env_off + env->pickle_at),
-                                        (Py_ssize_t)env->pickle_bytes, list);
+                                        (char *)mn_at(&o->side.shm, off + env.pickle_at),
+                                        (Py_ssize_t)env.pickle_bytes, list);
 }
 
 PyDoc_STRVAR(parts_doc,

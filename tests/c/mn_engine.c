@@ -427,6 +427,256 @@ head_over_the_limit_starts(void)
     mn_costs_fini(&costs);
 }
 
+/* ---- what cannot be made ---- */
+
+/* Takes what must be an error. */
+static void
+take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
+{
+    uint64_t sequence, off = 1;
+    CHECK_EQ(mn_engine_next(r->e, WAIT_NS, &sequence, &off), MN_OK);
+    CHECK_EQ(sequence, b->sequence);
+    CHECK_EQ(off, 0);
+    struct mn_refusal refusal = mn_engine_refused(r->e, sequence);
+    CHECK_EQ(refusal.why, why);
+    mn_engine_taken(r->e, sequence, off);
+}
+
+static void
+refused_batches_are_errors_in_their_place(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[5];
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t row = r.row_bytes[0][1] + r.row_bytes[0][2];
+    uint32_t rows[5] = {10, (uint32_t)(256 * MIB / row) + 1, 10, 4000000, 10};
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(rig_plan(&r, rows[i], &b[i]), MN_OK);
+    }
+    for (uint32_t i = 0; i < 5; i += 2) {
+        take_now(&r, &w, &b[i]);
+        mn_engine_taken(e, b[i].sequence, b[i].off);
+        if (i < 4) {
+            take_refused(&r, &b[i + 1], i == 0 ? MN_REFUSED_ROWS : MN_REFUSED_RECORDS);
+        }
+    }
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->plan->refused, 0);
+    mn_engine_close(e);
+}
+
+/* The program holds what fills the arena, and waits for more. */
+static void
+kept_batches_leave_no_room_for_the_next(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[2];
+    struct rig_range kept;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint32_t rows = (uint32_t)(192 * MIB / (r.row_bytes[0][1] + r.row_bytes[0][2]));
+    CHECK_EQ(rig_plan(&r, rows, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[0]);
+    CHECK(rig_keep(&r, &b[0], &kept));
+    mn_engine_taken(e, b[0].sequence, b[0].off);
+    take_refused(&r, &b[1], MN_REFUSED_ROWS);
+    mn_engine_release(e, kept.off, kept.bytes);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[1]);
+    mn_engine_taken(e, b[1].sequence, b[1].off);
+    mn_engine_close(e);
+}
+
+/* Samples that wait for others keep their descriptors. */
+static void
+descriptors_that_are_all_out(void)
+{
+    struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 64 * MIB, .window = 4};
+    struct mn_engine *e;
+    struct rig_worker w;
+    struct rig_block b;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct rig r = {.e = e, .scale = 8};
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t *out = calloc(e->shm.ctl->ntasks, sizeof(*out));
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+        take_now(&r, &w, &b);
+        mn_engine_detach(e, b.sequence);
+        out[i] = b.off;
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_refused(&r, &b, MN_REFUSED_TASKS);
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        mn_engine_retire(e, out[i]);
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_now(&r, &w, &b);
+    mn_engine_taken(e, b.sequence, b.off);
+    free(out);
+    mn_engine_close(e);
+}
+
+/* ---- waiting for room ---- */
+
+/* Wants more than there is, as mn_worker_room does, without waiting for it. */
+static void
+want_room(struct rig_worker *w, uint64_t bytes)
+{
+    w->side.me->want_bytes = bytes;
+    w->side.me->used_end = w->side.used_end;
+    mn_a32_store_seqcst(&w->side.me->lease_state, MN_LEASE_WANT);
+}
+
+static uint32_t
+lease_of(const struct rig_worker *w)
+{
+    return mn_a32_load_acquire(&w->side.me->lease_state);
+}
+
+static struct mn_engine *
+two_workers(struct rig *r, struct rig_worker *w)
+{
+    struct mn_engine *e = open_engine(2, MIB, 4, true);
+    *r = (struct rig){.e = e, .scale = 100};
+    for (uint32_t i = 0; i < 2; i++) {
+        attach(e, i, &w[i], r);
+        mn_a32_store_release(&w[i].side.me->state, MN_WORKER_READY);
+    }
+    rig_form(r, 0);
+    return e;
+}
+
+/* A worker that waits for room needs none while another may go on without. */
+static void
+room_is_not_given_past_the_limit_beside_idle_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[3];
+    uint32_t task, first;
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
+    }
+    CHECK_EQ(mn_worker_try(&w[1].side, &first), MN_OK); /* the head */
+    CHECK_EQ(rig_run(&w[1], first), 0);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT); /* the third is on the board */
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
+    CHECK_EQ(rig_run(&w[1], task), 0);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+/* An idle worker that never takes what is there does not hold up the others for good. */
+static void
+room_is_given_past_the_limit_beside_stopped_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[2];
+    uint32_t task;
+    r.number = 1;
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, 1, &b[1]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    CHECK_EQ(rig_run(&w[0], task), 0);
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE);
+    uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS;
+    while (lease_of(&w[0]) == MN_LEASE_WANT) {
+        CHECK(mn_test_clock_ns() < stop);
+        (void)mn_engine_step(e);
+        sched_yield();
+    }
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+/* The next epoch's first batch has a smaller number than the last ones of this. */
+static void
+room_goes_by_the_order_over_epochs(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[2];
+    uint32_t task;
+    r.number = 900;
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    r.number = 0;
+    CHECK_EQ(rig_plan(&r, 1, &b[1]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    want_room(&w[1], 8 * MIB);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
+    CHECK_EQ(lease_of(&w[1]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+struct waiter {
+    struct mn_worker_side *side;
+    int rc;
+};
+
+static void
+waiter_main(void *arg)
+{
+    struct waiter *t = arg;
+    uint64_t off;
+    t->rc = mn_worker_room(t->side, MIB, &off);
+}
+
+static void
+await_sleep(struct mn_bell *bell)
+{
+    uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS;
+    while (mn_a32_load_acquire(&bell->word) != MN_BELL_ASLEEP) {
+        CHECK(mn_test_clock_ns() < stop);
+        sched_yield();
+    }
+}
+
+/* One wake-up is for one task: a worker that waits for room would sleep on. */
+static void
+waiting_for_room_takes_no_ring_of_idle_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct waiter waiter = {&w[0].side, 1};
+    struct mn_thread thread;
+    CHECK_EQ(mn_thread_start(&thread, "waiter", waiter_main, &waiter), 0);
+    await_sleep(&w[0].side.me->room);
+    mn_bell_announce(&w[1].side.me->bell); /* idle, about to sleep */
+    mn_engine_ring_workers(e, 1);
+    CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->bell.word), MN_BELL_AWAKE);
+    mn_engine_dismiss(e); /* ends it, too */
+    CHECK_EQ(mn_thread_join(&thread), 0);
+    CHECK_EQ(waiter.rc, MN_CLOSED);
+    mn_engine_close(e);
+}
+
 /* ---- threads ---- */
 
 #define HELD 24u
@@ -829,6 +1079,13 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", holes_of_the_beginning_are_given_back),
     MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
+    MN_TEST("plain", refused_batches_are_errors_in_their_place),
+    MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
+    MN_TEST("plain", descriptors_that_are_all_out),
+    MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
+    MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
+    MN_TEST("plain", room_goes_by_the_order_over_epochs),
+    MN_TEST("thread", waiting_for_room_takes_no_ring_of_idle_workers),
     MN_TEST("thread", static_small_rows),
     MN_TEST("thread", static_large_rows_and_envelopes),
     MN_TEST("thread", static_envelopes_over_the_limit),
