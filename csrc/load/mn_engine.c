@@ -206,7 +206,6 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     c->magic = MN_MAGIC;
-    e->touched_top = e->window_top = e->last_top = c->arena_off;
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
     mn_a64_store_relaxed(&c->limit_bytes, e->limit);
     /* Small enough that idle workers do not eat a small limit, large enough that a worker
@@ -232,6 +231,7 @@ engine_main(void *arg)
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
+        busy |= !closing && mn_engine_reclaim(e, mn_now_ns());
         if (e->scheduler != NULL && !closing) {
             mn_scheduler_tick(e, mn_now_ns());
         }
@@ -312,14 +312,16 @@ void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
+    if (e->closing) { /* nobody else will; the range keeps the mapping until it is free */
+        mn_mutex_unlock(&e->mutex);
+        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
+        mn_mutex_lock(&e->mutex);
+    }
     int rc = mn_extents_free(e->arena, off, mn_page_round(bytes));
     mn_assert(rc == 0);
     (void)rc;
     e->kept_bytes -= mn_page_round(bytes);
     mn_engine_room(e);
-    if (e->closing) {
-        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
-    }
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
     if (last) {
@@ -332,6 +334,7 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 {
     uint32_t none = 0;
     mn_mutex_lock(&e->mutex);
+    (void)mn_engine_no_lent(e);
     uint64_t limit = e->limit;
     e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
     int rc = mn_batch_make(e, s, &none, 0, block_off);

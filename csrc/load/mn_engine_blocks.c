@@ -131,9 +131,6 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     }
     must_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
-    if (b->formless && --e->formless == 0) {
-        e->holes = true;
-    }
     free(b->ranges);
     free(b);
     mn_engine_room(e);
@@ -198,7 +195,8 @@ take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *of
             must_free(e->arena, *off, mn_page_round(bytes));
         }
     }
-    return rc;
+    /* What is lent comes back in a moment, and may be what is missing. */
+    return rc == -ENOMEM && mn_extents_lent(e->arena) != 0 ? -EAGAIN : rc;
 }
 
 static int
@@ -346,6 +344,9 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
     uint32_t rows[2] = {0, s->nrows};
     mn_mutex_lock(&e->mutex);
     int rc = mn_batch_make(e, s, rows, 1, block_off);
+    if (rc == -EAGAIN && mn_engine_no_lent(e)) {
+        rc = mn_batch_make(e, s, rows, 1, block_off);
+    }
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
         rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, task, ++e->gens[task], 0);
@@ -528,11 +529,6 @@ void
 mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
-    bool first = e->plan->form.layout == 0 && form->layout != 0;
-    for (struct mn_batch *b = e->batches; first && b != NULL; b = b->next) {
-        e->formless += !b->formless;
-        b->formless = true;
-    }
     e->plan->form = *form;
     mn_mutex_unlock(&e->mutex);
 }
