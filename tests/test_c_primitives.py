@@ -43,7 +43,7 @@ class Program(NamedTuple):
 PROGRAMS = {
     "mn_base": Program(),
     "mn_futex": Program(),
-    "mn_memfd": Program(("memfd_create", "ftruncate", "fallocate", "mmap", "madvise")),
+    "mn_memfd": Program(("memfd_create", "ftruncate", "mmap", "madvise")),
     "mn_thread": Program(("pthread_create",)),
     "mn_proc": Program(),
     "mn_limits": Program(),
@@ -450,12 +450,22 @@ MUTANTS = {
     "engine: close keeps the pages": Mutant(
         LOAD + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
         "mn_engine", kinds=("plain",)),
-    "engine: holes of the beginning stay": Mutant(
-        LOAD + "mn_engine_watch.c", "if (e->holes) {", "if (0) {", "mn_engine",
-        kinds=("plain",)),
-    "engine: every hole is given back": Mutant(
-        LOAD + "mn_engine_blocks.c", "if (b->formless && --e->formless == 0) {", "if (1) {",
+    "engine: what is needed again goes back": Mutant(
+        LOAD + "policy_reclaim.h", "#define MN_RECLAIM_COLD 4u", "#define MN_RECLAIM_COLD 2u",
         "mn_engine", kinds=("plain",)),
+    "engine: nothing is spared": Mutant(
+        LOAD + "policy_reclaim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
+    "engine: what is warm does not count": Mutant(
+        LOAD + "policy_reclaim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
+        "if (v->used > v->limit) {", "mn_engine", kinds=("plain",)),
+    "extent: what is used again stays warm": Mutant(
+        EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_extent"),
+    "extent: no promise for what is lent": Mutant(
+        EXTENT_C, "while (e->spares < wanted + e->lends) {", "while (e->spares < wanted) {",
+        "mn_extent"),
+    "extent: the rest above what is lent is lost": Mutant(
+        EXTENT_C, "        if (above != 0) {\n            e->root = mn_extent_insert(",
+        "        if (0) {\n            e->root = mn_extent_insert(", "mn_extent"),
     "engine: the head waits for the limit": Mutant(
         LOAD + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
         "if (mn_extents_used", "mn_engine", kinds=("plain",)),

@@ -28,8 +28,6 @@
  * plenty. Offsets of layouts have 32 bits. */
 #define INPUT_LEAST (UINT64_C(64) << 20)
 #define INPUT_MOST (UINT64_C(2) << 30)
-/* Of the arena, where nothing says how much memory there is. */
-#define ARENA_UNKNOWN (UINT64_C(64) << 30)
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
 
 static uint64_t
@@ -112,8 +110,7 @@ map_arena(struct mn_engine *e)
     uint64_t bytes = e->cfg.arena_bytes;
     if (bytes == 0) {
         bytes = mn_mem_total() * 4;
-        bytes = bytes != 0 ? bytes : ARENA_UNKNOWN;
-        if (bytes > UINT64_C(1) << 40) {
+        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
             bytes = UINT64_C(1) << 40;
         }
     }
@@ -251,7 +248,6 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     c->magic = MN_MAGIC;
-    e->touched_top = e->window_top = e->last_top = c->arena_off;
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
     /* The arena may be smaller, under a limit on address space. What is made ahead must leave
      * room in it for the batch that is delivered next. */
@@ -281,6 +277,7 @@ engine_main(void *arg)
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
+        busy |= !closing && mn_engine_reclaim(e, mn_now_ns());
         if (e->scheduler != NULL && !closing) {
             mn_scheduler_tick(e, mn_now_ns());
         }
@@ -372,12 +369,14 @@ void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
+    if (e->closing) { /* nobody else will; the range keeps the mapping until it is free */
+        mn_mutex_unlock(&e->mutex);
+        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
+        mn_mutex_lock(&e->mutex);
+    }
     mn_range_free(e->arena, off, mn_page_round(bytes));
     e->kept_bytes -= mn_page_round(bytes);
     mn_engine_room(e);
-    if (e->closing) {
-        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
-    }
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
     if (last) {
@@ -390,6 +389,7 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 {
     uint32_t none = 0;
     mn_mutex_lock(&e->mutex);
+    (void)mn_engine_no_lent(e);
     uint64_t limit = e->limit;
     e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
     struct mn_submit own = *s;

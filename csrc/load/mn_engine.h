@@ -26,6 +26,8 @@
  *
  * Memory.  limit counts every arena byte in use, also what the caller keeps.  A submit over
  * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight.
+ * What is free and not needed goes back to the system (policy_reclaim.h): the engine thread
+ * lends a range from the allocator, lets go of the mutex for the system call, and returns it.
  *
  * Fork.  A child of the trainer has a copy of this structure and must not touch it: the
  * Python floor compares process ids.
@@ -40,6 +42,7 @@
 #include "load/mn_message.h"
 #include "load/mn_plan.h"
 #include "load/mn_results.h"
+#include "load/policy_reclaim.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
@@ -120,8 +123,6 @@ struct mn_engine {
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
-    uint32_t formless;      /* batches in flight begun before rows were written in place */
-    bool holes;             /* they are over: where their envelopes were no block may fit */
     uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
     uint32_t active;        /* workers that should be there, standby ones not counted */
     struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
@@ -143,7 +144,9 @@ struct mn_engine {
     struct mn_death death;  /* the last */
     int zygote_pidfd;
     int zygote_cmd;         /* write end: one byte = look at the workers' table */
-    uint64_t touched_top, window_top, last_top, window_ns; /* for giving memory back */
+    struct mn_reclaim reclaim; /* what goes back to the system */
+    uint64_t reclaim_from;     /* arena offset where its present pass has come to */
+    uint64_t reclaimed_bytes;  /* given back so far */
     bool zygote_lost;
     bool closing;
     bool room_waits; /* a worker waits for room: memory that comes back is told */

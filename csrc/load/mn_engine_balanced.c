@@ -27,11 +27,6 @@ void
 mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
-    bool first = e->plan->form.layout == 0 && form->layout != 0;
-    for (struct mn_batch *b = e->batches; first && b != NULL; b = b->next) {
-        e->formless += !b->formless;
-        b->formless = true;
-    }
     e->plan->form = *form;
     mn_mutex_unlock(&e->mutex);
 }

@@ -102,9 +102,6 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
     }
     mn_range_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
-    if (b->formless && --e->formless == 0) {
-        e->holes = true;
-    }
     free(b->ranges);
     free(b);
     mn_engine_room(e);
@@ -169,7 +166,8 @@ take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *of
             mn_range_free(e->arena, *off, mn_page_round(bytes));
         }
     }
-    return rc;
+    /* What is lent comes back in a moment, and may be what is missing. */
+    return rc == -ENOMEM && mn_extents_lent(e->arena) != 0 ? -EAGAIN : rc;
 }
 
 static int
@@ -343,6 +341,9 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
     mn_mutex_lock(&e->mutex);
     own.sequence = e->submitted++;
     int rc = mn_batch_make(e, &own, rows, 1, block_off);
+    if (rc < 0 && mn_engine_no_lent(e)) {
+        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    }
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
         rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, task, ++e->gens[task], 0);

@@ -19,7 +19,6 @@ struct mn_batch {
     bool detached;        /* the caller knows that it is done */
     bool learned;         /* its costs are in the model */
     bool accepted;        /* what workers wrote was read: it is done, or lost */
-    bool formless;        /* begun before rows were written in place */
     uint32_t nranges, room;
     struct mn_range *ranges; /* of the arena, to be freed when the block is retired */
     struct mn_report reports[]; /* [rows], of tasks that were accepted */
@@ -37,9 +36,15 @@ mn_batch_find(struct mn_engine *e, uint64_t block_off);
 int
 mn_batch_own(struct mn_batch *b, uint64_t off, uint64_t bytes);
 
-/* Gives the pages of all free ranges of the arena back to the system. Mutex held. */
+/* Gives the pages of all free ranges of the arena back to the system. Mutex held, and released
+ * now and then. */
 void
 mn_engine_punch_free(struct mn_engine *e);
+
+/* The next step of what policy_reclaim.h has to say. The engine's thread only. Mutex held, and
+ * released meanwhile. Whether it should be called again at once. */
+bool
+mn_engine_reclaim(struct mn_engine *e, uint64_t now_ns);
 
 /* Frees block, tasks and ranges. Mutex held, all tasks out of workers' hands. */
 void
@@ -53,11 +58,16 @@ void
 mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 
 /* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]; behind PART tasks one
- * more to collate them. 0, or e->refusal
- * and -EAGAIN without descriptors, else -ENOMEM. */
+ * more to collate them. 0, or e->refusal and -EAGAIN without descriptors or while room is
+ * lent, else -ENOMEM. */
 int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off);
+
+/* Waits until nothing of the arena is lent: for what has no other to try again for it. Mutex
+ * held, and released meanwhile. Whether it had to wait. */
+bool
+mn_engine_no_lent(struct mn_engine *e);
 
 /* Whether what the trainer waits for (mn_ctl.wanted) is done. Mutex held for MN_WANT_ANY. */
 bool

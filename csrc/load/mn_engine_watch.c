@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "base/mn_assert.h"
@@ -356,43 +357,80 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
+/* ---- memory that goes back to the system --------------------------------------------- */
+
+/* Bytes at a time: a millisecond or so, after which the engine looks after workers again. */
+#define RECLAIM_STEP (UINT64_C(4) << 20)
+
+/* Takes the pages of a range away. Mutex held, but not meanwhile: it is a system call. */
+static void
+punch(struct mn_engine *e, uint64_t off, uint64_t len)
+{
+    if (mn_extents_lend(e->arena, off, len) < 0) {
+        return; /* no memory for a node: the range stays as it is */
+    }
+    mn_mutex_unlock(&e->mutex);
+    (void)mn_memfd_punch_mapped(e->shm.base + off, len);
+    mn_mutex_lock(&e->mutex);
+    mn_extents_return(e->arena, off, len);
+    e->reclaimed_bytes += len;
+    mn_engine_room(e); /* an allocation may have failed for it */
+}
+
 void
 mn_engine_punch_free(struct mn_engine *e)
 {
-    uint64_t at = e->shm.ctl->arena_off, off, len;
-    while (mn_extents_next_free(e->arena, at, &off, &len) == MN_OK) {
-        (void)mn_memfd_punch_mapped(e->shm.base + off, len);
-        at = off + len;
-    }
+    uint64_t from = e->shm.ctl->arena_off, off, len;
+    int rc;
+    do {
+        rc = mn_extents_cold(e->arena, 0, RECLAIM_STEP, &from, &off, &len);
+        if (rc == MN_OK) {
+            punch(e, off, len);
+        }
+    } while (rc != MN_EMPTY);
 }
 
-/* Gives back what a burst has touched and two whole windows have not needed. Long, because
- * fresh pages cost several times what warm ones do. */
-#define SHRINK_WINDOW_NS UINT64_C(10000000000)
-
-static void
-shrink(struct mn_engine *e, uint64_t now)
+bool
+mn_engine_no_lent(struct mn_engine *e)
 {
-    uint64_t top = mn_extents_top(e->arena);
-    if (e->holes) { /* once: as long as rows are written in place nobody fills them */
-        mn_engine_punch_free(e);
-        e->touched_top = top;
-        e->holes = false;
+    bool waited = false;
+    while (mn_extents_lent(e->arena) != 0) {
+        mn_mutex_unlock(&e->mutex);
+        (void)sched_yield();
+        mn_mutex_lock(&e->mutex);
+        waited = true;
     }
-    e->window_top = top > e->window_top ? top : e->window_top;
-    e->touched_top = top > e->touched_top ? top : e->touched_top;
-    if (e->window_ns == 0 || now - e->window_ns < SHRINK_WINDOW_NS) {
-        e->window_ns = e->window_ns == 0 ? now : e->window_ns;
-        return;
+    return waited;
+}
+
+bool
+mn_engine_reclaim(struct mn_engine *e, uint64_t now_ns)
+{
+    struct mn_reclaim *r = &e->reclaim;
+    uint64_t off, len;
+    if (mn_reclaim_turn(r, now_ns, mn_extents_allocs(e->arena))) {
+        mn_extents_turn(e->arena);
+        if (r->age == 0) {
+            struct mn_reclaim_view view = {mn_extents_used(e->arena), e->kept_bytes,
+                                           mn_extents_warm(e->arena), e->limit};
+            mn_reclaim_begin(r, &view);
+            e->reclaim_from = e->shm.ctl->arena_off;
+        }
     }
-    uint64_t keep = e->window_top > e->last_top ? e->window_top : e->last_top;
-    if (keep < e->touched_top) {
-        (void)mn_memfd_punch_mapped(e->shm.base + keep, e->touched_top - keep);
-        e->touched_top = keep;
+    if (r->age == 0) {
+        return false;
     }
-    e->last_top = e->window_top;
-    e->window_top = top;
-    e->window_ns = now;
+    int rc = mn_extents_cold(e->arena, r->age, RECLAIM_STEP, &e->reclaim_from, &off, &len);
+    if (rc == MN_EMPTY) {
+        r->age = 0;
+    }
+    if (rc == MN_OK) {
+        uint64_t keep = mn_page_round(mn_reclaim_keep(r, len));
+        if (keep < len) {
+            punch(e, off + keep, len - keep);
+        }
+    }
+    return rc != MN_EMPTY;
 }
 
 bool
@@ -418,7 +456,6 @@ mn_engine_step(struct mn_engine *e)
         }
     }
     watch_zygote(e);
-    shrink(e, mn_now_ns());
     return any;
 }
 

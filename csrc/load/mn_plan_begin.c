@@ -92,6 +92,9 @@ mn_plan_begin(struct mn_engine *e, struct mn_planned *q)
         p->begun = q->sequence >= p->begun ? q->sequence + 1 : p->begun;
         return MN_OK;
     }
+    if (mn_extents_lent(e->arena) != 0) {
+        return MN_EMPTY; /* it comes back in a moment, and may be what is missing */
+    }
     if (e->refusal.need <= e->refusal.all && (!head || more_comes_back(e))) {
         return MN_EMPTY;
     }

@@ -319,8 +319,9 @@ mn_engine_health(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_memory_doc[] =
-    "memory() -> {used, kept, limit, in_flight, envelope_bytes}: bytes of the arena in use,\n"
-    "those of them that the program keeps, the ceiling, and batches in flight";
+    "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
+    "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
+    "given back to the system so far, the ceiling, and batches in flight";
 
 PyObject *
 mn_engine_memory(PyObject *self, PyObject *ignored)
@@ -334,12 +335,15 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
     mn_pending_reclaim(st);
     mn_mutex_lock(&e->mutex);
     uint64_t used = mn_extents_used(e->arena), kept = e->kept_bytes;
+    uint64_t warm = mn_extents_warm(e->arena), reclaimed = e->reclaimed_bytes;
     uint64_t limit = e->limit, mean = e->mean_envelope_bytes;
     uint32_t inflight = e->inflight;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
-                         (unsigned long long)kept, "limit", (unsigned long long)limit,
-                         "in_flight", inflight, "envelope_bytes", (unsigned long long)mean);
+    return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
+                         (unsigned long long)kept, "warm", (unsigned long long)warm,
+                         "reclaimed", (unsigned long long)reclaimed, "limit",
+                         (unsigned long long)limit, "in_flight", inflight, "envelope_bytes",
+                         (unsigned long long)mean);
 }
 
 const char mn_engine_waits_doc[] =

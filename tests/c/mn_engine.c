@@ -9,7 +9,6 @@
 
 #include "load/mn_engine_internal.h"
 #include "load/mn_worker_clock.h"
-#include "os/mn_memfd.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -324,47 +323,194 @@ closing_gives_the_pages_back(void)
     struct rig r = {.e = e, .scale = 100000};
     struct rig_worker w;
     struct rig_block b;
-    uint64_t resident;
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     CHECK_EQ(rig_plan(&r, 100, &b), MN_OK);
     take_now(&r, &w, &b);
-    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-    CHECK(resident > MIB);
+    CHECK(mn_test_resident(fd) > MIB);
     mn_engine_close(e);
-    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-    CHECK(resident < MIB);
+    CHECK(mn_test_resident(fd) < MIB);
     close(fd);
 }
 
-/* Before rows have a form samples travel in envelopes: what those leave are holes that may be
- * too small for a batch. */
+/* ---- what goes back while the engine is open: the test says what time it is ---- */
+
+/* A load of equal ranges: of those that are there the oldest goes and a new one comes. */
+struct load {
+    struct mn_engine *e;
+    uint64_t now_ns, bytes, off[16];
+    uint32_t n, oldest;
+};
+
+static uint64_t
+take(struct mn_engine *e, uint64_t bytes)
+{
+    uint64_t off;
+    CHECK_EQ(mn_extents_alloc(e->arena, bytes, &off), 0);
+    memset(mn_at(&e->shm, off), 1, bytes);
+    return off;
+}
+
 static void
-holes_of_the_beginning_are_given_back(void)
+load_open(struct load *l, struct mn_engine *e, uint64_t bytes, uint32_t n)
+{
+    *l = (struct load){.e = e, .now_ns = 1, .bytes = bytes, .n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        l->off[i] = take(e, bytes);
+    }
+}
+
+static void
+load_close(struct load *l)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        CHECK_EQ(mn_extents_free(l->e->arena, l->off[i], l->bytes), 0);
+    }
+}
+
+/* Time goes by, and the engine does what it has to. */
+static void
+pass_time(struct load *l, uint64_t ns)
+{
+    for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
+        l->now_ns += 50000000 < end - l->now_ns ? 50000000 : end - l->now_ns;
+        mn_mutex_lock(&l->e->mutex);
+        while (mn_engine_reclaim(l->e, l->now_ns)) {
+        }
+        mn_mutex_unlock(&l->e->mutex);
+    }
+}
+
+static void
+load_for(struct load *l, uint64_t ns, uint64_t step_ns)
+{
+    for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
+        CHECK_EQ(mn_extents_free(l->e->arena, l->off[l->oldest], l->bytes), 0);
+        pass_time(l, step_ns / 2); /* its place is free for half of the step */
+        l->off[l->oldest] = take(l->e, l->bytes);
+        l->oldest = (l->oldest + 1) % l->n;
+        pass_time(l, step_ns - step_ns / 2);
+    }
+}
+
+#define SECOND UINT64_C(1000000000)
+
+/* Ranges of an epoch were kept and let go, but for one in the middle and the highest. */
+static void
+what_a_load_does_not_need_goes_back(void)
 {
     struct mn_engine *e = open_engine(1, 0, 4, true);
     int fd = dup(e->fd);
-    struct rig r = {.e = e, .scale = 100000};
-    struct rig_worker w;
-    struct rig_block b;
-    uint64_t off, resident;
-    attach(e, 0, &w, &r);
-    for (uint32_t layout = 0; layout < 2; layout++) {
-        rig_form(&r, layout);
-        CHECK_EQ(rig_plan(&r, 4, &b), MN_OK);
-        (void)mn_engine_step(e);
-        CHECK_EQ(mn_extents_alloc(e->arena, 8 * MIB, &off), 0);
-        memset(mn_at(&e->shm, off), 1, 8 * MIB);
-        CHECK_EQ(mn_batch_own(e->last, off, 8 * MIB), 0);
-        rig_form(&r, 1);
-        take_now(&r, &w, &b);
-        mn_engine_taken(e, b.sequence, b.off);
-        (void)mn_engine_step(e);
-        CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-        CHECK((resident > 8 * MIB) == (layout != 0)); /* with a form it will come again */
+    struct load l;
+    uint64_t kept[100], keep = MIB;
+    load_open(&l, e, MIB, 4);
+    uint64_t before = mn_test_resident(fd);
+    for (int i = 0; i < 100; i++) {
+        kept[i] = take(e, keep);
     }
+    load_for(&l, 3 * SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) >= before + 100 * keep);
+    for (int i = 0; i < 99; i++) {
+        if (i != 50) {
+            CHECK_EQ(mn_extents_free(e->arena, kept[i], keep), 0);
+        }
+    }
+    load_for(&l, SECOND * 5 / 8, SECOND / 20);
+    CHECK(mn_test_resident(fd) >= before + 100 * keep); /* it might have been needed again */
+    load_for(&l, SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) <= before + 2 * keep + MN_RECLAIM_SPARE);
+    load_for(&l, 25 * SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) <= before + 2 * keep);
+    CHECK_EQ(mn_extents_warm(e->arena), 0);
+    for (uint64_t i = 0; i < keep; i++) { /* the neighbours of what went are whole */
+        CHECK(((char *)mn_at(&e->shm, kept[50]))[i] == 1);
+    }
+    CHECK_EQ(mn_extents_free(e->arena, kept[50], keep), 0);
+    CHECK_EQ(mn_extents_free(e->arena, kept[99], keep), 0);
+    load_close(&l);
     mn_engine_close(e);
     close(fd);
+}
+
+/* Whatever its pace: up to steps of some seconds its own pages are not taken from it. */
+static void
+a_steady_load_keeps_its_pages(void)
+{
+    static const uint64_t steps[] = {SECOND / 100, SECOND / 3, SECOND, 4 * SECOND, 8 * SECOND};
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        struct mn_engine *e = open_engine(1, 0, 4, true);
+        struct load l;
+        load_open(&l, e, 8 * MIB, 5);
+        load_for(&l, 20 * steps[i] + 20 * SECOND, steps[i]);
+        CHECK_EQ(e->reclaimed_bytes, 0);
+        load_close(&l);
+        mn_engine_close(e);
+    }
+}
+
+/* Between two epochs, or while a program does something else. */
+static void
+a_pause_gives_memory_back_later(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    int fd = dup(e->fd);
+    struct load l;
+    load_open(&l, e, 8 * MIB, 8);
+    load_for(&l, 2 * SECOND, SECOND / 20);
+    load_close(&l);
+    l.n = 0;
+    pass_time(&l, 7 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 0);
+    pass_time(&l, 3 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 64 * MIB - MN_RECLAIM_SPARE);
+    pass_time(&l, 200 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 64 * MIB);
+    CHECK(mn_test_resident(fd) < MIB);
+    mn_engine_close(e);
+    close(fd);
+}
+
+/* What is warm counts: over the limit it goes sooner, and nothing is spared. */
+static void
+warm_memory_counts_against_the_limit(void)
+{
+    struct mn_engine *e = open_engine(1, 32 * MIB, 4, true);
+    struct load l;
+    load_open(&l, e, MIB, 2);
+    uint64_t off = take(e, 28 * MIB), more;
+    load_for(&l, SECOND, SECOND / 20);
+    more = take(e, 8 * MIB);
+    CHECK_EQ(mn_extents_free(e->arena, off, 28 * MIB), 0);
+    load_for(&l, SECOND * 5 / 8, SECOND / 20);
+    CHECK(used(e) + mn_extents_warm(e->arena) <= 32 * MIB);
+    CHECK(e->reclaimed_bytes != 0);
+    CHECK_EQ(mn_extents_free(e->arena, more, 8 * MIB), 0);
+    load_close(&l);
+    mn_engine_close(e);
+}
+
+static void
+open_without_proc(void *folder)
+{
+    struct mn_engine_config cfg = {.workers = 1, .window = 4, .in_order = true};
+    struct mn_engine *e;
+    if (chroot(folder) != 0 && (unshare(CLONE_NEWUSER) != 0 || chroot(folder) != 0)) {
+        exit(0); /* not allowed here */
+    }
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->limit >= MIB);
+    mn_engine_close(e);
+}
+
+/* How much memory there is can be found out in another way. */
+static void
+proc_is_not_needed(void)
+{
+    char folder[] = "/tmp/mn_engine.XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    int status = mn_test_reap(mn_test_fork(open_without_proc, folder));
+    CHECK(rmdir(folder) == 0);
+    CHECK_EQ(status, 0);
 }
 
 static void
@@ -1066,6 +1212,7 @@ ranges_come_back_from_another_thread(void)
 }
 
 static const struct mn_test tests[] = {
+    MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
@@ -1076,7 +1223,10 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),
     MN_TEST("plain", closing_gives_the_pages_back),
-    MN_TEST("plain", holes_of_the_beginning_are_given_back),
+    MN_TEST("plain", what_a_load_does_not_need_goes_back),
+    MN_TEST("plain", a_steady_load_keeps_its_pages),
+    MN_TEST("plain", a_pause_gives_memory_back_later),
+    MN_TEST("plain", warm_memory_counts_against_the_limit),
     MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
     MN_TEST("plain", refused_batches_are_errors_in_their_place),

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -73,6 +74,15 @@ static MN_UNUSED uint64_t
 mn_test_stop_ns(void)
 {
     return mn_test_clock_ns() + (uint64_t)(mn_test_env("MINATO_STRESS_SECONDS", 0.3) * 1e9);
+}
+
+/* Bytes of memory (and swap) that a file holds now; st_blocks counts 512 by definition. */
+static MN_UNUSED uint64_t
+mn_test_resident(int fd)
+{
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0);
+    return (uint64_t)st.st_blocks * 512;
 }
 
 /* splitmix64: any state will do, so a thread's seed is the test's plus a number. */
