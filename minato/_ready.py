@@ -258,7 +258,7 @@ class ReadyIterator(BalancedIterator):
         return self._engine.row(done.block, layout.core, 0, done.objects)
 
     def displacement(self) -> dict[str, float]:
-        """How far samples moved from where the sampler had them, in samples."""
+        """How far samples moved from where the sampler had them, in batches."""
         policy = self._policy
         formed = self._progress.count + sum(len(done) for done, _ in self._in_hand if done)
         return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}

@@ -17,7 +17,7 @@ cost                        of a sample: mean, p50, p75, p90, p99, slow (thresho
                             workers collate: collate; split: whether several fetch for one
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
-                            place in the sampler's order, in samples
+                            place in the sampler's order, in batches
 worker_type                 "process" or "native" (threads of this process)
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu

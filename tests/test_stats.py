@@ -248,20 +248,24 @@ def test_a_death_is_told() -> None:
 
 
 def test_displacement_of_ready_batches() -> None:
+    second_batch = torch.multiprocessing.get_context("fork").Event()
+
     class FirstIsSlow(Plain):
         def __getitem__(self, index: int) -> int:
-            time.sleep(0.2 if index == 0 else 0)
+            assert index > 0 or second_batch.wait(60)
             return index
 
     loader = minato.DataLoader(
         FirstIsSlow(40), 4, num_workers=2, in_order=False, batching="ready"
     )
     it = iter(loader)
-    first = next(it).tolist()
-    list(it)
+    first, second = next(it).tolist(), next(it).tolist()
+    second_batch.set()
+    rest = [index for batch in it for index in batch.tolist()]
+    assert 0 not in first + second and sorted(first + second + rest) == list(range(40))
     found = loader.stats()["displacement"]
-    assert 0 <= found["mean"] <= found["max"] <= 40
-    assert 0 in first or found["max"] > 0
+    # in batches: sample 0 came after two
+    assert 0 < found["mean"] < found["max"] and 2 <= found["max"] < 10
 
 
 # ---- the verdict -----------------------------------------------------------------------

@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A test program is a table of cases, each of one kind: "plain" (one thread), "thread", or
- * "fork" (several processes; not run under ThreadSanitizer, which sees one mapping only).
- * It runs the kinds named on its command line, or all. A deadline by SIGALRM turns a hang
- * into a failure. Environment: MINATO_STRESS_SECONDS, MINATO_TEST_SEED,
+ * "fork" (several processes). It runs the kinds named on its command line, or all, and fails
+ * if that is none. A deadline by SIGALRM turns a hang into a failure. Environment: MINATO_STRESS_SECONDS, MINATO_TEST_SEED,
  * MINATO_TEST_DEADLINE.
  */
 #ifndef MN_TEST_H
@@ -185,6 +184,7 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
 {
     alarm((unsigned)mn_test_env("MINATO_TEST_DEADLINE",
                                 120 + 40 * mn_test_env("MINATO_STRESS_SECONDS", 0)));
+    size_t ran = 0;
     for (size_t i = 0; i < n; i++) {
         bool wanted = argc < 2;
         for (int a = 1; a < argc; a++) {
@@ -194,7 +194,12 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
             printf("%s %s\n", tests[i].kind, tests[i].name);
             fflush(stdout);
             tests[i].fn();
+            ran++;
         }
+    }
+    if (ran == 0) {
+        fprintf(stderr, "no case is of the kinds asked for\n");
+        return 2;
     }
     return 0;
 }

@@ -34,7 +34,8 @@ struct nursery {
     struct orders orders;
     struct mn_thread thread;
     pid_t pids[WORKERS];
-    uint64_t forks, deaths;
+    mn_a64 deaths; /* written by the thread, read while it runs */
+    uint64_t forks;
     pid_t parent;
 };
 
