@@ -4,13 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup build test train lint stress sanitize bench clean
+.PHONY: help setup build test train lint bench clean
+.PHONY: stress sanitize nightly mutants fuzz extensions libraries
 
 help:
 	@echo "make test      set up, build and run the tests"
 	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
-	@echo "make stress    long stress, kill and fuzz runs;  make sanitize: ASan, UBSan, TSan"
+	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
+	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
 
 $(VENV)/.ready:
@@ -35,7 +37,11 @@ train: build
 	$(BIN)/python -m unet3d.phantom --out data/phantom --cases 12 --scale 0.4
 	$(BIN)/python -m unet3d.preprocess --source data/phantom --out data/quick --min-shape 32 32 32
 	$(BIN)/python -m unet3d.train --loader minato $(QUICK) --out runs/quick
-	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/compare --epochs 2
+	@echo "== comparison 1 of 2: steps train on this CPU, which is the limit for every loader"
+	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/compare --epochs 2 --repeats 2
+	@echo "== comparison 2 of 2: pauses of 4 ms in place of steps, as on a fast accelerator"
+	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
+	  --step-ms 4 --repeat 16
 
 lint: build
 	$(BIN)/pytest -q tests/test_lint.py
@@ -46,12 +52,60 @@ bench: build
 	$(BIN)/python benchmarks/balance.py
 	$(BIN)/python benchmarks/workers.py
 
+# From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
 stress: build
-	$(BIN)/pytest -q tests/attack
-	MINATO_STRESS_SECONDS=60 $(BIN)/pytest -q tests -k "stress or kill or fuzz"
+	MINATO_STRESS_SECONDS=30 $(BIN)/pytest -q tests/attack tests/contract/test_exit.py \
+	  tests/contract/test_worker_death.py
+	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
 
 sanitize: build
-	MINATO_STRESS_SECONDS=30 $(BIN)/pytest -q tests -k "sanitizer or tsan or asan"
+	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
+	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
+
+# Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
+# another has failed. Programs are also built with clang, where there is one.
+SEED ?= $(shell date +%s)
+nightly: build
+	@echo "SEED=$(SEED)"
+	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) mutants fuzz stress extensions libraries
+
+# Breaks the sources in known ways, and expects the tests to notice.
+mutants: build
+	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q tests/test_c_primitives.py -k broken
+
+FUZZ_SECONDS ?= 300
+fuzz: build
+	@echo "make fuzz SEED=$(SEED)"
+	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
+	  tests/contract/test_differential.py
+	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
+	  tests/test_loader_properties.py tests/test_resume_orders.py tests/test_same_data.py
+
+# The extensions themselves under AddressSanitizer, in a copy of the tree.
+ASAN_TREE := build/sanitized
+extensions: build
+	rm -rf $(ASAN_TREE) && mkdir -p $(ASAN_TREE)
+	cp -r csrc minato minato_command.py tests setup.py pyproject.toml README.md $(ASAN_TREE)
+	rm -f $(ASAN_TREE)/minato/*.so
+	cd $(ASAN_TREE) && MINATO_SANITIZE=address,undefined $(abspath $(BIN))/python setup.py -q \
+	  build_ext --inplace
+	cd $(ASAN_TREE) && PYTHONPATH=$(abspath $(ASAN_TREE)) ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(abspath $(BIN))/pytest -q tests/test_loader.py tests/contract/test_fetch.py \
+	  tests/contract/test_collate.py tests/contract/test_transport.py \
+	  tests/ops/test_operators.py tests/ops/test_boxes.py tests/ops/test_dataset.py \
+	  tests/ops/test_npy.py
+
+# Installed one by one, beside the torch that is there: not all are there for every Python.
+LIBRARIES ?= accelerate datasets lightning monai pytorch-ignite ray[train] skorch torch_geometric \
+  transformers webdataset
+libraries: build
+	@for name in $(LIBRARIES); do \
+	  $(BIN)/pip install -q --disable-pip-version-check $(TORCH) $$name \
+	    || echo "left out, does not install: $$name"; \
+	done
+	$(BIN)/pytest -q tests/integrations
 
 clean:
 	rm -rf build $(VENV) minato/*.so minato.egg-info data runs

@@ -3,8 +3,10 @@
     python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--json FILE] [--quick]
         [--quiet SHARE]
 
-A sample costs what a seeded generator fixed for its index; every loader gets the same
-costs in the same order, the same dataset and the same worker_init_fn.  The bound of an epoch
+A sample costs what a seeded generator fixed for its index, in the rows "anew" for its index and
+epoch: there what a sample has cost says nothing of what it will cost.  Every loader gets the same
+costs in the same order, the same dataset and the same worker_init_fn; loaders take turns, each
+repeat with other costs and beginning with another loader.  The bound of an epoch
 is (sum of costs) / workers.  A sleep lasts a little longer than asked; how much longer is
 measured in the same run, for the same costs and with as many sleepers, in processes that do
 nothing else.  The bound with that in it is the second one: ratios to it are in brackets.
@@ -12,7 +14,8 @@ nothing else.  The bound with that in it is the second one: ratios to it are in 
 Loaders keep their workers.  "epoch 1" is the first epoch, once beside the bound plus the
 mean time after which its workers were there, and once with that start in it; "least" is what
 workers that never idle reach with that order when costs are unknown.  "later" is the median
-of the epochs after it.  Further: the time to the first batch, and how long a training step
+of the epochs after it.  Tables show medians over repeats and, below, the least and the
+greatest.  Further: the time to the first batch, and how long a training step
 waits when it takes as long as a batch costs to make (its second epoch; the share of waiting
 in the whole, and the 99th percentile of the share in one step).
 """
@@ -23,7 +26,6 @@ import argparse
 import ctypes
 import functools
 import heapq
-import inspect
 import multiprocessing
 import sys
 import time
@@ -44,6 +46,9 @@ SLEEPS, SLEEPING_S = 6, 1.0
 PR_SET_TIMERSLACK = 29
 #: when each worker was there, by time.monotonic()
 _ready = multiprocessing.RawArray("d", MOST_WORKERS)
+#: the epoch under way, from 0, which workers read
+_epoch = multiprocessing.RawValue("i", 0)
+EPOCHS = 3
 
 Costs = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -67,35 +72,35 @@ WORKLOADS: dict[str, tuple[Costs, int, int, int]] = {
     "log-normal": (lambda rng, n: 0.02 * np.exp(rng.normal(0, 0.4, n)), 400, 2, 4),
     "constant": (lambda rng, n: np.full(n, 0.005), 1600, 8, 8),
     "40/60": (mixed(0.4, 0.040, 0.004), 400, 2, 8),
+    "80/20 anew, batch 4": (mixed(0.2, 0.030, 0.005), 1440, 4, 12),
 }
 QUICK_SHARE = 8
 
 MINE, TORCH = minato.DataLoader, torch.utils.data.DataLoader
-#: name: (class, options, epochs)
-LOADERS: dict[str, tuple[type, dict[str, Any], int]] = {
-    "torch, in order": (TORCH, {}, 2),
-    "torch, out of order": (TORCH, {"in_order": False}, 2),
-    "minato, in order": (MINE, {}, 3),
-    "minato, as they complete": (MINE, {"in_order": False}, 3),
+#: name: (class, options)
+LOADERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "torch, in order": (TORCH, {}),
+    "torch, out of order": (TORCH, {"in_order": False}),
+    "minato, in order": (MINE, {}),
+    "minato, as they complete": (MINE, {"in_order": False}),
+    "minato, ready first": (MINE, {"in_order": False, "batching": "ready"}),
 }
-if "batching" in inspect.signature(MINE.__init__).parameters:
-    LOADERS["minato, ready first"] = (MINE, {"in_order": False, "batching": "ready"}, 3)
 #: whose steps wait: those, and one that begins an epoch while the last one ends
-STEPPED = {**LOADERS, "minato, next epoch early": (MINE, {"prefetch_next_epoch": True}, 3)}
+STEPPED = {**LOADERS, "minato, next epoch early": (MINE, {"prefetch_next_epoch": True})}
 TORCH_FIRST = "torch, in order"
 
 
 class Sleeping(Dataset):
-    """Sample i sleeps costs[i] seconds and is i."""
+    """Sample i sleeps costs[epoch][i] seconds and is i."""
 
     def __init__(self, costs: np.ndarray) -> None:
         self.costs = costs.tolist()
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self.costs[0])
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(self.costs[index])
+        time.sleep(self.costs[_epoch.value][index])
         return index
 
 
@@ -144,26 +149,33 @@ def sleeping(costs: np.ndarray, workers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Job:
-    """A workload with its costs drawn."""
+    """A workload with its costs drawn, [epochs, samples]."""
 
     def __init__(self, name: str, seed: int, quick: bool) -> None:
         make, count, self.batch, self.workers = WORKLOADS[name]
         self.seed = seed
         self.count = count // QUICK_SHARE if quick else count
-        self.costs = make(np.random.default_rng(seed), self.count)
-        self.bound = float(self.costs.sum()) / self.workers
+        self.anew = " anew" in name
+        draws = [np.random.default_rng([seed, epoch if self.anew else 0])
+                 for epoch in range(EPOCHS)]
+        self.costs = np.stack([make(rng, self.count) for rng in draws])
+        self.bounds = self.costs.sum(axis=1) / self.workers
 
     @functools.cached_property
-    def slept_bound(self) -> float:
-        """The bound with costs as long as sleeps of them last."""
+    def slept_bounds(self) -> np.ndarray:
+        """The bounds with costs as long as sleeps of them last."""
         some, late = sleeping(self.costs, self.workers)
         slept = self.costs + np.interp(self.costs, some, late)
-        return float(slept.sum()) / self.workers
+        return slept.sum(axis=1) / self.workers
 
     def order(self) -> np.ndarray:
         """Indices of the first epoch."""
         generator = torch.Generator().manual_seed(self.seed)
         return np.array(list(RandomSampler(range(self.count), generator=generator)))
+
+    def can_take(self, options: dict[str, Any]) -> bool:
+        """Not where samples of two epochs are under way at once and costs are the epoch's."""
+        return not (self.anew and options.get("prefetch_next_epoch"))
 
     def loader(self, cls: type, options: dict[str, Any]) -> Any:
         dataset = Sleeping(self.costs)
@@ -185,9 +197,10 @@ class Job:
         return float(np.mean([min(delay, wall) for delay in delays]))
 
 
-def run_epoch(loader: Any, step: float = 0.0) -> dict[str, Any]:
-    """One epoch, with a step of some seconds after each batch."""
+def run_epoch(loader: Any, number: int, step: float = 0.0) -> dict[str, Any]:
+    """The epoch of this number, with a step of some seconds after each batch."""
     batches, waits = [], []
+    _epoch.value = number
     begin = asked = time.monotonic()
     for batch in loader:
         waits.append(time.monotonic() - asked)
@@ -214,29 +227,31 @@ def check(job: Job, epochs: list[dict[str, Any]], in_order: bool) -> None:
             raise AssertionError("samples lost, repeated or out of order")
 
 
-def time_epochs(job: Job, cls: type, options: dict[str, Any], epochs: int) -> dict[str, Any]:
+def time_epochs(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
     _ready[:] = [0.0] * MOST_WORKERS
     loader = job.loader(cls, options)
-    runs = [run_epoch(loader)]
+    runs = [run_epoch(loader, 0)]
     delay = job.start_delay(runs[0]["begin"], runs[0]["wall"])
-    runs += [run_epoch(loader) for _ in range(epochs - 1)]
+    runs += [run_epoch(loader, number) for number in range(1, EPOCHS)]
     check(job, runs, options.get("in_order", True))
     del loader
-    costs = job.costs[job.order()]
+    costs = job.costs[0][job.order()]
     walls = np.array([run["wall"] for run in runs])
-    bound, slept = job.bound, job.slept_bound
+    bounds, slepts = job.bounds, job.slept_bounds
+    bound, slept = bounds[0], slepts[0]
     return {
         "epoch1": walls[0] / (bound + delay),
         "epoch1_slept": walls[0] / (slept + delay),
         "epoch1_start": walls[0] / bound,
         "epoch1_start_slept": walls[0] / slept,
         "epoch1_least": makespan(costs, job.workers) / bound,
-        "later": (walls[1:] / bound).tolist(),
-        "later_slept": (walls[1:] / slept).tolist(),
+        "later": (walls[1:] / bounds[1:]).tolist(),
+        "later_slept": (walls[1:] / slepts[1:]).tolist(),
         "later_least": makespan(sorted(costs, reverse=True), job.workers) / bound,
         "walls": walls.tolist(),
-        "bound": bound,
-        "slept_bound": slept,
+        "bound": float(bound),
+        "bounds": bounds.tolist(),
+        "slept_bound": float(slept),
         "start_delay": delay,
         "first": runs[0]["first"],
         "first_bound": makespan(sorted(costs[: job.batch], reverse=True), job.workers),
@@ -254,9 +269,9 @@ def makespan(costs: Iterable[float], workers: int) -> float:
 
 def time_waits(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
     """Waiting in the second epoch, with a step as long as a batch costs to make."""
-    step = job.bound * job.batch / job.count
+    step = float(job.bounds[1]) * job.batch / job.count
     loader = job.loader(cls, options)
-    runs = [run_epoch(loader, step) for _ in range(2)]
+    runs = [run_epoch(loader, number, step) for number in range(2)]
     check(job, runs, options.get("in_order", True))
     del loader
     waits = np.array(runs[1]["waits"])
@@ -277,12 +292,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for repeat in range(args.repeats):
         for workload in args.only:
             job = Job(workload, repeat, args.quick)
-            for name, (cls, options, epochs) in LOADERS.items():
-                once = functools.partial(time_epochs, job, cls, options, epochs)
+            for name in in_turn(LOADERS, repeat):
+                once = functools.partial(time_epochs, job, *LOADERS[name])
                 runs[workload][name].append(quiet.run(once))
-            for name, (cls, options, _) in STEPPED.items() if args.waits else ():
-                once = functools.partial(time_waits, job, cls, options)
-                waits[workload][name].append(quiet.run(once))
+            for name in in_turn(STEPPED, repeat) if args.waits else ():
+                cls, options = STEPPED[name]
+                if job.can_take(options):
+                    once = functools.partial(time_waits, job, cls, options)
+                    waits[workload][name].append(quiet.run(once))
     return {
         "machine": common.machine(),
         "quiet": quiet.report(),
@@ -291,25 +308,33 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def in_turn(names: Iterable[str], repeat: int) -> list[str]:
+    """The names, each repeat beginning with another."""
+    every = list(names)
+    first = repeat % len(every)
+    return every[first:] + every[:first]
+
+
+def values(runs: list[dict[str, Any]], what: str) -> list[float]:
+    """Of all repeats; of a list of epochs, all of these."""
+    return [v for run in runs for v in np.atleast_1d(run[what]).tolist()]
+
+
 def over(runs: list[dict[str, Any]], what: str) -> float:
     """Median over repeats; of a list of epochs, over these as well."""
-    values = [v for run in runs for v in np.atleast_1d(run[what]).tolist()]
-    return common.median(values)
+    return common.median(values(runs, what))
 
 
 def epoch_rows(result: dict[str, Any], what: str) -> list[list[str]]:
     least = what.partition("_")[0] + "_least"
-    return [
-        [
-            workload,
-            f"{over(cells[TORCH_FIRST], least):.3f}",
-            *[
-                f"{over(cells[name], what):.3f} ({over(cells[name], what + '_slept'):.3f})"
-                for name in LOADERS
-            ],
-        ]
-        for workload, cells in result["epochs"].items()
-    ]
+    rows = []
+    for workload, cells in result["epochs"].items():
+        rows.append([workload, f"{over(cells[TORCH_FIRST], least):.3f}", *[
+            f"{over(cells[name], what):.3f} ({over(cells[name], what + '_slept'):.3f})"
+            for name in LOADERS]])  # fmt: skip
+        rows.append(["", "", *[
+            common.between(values(cells[name], what), form=".3f") for name in LOADERS]])
+    return rows
 
 
 def first_rows(result: dict[str, Any]) -> list[list[str]]:
@@ -328,12 +353,18 @@ def wait_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = []
     for workload, cells in result["waits"].items():
         row = [workload, f"{over(cells['torch, in order'], 'step') * 1e3:.1f}"]
+        below = ["", ""]
         for name in STEPPED:
+            if not cells[name]:
+                row.append("-")
+                below.append("")
+                continue
             mean, after, tail = (
                 over(cells[name], w) for w in ("mean", "mean_after_first", "p99")
             )
             row.append(f"{mean:.1%} {after:.1%} {tail:.1%}")
-        rows.append(row)
+            below.append(common.between(values(cells[name], "mean"), form=".1%"))
+        rows += [row, below]
     return rows
 
 

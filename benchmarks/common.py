@@ -280,10 +280,10 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(list(values))
 
 
-def spread(values: Sequence[float]) -> float:
-    """Half the distance between the greatest and the least, as a share of the median."""
-    middle = statistics.median(values)
-    return (max(values) - min(values)) / 2 / middle if middle else 0.0
+def between(values: Sequence[float], scale: float = 1.0, form: str = "") -> str:
+    """The least and the greatest, as ``least..greatest``."""
+    ends = (min(values) * scale, max(values) * scale)
+    return "..".join(format(end, form) if form else number(end) for end in ends)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -1,14 +1,24 @@
 """Samples a second of loaders with two worker processes, side by side, and what they use.
 
-    python benchmarks/loader.py [--cases tiny image volume turn] [--repeats 5]
-        [--peers] [--json FILE] [--quick] [--quiet SHARE]
+    python benchmarks/loader.py [--cases tiny image volume augment turn] [--repeats 5]
+        [--modes static iterable out-of-order ready] [--peers] [--json FILE] [--quick]
+        [--quiet SHARE]
 
 Each repeat of a case is one fresh process in which the loaders take turns (the order
-rotates), so that what else the machine does hits them alike; ratios are to torch's of the same repeat.
-Workers persist; the first epoch warms up. Timed is the way from the arrival of an epoch's
-first batch to its end, in whole epochs until enough time has passed. Then, outside of the
-timing: one pass compares checksums of every batch with those of torch, and one process a
-loader is watched from outside for its memory (see common.py).
+rotates), so that what else the machine does hits them alike; ratios are to torch's loader of
+the same mode and repeat. Workers persist; the first epoch warms up. Timed is the way from
+the arrival of an epoch's first batch to its end, in whole epochs until enough time has passed.
+Then, outside of the timing: one pass compares what was delivered with what torch's loader
+delivered, and one process a loader is watched from outside for its memory (see common.py).
+
+``augment`` crops, flips and scales by numbers drawn from NumPy, torch and ``random``. What is
+drawn is part of the sample: the pass makes each sample again from it. Loaders with torch's
+streams (``scheduling="static"``) must have drawn torch's very numbers.
+
+``--modes`` adds loaders: scheduling="static"; the same samples as an iterable dataset;
+in_order=False; batching="ready". With ``--cases`` there are also the tiny samples in batches of
+512 and 4096. Batches must come in torch's order, out of order each of them once, and with
+``ready`` each sample once an epoch.
 
 ``getitem`` and ``copy`` are bounds on one core: dataset[i] alone, and one copy of the
 sample's bytes between warm buffers. ``inline`` is torch's loader without workers.
@@ -18,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
 import sys
 import time
 import warnings
@@ -28,7 +39,14 @@ from typing import Any
 import common
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    default_collate,
+    get_worker_info,
+)
 
 import minato
 
@@ -90,14 +108,50 @@ class Volume(Dataset):
         return self.images[at].copy(), self.labels[at].copy()
 
 
+class Augment(Image):
+    """A 3x128x128 float32 crop of an image, flipped or not, brighter or darker; with what was
+    drawn for it, and its index."""
+
+    side = 128
+
+    def __getitem__(self, index: int) -> Any:
+        top, left = np.random.randint(0, 224 - self.side + 1, 2)
+        drawn = np.array([top, left, torch.rand(()).item() < 0.5, random.random()])
+        return self.made(index, drawn), drawn, index
+
+    def made(self, index: int, drawn: np.ndarray) -> np.ndarray:
+        """The sample of this index with these numbers."""
+        top, left = int(drawn[0]), int(drawn[1])
+        crop = self.rows[index % self.pool][:, top : top + self.side, left : left + self.side]
+        return np.multiply(crop[..., ::-1] if drawn[2] else crop, np.float32(0.5 + drawn[3]))
+
+
+class Streamed(IterableDataset):
+    """The samples of a dataset in its order; each worker has every n-th."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        info, size = get_worker_info(), len(self.dataset)  # type: ignore[arg-type]
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        return map(self.dataset.__getitem__, range(first, size, step))
+
+
 #: case: dataset, batch size, batches an epoch, the same of the comparing pass
 CASES: dict[str, tuple[Callable[[int], Dataset], int, int, int]] = {
     "tiny": (Tiny, 64, 2000, 200),
+    "tiny-512": (Tiny, 512, 250, 25),
+    "tiny-4096": (Tiny, 4096, 32, 6),
     "image": (Image, 64, 150, 20),
     "volume": (Volume, 2, 100, 12),
+    "augment": (Augment, 64, 100, 12),
     "turn": (Tiny, 64, 16, 16),
 }
-QUICK = {"tiny": 40, "image": 4, "volume": 3, "turn": 4}
+#: those that run when none are named
+USUAL = ["tiny", "image", "volume", "augment", "turn"]
+QUICK = {"tiny": 40, "tiny-512": 6, "tiny-4096": 3, "image": 4, "volume": 3, "augment": 4,
+         "turn": 4}  # fmt: skip
 
 
 # ---- the loaders -----------------------------------------------------------------------
@@ -117,6 +171,15 @@ def torch_loader(cls: Any, workers: int, **options: Any) -> Callable[..., Iterab
             num_workers=workers,
             persistent_workers=workers > 0,
             **options,
+        )
+
+    return make
+
+
+def stream_loader(cls: Any) -> Callable[..., Iterable]:
+    def make(dataset: Dataset, batch: int, seed: int) -> Iterable:
+        return cls(
+            Streamed(dataset), batch_size=batch, num_workers=WORKERS, persistent_workers=True
         )
 
     return make
@@ -158,20 +221,53 @@ class _Spdl:
             yield from pipeline
 
 
+TORCH, MINE = torch.utils.data.DataLoader, minato.DataLoader
 LOADERS: dict[str, Callable[..., Iterable]] = {
-    "torch": torch_loader(torch.utils.data.DataLoader, WORKERS),
-    "minato": torch_loader(minato.DataLoader, WORKERS),
-    "minato, worker streams": torch_loader(minato.DataLoader, WORKERS, seed_per_sample=False),
-    "inline": torch_loader(torch.utils.data.DataLoader, 0),
+    "torch": torch_loader(TORCH, WORKERS),
+    "minato": torch_loader(MINE, WORKERS),
+    "minato, worker streams": torch_loader(MINE, WORKERS, seed_per_sample=False),
+    "inline": torch_loader(TORCH, 0),
+    "minato, static": torch_loader(MINE, WORKERS, scheduling="static"),
+    "torch, iterable": stream_loader(TORCH),
+    "minato, iterable": stream_loader(MINE),
+    "torch, out of order": torch_loader(TORCH, WORKERS, in_order=False),
+    "minato, out of order": torch_loader(MINE, WORKERS, in_order=False),
+    "minato, ready first": torch_loader(MINE, WORKERS, in_order=False, batching="ready"),
     "nodes threads": nodes_loader,
     "spdl threads": _Spdl,
 }
 PEERS = {"nodes threads": "torchdata.nodes", "spdl threads": "spdl.pipeline"}
+MODES = {
+    "static": ["minato, static"],
+    "iterable": ["torch, iterable", "minato, iterable"],
+    "out-of-order": ["torch, out of order", "minato, out of order"],
+    "ready": ["torch, out of order", "minato, ready first"],
+}
+#: torch's loader that is asked for the same, where that is not "torch"
+AGAINST = {
+    "minato, iterable": "torch, iterable",
+    "minato, out of order": "torch, out of order",
+    "minato, ready first": "torch, out of order",
+}
+#: what must be the same as with AGAINST (of torch's own: as with "torch"), see `Delivered`
+SAME = {
+    "minato, static": "exactly",
+    "torch, iterable": "samples",
+    "torch, out of order": "any order",
+    "minato, out of order": "any order",
+    "minato, ready first": "samples",
+}
 
 
-def loaders_here(peers: bool) -> list[str]:
+def against(name: str) -> str:
+    return AGAINST.get(name, "torch")
+
+
+def loaders_here(peers: bool, modes: Iterable[str] = ()) -> list[str]:
     """Names of the loaders to run; says which peers are not installed."""
-    names = [name for name in LOADERS if name not in PEERS]
+    asked = {name for mode in modes for name in MODES[mode]}
+    others = {name for names in MODES.values() for name in names} | set(PEERS)
+    names = [name for name in LOADERS if name not in others or name in asked]
     for name, module in PEERS.items() if peers else ():
         try:
             __import__(module)
@@ -291,13 +387,52 @@ def checksum(batch: Any) -> int:
     return value
 
 
-def checksums(name: str, case: str, quick: bool, seed: int) -> list[int]:
-    """One number a batch, over two epochs."""
-    dataset, batch = dataset_of(case, quick, checking=True)
-    loader = LOADERS[name](dataset, batch, seed)
-    sums = [checksum(b) for _ in range(2) for b in loader]
-    del loader
-    return sums
+def told_apart(dataset: Dataset, batch: Any) -> Any:
+    """The batch without what each loader draws for itself, after a look that the samples were
+    made from it."""
+    if not isinstance(dataset, Augment):
+        return batch
+    images, drawn, indices = batch
+    for image, numbers, index in zip(images.numpy(), drawn.numpy(), indices.tolist(), strict=True):
+        if not np.array_equal(image, dataset.made(index, numbers)):
+            raise AssertionError(f"sample {index} is not what its draws make of it")
+    if len(indices) > 1 and len(np.unique(drawn.numpy(), axis=0)) == 1:
+        raise AssertionError("all samples of a batch drew the same numbers")
+    return indices
+
+
+class Delivered:
+    """What two epochs delivered, as checksums by epoch: of batches with all that is in them, of
+    batches without what was drawn, and if asked for of samples without what was drawn."""
+
+    def __init__(self, name: str, case: str, quick: bool, seed: int, singly: bool) -> None:
+        dataset, size = dataset_of(case, quick, checking=True)
+        torch.manual_seed(seed)
+        loader = LOADERS[name](dataset, size, seed)
+        self.whole: list[list[int]] = []
+        self.batches: list[list[int]] = []
+        self.samples: list[list[int]] = []
+        for _ in range(2):
+            for epochs in (self.whole, self.batches, self.samples):
+                epochs.append([])
+            for batch in loader:
+                kept = told_apart(dataset, batch)
+                self.whole[-1].append(checksum(batch))
+                self.batches[-1].append(checksum(kept))
+                leaves = tuple_of(kept)
+                rows = range(len(leaves[0]) if singly else 0)
+                self.samples[-1] += [checksum([leaf[r : r + 1] for leaf in leaves]) for r in rows]
+
+    def same(self, other: Delivered, what: str) -> bool:
+        """Whether both delivered the same, of "exactly", "batches" (in order), "any order" of
+        batches, or "samples" (each once an epoch)."""
+        if what == "exactly":
+            return self.whole == other.whole
+        if what == "batches":
+            return self.batches == other.batches
+        name = "batches" if what == "any order" else "samples"
+        mine, theirs = getattr(self, name), getattr(other, name)
+        return [sorted(epoch) for epoch in mine] == [sorted(epoch) for epoch in theirs]
 
 
 def child_time(request: dict[str, Any]) -> None:
@@ -314,10 +449,13 @@ def child_time(request: dict[str, Any]) -> None:
 def child_check(request: dict[str, Any]) -> None:
     """By case: loaders whose batches were not those of torch, and how many were compared."""
     result = {}
+    singly = any(SAME.get(name) == "samples" for name in request["loaders"])
     for case in request["cases"]:
-        sums = {n: checksums(n, case, request["quick"], 7) for n in request["loaders"]}
-        wrong = [name for name in sums if sums[name] != sums["torch"]]
-        result[case] = {"batches": len(sums["torch"]), "differ": wrong}
+        found = {n: Delivered(n, case, request["quick"], 7, singly) for n in request["loaders"]}
+        wrong = [name for name, made in found.items()
+                 if not made.same(found[against(name)], SAME.get(name, "batches"))]
+        batches = sum(map(len, found["torch"].batches))
+        result[case] = {"batches": batches, "differ": wrong}
     common.answer(result)
 
 
@@ -340,7 +478,7 @@ CHILDREN = {"time": child_time, "check": child_check, "memory": child_memory}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    names = loaders_here(args.peers)
+    names = loaders_here(args.peers, args.modes)
     child = functools.partial(common.run_child, __file__)
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     base = {"loaders": names, "quick": args.quick}
@@ -377,13 +515,13 @@ def column(result: dict[str, Any], case: str, name: str, what: str) -> list[floa
 
 
 def rate_row(result: dict[str, Any], case: str, name: str) -> list[str]:
-    seconds, theirs = (column(result, case, n, "sample") for n in (name, "torch"))
-    cpu, torch_cpu = (column(result, case, n, "cpu") for n in (name, "torch"))
+    seconds, theirs = (column(result, case, n, "sample") for n in (name, against(name)))
+    cpu, torch_cpu = (column(result, case, n, "cpu") for n in (name, against(name)))
     size = bytes_of(case)
     return [
         name,
         common.number(common.median(seconds) * 1e6),
-        f"{common.spread(seconds):.0%}",
+        common.between(seconds, 1e6),
         common.number(size / common.median(seconds) / 1e9),
         common.number(common.ratios(seconds, theirs)),
         common.number(common.median(cpu) * 1e6),
@@ -393,13 +531,13 @@ def rate_row(result: dict[str, Any], case: str, name: str) -> list[str]:
 
 
 def turn_row(result: dict[str, Any], case: str, name: str) -> list[str]:
-    seconds, theirs = (column(result, case, n, "turn") for n in (name, "torch"))
+    seconds, theirs = (column(result, case, n, "turn") for n in (name, against(name)))
     most = column(result, case, name, "turn_most")
-    cpu, torch_cpu = (column(result, case, n, "cpu_whole") for n in (name, "torch"))
+    cpu, torch_cpu = (column(result, case, n, "cpu_whole") for n in (name, against(name)))
     return [
         name,
         common.number(common.median(seconds) * 1e3),
-        f"{common.spread(seconds):.0%}",
+        common.between(seconds, 1e3),
         common.number(common.median(most) * 1e3),
         common.number(common.ratios(seconds, theirs)),
         common.number(common.median(cpu)),
@@ -416,15 +554,15 @@ def memory_cells(result: dict[str, Any], case: str, name: str) -> list[str]:
     return [f"{size:.0f}" for size in sizes]
 
 
-RATE_HEAD = "us/sample +- GB/s x_torch cpu_us /torch peak_MiB added shared".split()
-TURN_HEAD = "turn_ms +- most_ms x_torch cpu_s /torch peak_MiB added shared".split()
+RATE_HEAD = "us/sample min..max GB/s x_torch cpu_us /torch peak_MiB added shared".split()
+TURN_HEAD = "turn_ms min..max most_ms x_torch cpu_s /torch peak_MiB added shared".split()
 
 
 def report(result: dict[str, Any], cases: list[str]) -> None:
     print(f"# {common.describe(result['machine'])}")
     print(f"# {WORKERS} workers; {common.describe(result['quiet'])}")
     print(
-        "# +-: half the range over repeats; x_torch: times faster; /torch: CPU against torch's;"
+        "# medians over repeats; x_torch: times faster; /torch: torch's CPU over this one's;"
         "\n# peak: memory of the process tree; added: of it, what the loader brought; shared: "
         "of it, shared memory"
     )
@@ -440,7 +578,7 @@ def report(result: dict[str, Any], cases: list[str]) -> None:
         others = ", ".join(f"{run['others']:.0%}" for run in result["runs"][case])
         print(f"  others used of the machine during the repeats: {others}")
         check = result["check"][case]
-        same = "the same as torch's" if not check["differ"] else f"DIFFER: {check['differ']}"
+        same = "as with torch's loader" if not check["differ"] else f"DIFFER: {check['differ']}"
         print(f"  samples of {check['batches']} batches: {same}")
 
 
@@ -457,7 +595,8 @@ def bound_line(result: dict[str, Any], case: str) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=USUAL)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=[], help="further loaders")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", action="store_true", help="thread-based loaders as well")
     parser.add_argument("--no-memory", dest="memory", action="store_false")

@@ -3,16 +3,25 @@
     python benchmarks/startup.py [--paths 1000000] [--workers 8] [--repeats 3]
         [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet SHARE]
 
-Each measurement is a fresh process; torch and minato alternate. Timed is iter(loader) and
+Each measurement is a fresh process; the loaders take turns. Timed is iter(loader) and
 one next(), with the dataset made before. CPU is that of the whole process tree up to that
 moment, less what importing and making the dataset took. A further run of each is watched
 from outside for its memory, and not timed.
+
+"torch, preloaded": the forkserver has imported this program's modules before it forks, by
+multiprocessing.set_forkserver_preload, as its documentation advises; that import is timed too.
+The bound of spawn and forkserver is one fresh interpreter that imports them and one pickling
+and unpickling of the dataset, that of fork one fork, all in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import multiprocessing
+import os
+import pickle
+import subprocess
 import sys
 import time
 import warnings
@@ -24,8 +33,11 @@ from torch.utils.data import Dataset
 
 import minato
 
-CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader}
+CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader,
+           "torch, preloaded": torch.utils.data.DataLoader}  # fmt: skip
 METHODS = ("spawn", "forkserver", "fork")
+#: what this program imports
+MODULES = ["numpy", "psutil", "torch", "torch.utils.data", "minato"]
 
 
 class Paths(Dataset):
@@ -41,8 +53,29 @@ class Paths(Dataset):
         return len(self.paths[index]), index
 
 
+def names_for(method: str) -> list[str]:
+    return [name for name in CLASSES if method == "forkserver" or "preloaded" not in name]
+
+
+def bound(dataset: Paths, method: str) -> float:
+    """Seconds that no loader can save with this start method."""
+    if method == "fork":
+        begin = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return time.perf_counter() - begin
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", f"import {', '.join(MODULES)}"], check=True)
+    pickle.loads(pickle.dumps(dataset))
+    return time.perf_counter() - begin
+
+
 def child(request: dict[str, Any]) -> None:
     dataset = Paths(request["paths"])
+    if "preloaded" in request["loader"]:
+        multiprocessing.set_forkserver_preload(MODULES)
     if request["watched"]:
         common.ready()
     cpu, begin = common.cpu_seconds(), time.perf_counter()
@@ -70,18 +103,22 @@ def child(request: dict[str, Any]) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    cells: dict[str, Any] = {m: {n: [] for n in CLASSES} for m in args.methods}
+    cells: dict[str, Any] = {m: {n: [] for n in names_for(m)} for m in args.methods}
+    bounds: dict[str, list[float]] = {method: [] for method in args.methods}
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     base = {"paths": args.paths, "workers": args.workers, "watched": False}
     for repeat in range(args.repeats):
         for method in args.methods:
-            for name in list(CLASSES)[:: 1 if repeat % 2 else -1]:
+            bounds[method].append(bound(Paths(args.paths), method))
+            names = names_for(method)
+            turn = repeat % len(names)
+            for name in names[turn:] + names[:turn]:
                 request = {**base, "loader": name, "method": method}
                 run = functools.partial(common.run_child, __file__, request)
                 cells[method][name].append(quiet.run(run))
     memory: dict[str, Any] = {m: {} for m in args.methods}
     for method in args.methods if args.memory else ():
-        for name in CLASSES:
+        for name in names_for(method):
             request = {**base, "loader": name, "method": method, "watched": True}
             memory[method][name] = common.run_watched(__file__, request)[1]
     return {
@@ -90,11 +127,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "paths": args.paths,
         "workers": args.workers,
         "runs": cells,
+        "bounds": bounds,
         "memory": memory,
     }
 
 
-HEAD = "loader first_s +- x_torch cpu_s /torch shutdown_s peak_MiB added".split()
+HEAD = "loader first_s min..max x_torch cpu_s /torch shutdown_s peak_MiB added".split()
 
 
 def row(result: dict[str, Any], method: str, name: str) -> list[str]:
@@ -107,7 +145,7 @@ def row(result: dict[str, Any], method: str, name: str) -> list[str]:
         method,
         name,
         common.number(common.median(first)),
-        f"{common.spread(first):.0%}",
+        common.between(first),
         common.number(common.ratios(first, values("torch", "first"))),
         common.number(common.median(cpu)),
         common.number(common.ratios(values("torch", "cpu"), cpu)),
@@ -123,8 +161,10 @@ def report(result: dict[str, Any]) -> None:
         f"# first batch with a list of {result['paths']} paths, {result['workers']} workers; "
         f"{common.describe(result['quiet'])}"
     )
-    rows = [row(result, method, name) for method in result["runs"] for name in CLASSES]
+    rows = [row(result, method, name) for method in result["runs"] for name in names_for(method)]
     print(common.table(["method", *HEAD], rows))
+    for method, seconds in result["bounds"].items():
+        print(f"bound, {method}: {common.number(common.median(seconds))} s")
 
 
 def arguments() -> argparse.Namespace:

@@ -9,8 +9,9 @@ the same samples of an epoch in batches of two patches of 128^3, crop, flips, br
 after unet3d's specification, to a caller that does nothing with them; the files are in the page
 cache. Each contender runs in a fresh process: an epoch to warm up, in which counts, shapes, dtypes
 and bytes are checked (loaders with the same random numbers must deliver the same bytes), then
-timed epochs from before iter() to the last batch. Contenders take turns within a repeat; ratios are
-of the same repeat. `--add` goes on from the repeats in --json's file.
+timed epochs from before iter() to the last batch, as many and as long for every contender.
+Contenders take turns within a repeat, each time beginning with another; ratios are of the same
+repeat. `--add` goes on from the repeats in --json's file.
 
 "boxes kept" remembers the bounding boxes of labels seen before, as DALI's object cache does;
 "boxes sought" looks for them in every foreground sample.
@@ -66,12 +67,11 @@ class Contender:
     """How samples are made: `make(job)` returns a loader of [image, label, index] batches.
 
     `samples`: loaders of the same kind deliver the same bytes; None: bytes of their own.
-    `slow` ones get fewer samples. `against`: the DALI contender to compare with.
+    `against`: the DALI contender to compare with.
     """
 
     make: Callable[["Job"], Iterable[Any]]
     samples: str | None
-    slow: bool = False
     against: str = "dali"
 
 
@@ -128,11 +128,11 @@ def by_minato(kind: str, keep: bool) -> Callable[[Job], Iterable[Any]]:
 
 CONTENDERS = {
     "torch, NumPy and SciPy": Contender(
-        lambda job: by_torch(reference(job), job), "reference", slow=True),
+        lambda job: by_torch(reference(job), job), "reference"),
     "torch, the same out of order": Contender(
-        lambda job: by_torch(reference(job), job, in_order=False), "reference", slow=True),
-    "dali": Contender(by_dali("dali"), None, slow=True),
-    "dali, boxes kept": Contender(by_dali("dali-cached"), None, slow=True,
+        lambda job: by_torch(reference(job), job, in_order=False), "reference"),
+    "dali": Contender(by_dali("dali"), None),
+    "dali, boxes kept": Contender(by_dali("dali-cached"), None,
                                   against="dali, boxes kept"),
 }
 for _keep, _what in ((False, "boxes sought"), (True, "boxes kept")):
@@ -301,10 +301,10 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
     files = [[case.name, str(case.image), str(case.label)] for case in cases]
     for number in range(len(result["runs"]), len(result["runs"]) + args.repeats):
         turn = {"loaders": {}, "bounds": time_bounds(cases, args.patch, args.samples)}
-        for name in names:
-            few = 1 if CONTENDERS[name].slow else args.more
-            job = Job(files, list(args.patch), args.workers, args.samples * few, args.epochs,
-                      number, name)
+        first = number % len(names)
+        for name in [*names[first:], *names[:first]]:
+            job = Job(files, list(args.patch), args.workers, args.samples, args.epochs, number,
+                      name)
             request = dataclasses.asdict(job)
             turn["loaders"][name] = quiet.run(lambda r=request: common.run_child(__file__, r))
         check(turn["loaders"])
@@ -357,7 +357,7 @@ def report(result: dict[str, Any]) -> None:
           f"{result['workers']} workers")
     head = ["ms a sample", "median", "min-max", "CPU", "x torch", "x DALI", "MB read, x needed",
             "MB touched, x needed", "by", "by calls", "MiB", "MiB files"]
-    names = list(result["runs"][0]["loaders"])
+    names = [name for name in CONTENDERS if name in result["runs"][0]["loaders"]]
     print(common.table(head, [row(result, name, needed) for name in names]))
     for name in result["runs"][0]["bounds"]:
         values = [turn["bounds"][name] for turn in result["runs"]]
@@ -377,8 +377,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2, help="timed ones of a process")
-    parser.add_argument("--samples", type=int, default=48, help="of an epoch")
-    parser.add_argument("--more", type=int, default=5, help="times as many for fast loaders")
+    parser.add_argument("--samples", type=int, default=240, help="of an epoch")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--patch", type=int, nargs=3, default=(128, 128, 128))
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME",
@@ -389,7 +388,7 @@ def arguments() -> argparse.Namespace:
     if args.add and not args.json:
         parser.error("--add needs --json")
     if args.quick:
-        args.repeats, args.epochs, args.samples, args.more = 1, 1, 6, 1
+        args.repeats, args.epochs, args.samples = 1, 1, 6
         args.patch = (32, 32, 32)
     return args
 

@@ -1,12 +1,12 @@
-"""``max_workers``: does the number of workers come to what helps, and stay there?
+"""``autoscale``: does the number of workers come to what helps, and stay there?
 
     python benchmarks/workers.py [--only NAME ...] [--quick] [--json FILE]
 
 Three jobs, each with the decision log of ``stats()``:
 
-waiting   samples that sleep, from 2 workers with max_workers=32: the third epoch's rate
+waiting   samples that sleep, from 2 workers with autoscale=(1, 32): the third epoch's rate
           against the best of fixed numbers of workers
-computing samples that compute, from 2 workers with max_workers=32, against fixed numbers:
+computing samples that compute, from 2 workers with autoscale=(1, 32), against fixed numbers:
           more workers than cores are of no use
 consumer  samples that sleep, 16 workers, and a consumer that needs two: the number falls
 """
@@ -50,7 +50,7 @@ class Computing(Sleeping):
 
 def make(dataset: Dataset, workers: int, most: int | None = None) -> Any:
     return minato.DataLoader(
-        dataset, batch_size=8, num_workers=workers, max_workers=most, shuffle=True,
+        dataset, batch_size=8, num_workers=workers, autoscale=most and (1, most), shuffle=True,
         persistent_workers=True, multiprocessing_context="fork",
     )  # fmt: skip
 

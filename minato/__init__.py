@@ -7,7 +7,7 @@ take samples, not batches, so a slow sample holds up nobody else.
 """
 
 import os as _os
-from importlib.util import find_spec as _find_spec
+import sys as _sys
 
 try:
     import torch as _torch_package  # noqa: F401
@@ -18,7 +18,9 @@ except ImportError:
         name=__name__,  # python -m minato then prints the sentence and no traceback
     ) from None
 
-if _find_spec("minato._core") is None:
+from ._system import CORE as _CORE
+
+if not _CORE and _sys.platform == "linux":
     raise ImportError(
         f"minato in {_os.path.dirname(_os.path.abspath(__file__))} is not built for this "
         "Python. If these are its sources: build them in place by `pip install -e .` in the "
@@ -29,22 +31,40 @@ if _find_spec("minato._core") is None:
 
 from torch.utils.data import (
     BatchSampler,
+    ChainDataset,
+    ConcatDataset,
     Dataset,
+    DistributedSampler,
     IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
     RandomSampler,
     Sampler,
     SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
     default_collate,
     default_convert,
     get_worker_info,
+    random_split,
 )
 
-from . import _fork, _torch_bridge
 from ._errors import WorkerLost
 from ._version import __version__
-from .determinism import check_determinism
 from .loader import DataLoader
 from .patch import patch_torch
+
+if _CORE:
+    from . import _fork, _torch_bridge
+    from .determinism import check_determinism
+
+    _torch_bridge.bind()
+    _fork.watch()
+else:
+    from ._system import check_determinism
 
 
 def get_include() -> str:
@@ -56,17 +76,24 @@ def get_include() -> str:
     return _os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "include")
 
 
-_torch_bridge.bind()
-_fork.watch()
-
 __all__ = [
     "BatchSampler",
+    "ChainDataset",
+    "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DistributedSampler",
+    "IterDataPipe",
     "IterableDataset",
+    "MapDataPipe",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
+    "StackDataset",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "WeightedRandomSampler",
     "WorkerLost",
     "__version__",
     "check_determinism",
@@ -75,4 +102,5 @@ __all__ = [
     "get_include",
     "get_worker_info",
     "patch_torch",
+    "random_split",
 ]

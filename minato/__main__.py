@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 
+from ._system import CORE, NEEDS_LINUX
 from ._version import __version__
 
 #: name -> (module with ``run(argv) -> exit status``, what it does)
@@ -13,6 +14,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("minato._info", "what was built, and what was found on this machine"),
     "top": ("minato._top", "what the loaders in a running process are doing, live"),
 }
+#: those that are nothing without the engine
+NEED_ENGINE = ("top",)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if options.command in NEED_ENGINE and not CORE:
+        print(f"minato {options.command}: {NEEDS_LINUX}", file=sys.stderr)
+        return 1
     module = importlib.import_module(COMMANDS[options.command][0])
     return module.run(options.rest)
 

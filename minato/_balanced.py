@@ -10,6 +10,7 @@ import contextlib
 import pickle
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from . import _codec
 from ._errors import Failure, WorkerLost, describe_death
-from ._iterator import _Batch, _Lost, _MinatoIterator, _no_room, _note
+from ._iterator import _Batch, _MinatoIterator, _no_room, _note, _refused, _Told
 from ._job import fetches_batches, offered
 from ._locality import Groups, key_of
 from ._layout import Layout, NoLayout, alike, collates_more, is_default_collate
@@ -140,17 +141,24 @@ class BalancedIterator(_MinatoIterator):
         )
 
     def _engine_options(self) -> dict[str, Any]:
-        slow = self._slow_timeout
+        straggler = self._straggler_threshold
+        seconds = 0.0 if straggler == "auto" else float(straggler or 0)
         return dict(
             window=self._window(),
             in_order=self._in_order,
             costs=self._memo.costs,
-            max_workers=self._max_workers,
-            slow_seconds=-1.0 if slow is None else 0.0 if slow == "auto" else float(slow),
-            keep=self._memo.kept_scheduler((self._num_workers, self._max_workers)),
+            min_workers=self._least_workers,
+            max_workers=self._most_workers,
+            straggler_seconds=-1.0 if straggler is None else seconds,
+            blocks=self._blocks_out(),
+            keep=self._memo.kept_scheduler(self._bounds()),
             keeps=not self._native,
             unit_rows=self._unit_rows,
         )
+
+    def _blocks_out(self) -> int:
+        """Blocks that are out at once, as far as those are many."""
+        return 0
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
         offer = offer_of(loader)
@@ -305,7 +313,7 @@ class BalancedIterator(_MinatoIterator):
     def _window(self) -> int:
         """Torch's prefetch window for the workers there are, in what is planned."""
         workers = self._num_workers
-        if self._max_workers > workers and self._pool is not None:
+        if self._most_workers > workers and self._pool is not None:
             scheduler = self._engine.scheduler()
             workers = max(workers, scheduler["active"] if scheduler else 0)
         return self._prefetch_factor * workers
@@ -395,7 +403,7 @@ class BalancedIterator(_MinatoIterator):
     # ---- receiving -------------------------------------------------------------------
 
     def _next_data(self) -> Any:
-        if not self._planned:
+        if not self._planned and not self._exhausted:
             self._fill()
         if self._at_end():
             self._progress.finished = True
@@ -429,20 +437,29 @@ class BalancedIterator(_MinatoIterator):
         while (got := self._await_next(wait)) is not None:
             sequence, block = got
             batch = self._planned.pop(sequence)
-            if self._trace is not None:
-                self._trace.block(batch.indices, block)
-            data = self._take_rows(sequence, block)
-            if data is None:
-                try:
-                    data = self._take(batch, block)
-                finally:
-                    self._engine.taken(sequence, block)
+            data = self._data_of(sequence, batch, block)
             if self._of_this_epoch(batch):
                 if self._at_a_time > 1 and self._pinner is None:
                     batch.indices = None  # to free them later, with cold caches, takes longer
                 return batch, data
             self._kept_back.append((batch, data))
         return None
+
+    def _data_of(self, sequence: int, batch: _Batch, block: int) -> Any:
+        """The data of a batch, or a Failure. The engine goes on to the next."""
+        if block == 0:
+            data = _refused(self._engine, sequence, f"batch {batch.number}")
+            self._engine.taken(sequence, block)
+            return data
+        if self._trace is not None:
+            self._trace.block(batch.indices, block)
+        data = self._take_rows(sequence, block)
+        if data is None:
+            try:
+                data = self._take(batch, block)
+            finally:
+                self._engine.taken(sequence, block)
+        return data
 
     def _of_this_epoch(self, batch: _Batch) -> bool:
         return self._early is None or batch.sequence < self._early.first
@@ -459,9 +476,10 @@ class BalancedIterator(_MinatoIterator):
     def _await_next(self, wait: bool = True) -> tuple[int, int] | None:
         if not self._living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
-        timeout = 0.0 if not wait else self._timeout if self._timeout > 0 else -1.0
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
         while True:
-            got = self._engine.next(timeout)
+            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            got = self._engine.next(timeout if wait else 0.0)
             if got is True:
                 self._fill(dry=True)
                 continue
@@ -568,6 +586,7 @@ class BalancedIterator(_MinatoIterator):
     def _as_worker(self, number: int):
         """torch's collate goes another way where get_worker_info() says it is in a worker."""
         module = _utils.worker
+        before = module._worker_info
         module._worker_info = module.WorkerInfo(
             id=number,
             num_workers=self._num_workers,
@@ -577,7 +596,7 @@ class BalancedIterator(_MinatoIterator):
         try:
             yield
         finally:
-            module._worker_info = None
+            module._worker_info = before
 
     def _lost(self, batch: _Batch, block: int) -> Failure:
         lost = self._engine.lost(block)
@@ -588,7 +607,7 @@ class BalancedIterator(_MinatoIterator):
             index = list(index[row0 : row0 + nrows])
         if type(index) is list and len(index) == 1:
             index = index[0]
-        return _Lost(
+        return _Told(
             WorkerLost(
                 f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "
                 f"of batch {batch.number}, and so was every worker that tried before it.",

@@ -21,7 +21,8 @@ class WorkerLost(RuntimeError):
         pid: process id of the worker that died last on the task.
         index: the sampler's index (or list of indices) of the sample it was at, or None.
         exit_status: its exit code, or minus the number of the signal that killed it, or 1000
-            plus the error number for which no process could be made.
+            plus the error number for which no process could be made, or 2000 and more when it was
+            ended because it had damaged memory that it shares with the loader.
     """
 
     def __init__(self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0):
@@ -34,8 +35,27 @@ class WorkerLost(RuntimeError):
         return type(self), (self.args[0], self.pid, self.index, self.exit_status)
 
 
+#: in place of an exit code: the worker was told to leave, because of one of these
+DAMAGED = 2000
+_DAMAGES = {
+    1: "the state of a task is not one that there is",
+    2: "the times of a task lie in the future",
+    3: "what it says of its samples is none of what it may say",
+    4: "its result lies in memory that is not its own",
+    5: "its result reaches beyond its own end",
+    6: "the memory it asks for, or says it has used, makes no sense",
+}
+
+
 def describe_death(pid: int, status: int) -> str:
     """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
+    if status >= DAMAGED:
+        what = _DAMAGES.get(status - DAMAGED, "it makes no sense")
+        return (
+            f"DataLoader worker (pid {pid}) was ended, because a record that it shares with the "
+            f"loader is damaged: {what}. Code in the worker writes to memory where it must not, "
+            "most likely an extension in C that the dataset uses. "
+        )
     if status >= NOT_STARTED:
         number = status - NOT_STARTED
         text = f"A DataLoader worker could not be started: {os.strerror(number)}. "
@@ -56,6 +76,14 @@ def describe_death(pid: int, status: int) -> str:
     elif -status == signal.SIGKILL:
         text += "If you did not do this, the system may have run out of memory."
     return text
+
+
+def native_impossible(reason: str) -> str:
+    """Why worker_type="native" is refused, and what to do."""
+    return (
+        f"worker_type='native' cannot serve this loader: {reason}. Change that, or leave "
+        "worker_type=None, which then takes worker processes"
+    )
 
 
 @dataclass

@@ -52,7 +52,7 @@ def _in_child() -> None:
             os.close(read)
     _pending.clear()
     _living.clear()
-    _core.living_forks([])
+    _core.forked()
     # At its exit multiprocessing would end "its" daemons, which are the parent's.
     children: set[Any] = vars(process)["_children"]
     for child in list(children):

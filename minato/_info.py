@@ -110,8 +110,11 @@ def _torch_extension() -> str:
 
 def build() -> dict[str, Any]:
     """Which extension modules there are, and how they were compiled."""
+    missing = "missing: this installation is broken, install minato again"
+    if sys.platform != "linux":
+        missing = "none: it needs Linux; torch's own loader serves in its place"
     return {
-        "core": _built("_core", "missing: this installation is broken, install minato again"),
+        "core": _built("_core", missing),
         "operators (minato.ops)": _built("_ops", "not built"),
         "torch extension": _asked(_torch_extension),
         "compiler": _asked(lambda: extension("_core").compiler),

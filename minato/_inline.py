@@ -1,4 +1,6 @@
-"""The iterator of a loader without workers: torch's, which counts and can go on."""
+"""The iterator of a loader without workers: torch's, which counts and can go on.
+
+With ``seed_per_sample=True`` it makes what workers would make."""
 
 from __future__ import annotations
 
@@ -9,10 +11,15 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from ._memo import memo_of
 from ._resume import Counted, global_generators
+from ._system import CORE
+
+if CORE:
+    from ._seeded_here import SeededFetcher
 
 
 class InlineIterator(Counted, _SingleProcessDataLoaderIter):
-    """torch's iterator for ``num_workers=0``; samples draw from the program's generators.
+    """torch's iterator for ``num_workers=0``; samples draw from the program's generators,
+    unless ``seed_per_sample=True`` asks for those of workers.
 
     The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
     draws at once. An iterable dataset may draw its order from the program's generators, so it
@@ -30,8 +37,11 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
                     self._dataset_fetcher.fetch(super()._next_index())
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
-        self._number = 0
+        self._number = self._position = 0
         self._begun = False
+        self._seeded: Any = None
+        if loader.seed_per_sample and CORE:
+            self._dataset_fetcher = self._seeded = SeededFetcher(self._dataset_fetcher)
         self._progress = self._new_progress(self._start)
         if start and start["base_seed"] is not None:
             self._progress.epoch = start["epoch"]
@@ -58,13 +68,21 @@ class InlineIterator(Counted, _SingleProcessDataLoaderIter):
             try:
                 index = super()._next_index()
                 while self._progress.has(self._number):
-                    self._number += 1
+                    self._pass_over(index)
                     index = super()._next_index()
             except StopIteration:
                 self._progress.check_end(self._number)
                 raise
-        self._number += 1
+        if self._seeded is not None:
+            seed = self._base_seed & (2**64 - 1)
+            self._seeded.place = (seed, self._epoch, self._number, self._position)
+        self._pass_over(index)
         return index
+
+    def _pass_over(self, index: Any) -> None:
+        self._number += 1
+        sized = self._auto_collation and hasattr(index, "__len__")
+        self._position += len(index) if sized else 1
 
     def _next_data(self) -> Any:
         drawn = self._number

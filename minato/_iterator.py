@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import (
 )
 
 from . import _codec
-from ._errors import Failure, WorkerLost, describe_death
+from ._errors import DAMAGED, Failure, WorkerLost, describe_death
 from ._in_hand import ReceivesAhead
 from ._limits import NOT_STARTED
 from ._memo import memo_of
@@ -86,8 +86,10 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             )
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
-        self._max_workers = max(loader.max_workers or 0, self._num_workers)
-        self._slow_timeout = loader.slow_timeout
+        bounds = loader.autoscale or (self._num_workers, self._num_workers)
+        self._least_workers: int = bounds[0]
+        self._most_workers: int = bounds[1]
+        self._straggler_threshold = loader.straggler_threshold
         self._start_pool(loader)
         self._reset(loader, first_iter=True)
 
@@ -110,7 +112,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             one_thread=loader.scheduling != "static",
             options=self._engine_options(),
             job=dict(
-                num_workers=self._max_workers if balanced else self._num_workers,
+                num_workers=self._most_workers if balanced else self._num_workers,
                 base_seed=self._base_seed,
                 dataset_kind=self._dataset_kind,
                 auto_collation=self._auto_collation,
@@ -124,6 +126,10 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
                 probing=self._splits and self._memo.asks_for_samples(),
             ),
         )
+
+    def _bounds(self) -> tuple[int, int, int]:
+        """What the number of workers moves between, and where it begins."""
+        return self._least_workers, self._num_workers, self._most_workers
 
     def _living(self) -> bool:
         return self._pool is not None and not self._pool.stopped
@@ -167,7 +173,7 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
 
     def _check_health(self, done: Any) -> None:
         health = self._engine.health()
-        unstarted = health["deaths"] > 0 and health["status"] >= NOT_STARTED
+        unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
             if not done():
                 pool = self._pool
@@ -225,19 +231,18 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
             if health is not None:
                 self._memo.last_stats = engine_stats(self)
                 if self._balanced:
-                    bounds = (self._num_workers, self._max_workers)
-                    self._memo.keep_scheduler(bounds, self._engine)
+                    self._memo.keep_scheduler(self._bounds(), self._engine)
                 if self._trace is not None:
                     self._trace.ended()
             pool.stop()
-            if health is not None and health["deaths"] and health["status"] >= NOT_STARTED:
+            if health is not None and health["deaths"] and NOT_STARTED <= health["status"] < DAMAGED:
                 self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
 
-class _Lost(Failure):
-    """A lost worker, raised as it is."""
+class _Told(Failure):
+    """The loader's own word on a batch, raised as it is."""
 
-    def __init__(self, error: WorkerLost) -> None:
+    def __init__(self, error: Exception) -> None:
         self.error = error
         self.note = self.stand_in = ""
 
@@ -258,6 +263,29 @@ def _batch_note(number: int, indices: Any) -> str:
 def _short(indices: Any) -> str:
     text = repr(indices)
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+#: by the engine's reasons for not making a batch (csrc/load/mn_engine.h): what it needs
+_NEEDS = {
+    1: "{need} task descriptors at once, and there are {all} ({used} are in use: each sample that "
+    "waits for its batch has one)",
+    2: "{need} bytes for its indices and for what workers report, and there are {all}",
+    3: "{need} bytes for its samples, and the memory that loader and workers share has {all} "
+    "({used} are in use, {kept} of them by batches that the program keeps). A limit on address "
+    "space (`ulimit -v`) makes that smaller than memory_limit",
+    4: "{need} bytes that the system refuses to the program",
+}
+
+
+def _refused(engine: Any, sequence: int, what: str) -> Failure:
+    """A batch, or a sample of one, that the engine cannot make."""
+    why, need, there = engine.refused(sequence)
+    memory = engine.memory()
+    used = memory["in_flight"] if why == 1 else memory["used"]
+    needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
+    return _Told(
+        MemoryError(f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer.")
+    )
 
 
 def _no_room() -> Failure:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _core
-from ._layout import Layout
 from ._resume import Progress
+from ._system import CORE, NoCosts
+
+if TYPE_CHECKING:
+    from ._layout import Layout
+
+if CORE:
+    from ._core import CostModel
 
 #: batches that did not fit the layout, of the last so many, before it is given up
 MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
@@ -65,27 +70,28 @@ class Memo:
             with contextlib.suppress(Exception):  # with a sampler torch asks for none
                 size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
-        self.costs = _core.CostModel(self.size)
+        self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         self.iterator: Any = None  # weak reference to the latest iterator
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
+        self.told_uncounted = False  # that its states know no position
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         #: what its worker scheduler had come to, and between which numbers of workers
-        self.scheduler: tuple[tuple[int, int], bytes] | None = None
+        self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def asks_for_samples(self) -> bool:
         """Whether workers are to say what their first samples are like, see _split.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
-    def keep_scheduler(self, bounds: tuple[int, int], engine: Any) -> None:
+    def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
         """An iterator ends: its successor goes on with the workers it had found to suffice."""
         found = engine.scheduler()
         if found is not None:
             self.scheduler = (bounds, found["keep"])
 
-    def kept_scheduler(self, bounds: tuple[int, int]) -> bytes | None:
+    def kept_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
         """For an engine that begins; None where the user has set other bounds since."""
         kept = self.scheduler
         return kept[1] if kept is not None and kept[0] == bounds else None

@@ -27,7 +27,7 @@ from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import _codec, _core
-from ._errors import Failure
+from ._errors import Failure, native_impossible
 from ._job import behind_subsets, by_sample, offered
 from ._layout import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ._memo import Shape
@@ -138,15 +138,8 @@ def offer_of(loader: Any) -> Offer | None:
         except Exception as error:  # with process workers it comes from the samples
             reason, cause = f"the dataset's native_pipeline() failed: {error}", error
     if loader.worker_type == "native":
-        raise ValueError(impossible(reason)) from cause
+        raise ValueError(native_impossible(reason)) from cause
     return None
-
-
-def impossible(reason: str) -> str:
-    return (
-        f"worker_type='native' cannot serve this loader: {reason}. Change that, or leave "
-        "worker_type=None, which then takes worker processes"
-    )
 
 
 def _opened(loader: Any) -> Offer | str:

@@ -9,16 +9,19 @@ before batches that it may be part of are formed, and is marked when they are.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from . import _codec, _core
 from ._errors import Failure
 from ._balanced import BalancedIterator
-from ._iterator import _Batch, _no_room, _note
+from ._iterator import _Batch, _no_room, _note, _refused
+from ._seeded_here import COLLATE, SeededHere
 from ._worker import ERROR, OBJECTS, ROWS, SAMPLES
 
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a
@@ -53,11 +56,16 @@ class ReadyIterator(BalancedIterator):
         self._sampler = batches.sampler
         self._done: dict[int, _Done] = {}  # by place in the policy's count
         self._before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
-        self._sequence = self._first = 0
+        self._sequence = self._first = self._formed = 0
+        self._here: SeededHere | None = None
         super().__init__(loader)
 
     def _window(self) -> int:
         return super()._window() * self._size
+
+    def _blocks_out(self) -> int:
+        """All samples that may wait for those of the batch that is the last for them."""
+        return (DISPLACEMENT + 1) * self._size + self._window()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         for done in self._done.values():
@@ -70,15 +78,17 @@ class ReadyIterator(BalancedIterator):
         self._told_end = False
         self._horizon = -1  # as the engine knows it
         super()._reset(loader, first_iter)
+        self._formed = self._progress.count // self._size
 
     # ---- sending: samples instead of batches -------------------------------------------
 
     def _single_indices(self) -> Iterator[list]:
-        most = self._how_many() if self._drop_tail else None
-        for n, index in enumerate(self._sampler):
-            if n == most:
-                return
-            yield [index]
+        if not self._drop_tail:
+            yield from ([index] for index in self._sampler)
+            return
+        indices = iter(self._sampler)
+        while len(batch := list(islice(indices, self._size))) == self._size:
+            yield from ([index] for index in batch)
 
     def _how_many(self) -> int:
         count = len(self._sampler)
@@ -145,6 +155,7 @@ class ReadyIterator(BalancedIterator):
         if not places:
             return None
         samples = [self._done.pop(p) for p in places]
+        self._formed += 1
         return samples, self._batch_of(samples)
 
     def _more(self) -> bool:
@@ -164,14 +175,19 @@ class ReadyIterator(BalancedIterator):
     def _mark(self, sequence: int, block: int, slow_ns: int) -> None:
         """Reads what came of one sample, for the policy; it is slow from slow_ns on."""
         batch = self._planned.pop(sequence)
-        if self._trace is not None:
-            self._trace.block(batch.indices, block)
-        done = _Done(batch.number, batch.indices[0], block)
-        wall_ns = self._engine.reports(block)[0][1]
-        self._read(batch, block, done)
-        self._engine.detach(sequence)
-        if done.block is None:
-            self._engine.retire(block)
+        done = _Done(batch.number, batch.indices[0], block or None)
+        wall_ns = 0
+        if block == 0:
+            done.failure = _refused(self._engine, sequence, f"sample {done.index!r}")
+            self._engine.taken(sequence, block)
+        else:
+            if self._trace is not None:
+                self._trace.block(batch.indices, block)
+            wall_ns = self._engine.reports(block)[0][1]
+            self._read(batch, block, done)
+            self._engine.detach(sequence)
+            if done.block is None:
+                self._engine.retire(block)
         place = sequence - self._first
         self._done[place] = done
         heapq.heappush(self._before, (place, wall_ns > slow_ns))
@@ -216,6 +232,18 @@ class ReadyIterator(BalancedIterator):
             for done in samples:
                 self._free(done)
 
+    @contextlib.contextmanager
+    def _as_worker(self, number: int) -> Iterator[None]:
+        """Seeded by the batch's number, as in a worker: what a collate_fn draws here are the
+        program's own generators, which are put back. (There is no stream of a worker's that
+        seed_per_sample=False could leave it.)"""
+        if self._here is None:
+            self._here = SeededHere(self._dataset, hooks=False)
+        seed = self._base_seed & (2**64 - 1)
+        with super()._as_worker(number), self._here.undisturbed():
+            self._here.seed(seed, self._epoch, self._formed - 1, COLLATE)
+            yield
+
     def _gathered(self, samples: list[_Done], layout: Any) -> Any:
         blocks = [d.block for d in samples if d.block is not None]
         block = self._engine.gather(blocks, layout.core)
@@ -231,7 +259,7 @@ class ReadyIterator(BalancedIterator):
         return self._engine.row(done.block, layout.core, 0, done.objects)
 
     def displacement(self) -> dict[str, float]:
-        """How far samples moved from where the sampler had them, in samples."""
+        """How far samples moved from where the sampler had them, in batches."""
         policy = self._policy
         formed = self._progress.count + sum(len(done) for done, _ in self._in_hand if done)
         return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}

@@ -22,7 +22,7 @@ from minato._core import Seeder
 from minato._job import behind_subsets
 from minato._seeding_plans import bitgen_of, generator_kind, loaded, mro_of, plan_bitgen
 
-__all__ = ["Found", "find_all", "find_private_generators", "make_seeder"]
+__all__ = ["Found", "find_all", "find_of", "find_private_generators", "make_seeder", "seeder_of"]
 
 #: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
 #: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
@@ -293,6 +293,15 @@ def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
     other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
     *in addition* with 63 bits of its own, so that what it sets is what counts."""
+    return seeder_of(find_of(dataset, *others, limit=limit))
+
+
+def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
+    """What is to be seeded for a dataset, and the dataset of its Subset, and the others."""
     inner, subsets = behind_subsets(dataset)
-    found = find_all((dataset, *([inner] if subsets else []), *others), limit)
+    return find_all((dataset, *([inner] if subsets else []), *others), limit)
+
+
+def seeder_of(found: Found) -> Seeder:
+    """The Seeder of what a walk has found."""
     return Seeder(found.generators, hooks=found.hooks)

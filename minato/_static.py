@@ -38,6 +38,10 @@ class StaticIterator(_MinatoIterator):
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
         super().__init__(loader)
 
+    def _engine_options(self) -> dict[str, Any]:
+        # each worker's window, the marker of a new epoch, and some that are read late
+        return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0

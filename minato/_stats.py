@@ -17,13 +17,13 @@ cost                        of a sample: mean, p50, p75, p90, p99, slow (thresho
                             workers collate: collate; split: whether several fetch for one
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
-                            place in the sampler's order, in samples
+                            place in the sampler's order, in batches
 worker_type                 "process" or "native" (threads of this process)
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
-scheduler                   with max_workers: active, max, slow (samples flagged so far),
-                            decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
+scheduler                   with autoscale: active, low, high, stragglers (samples so far that
+                            were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
 verdict                     one sentence: is the caller waiting, for what, what would help
 """
@@ -32,11 +32,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 
-from . import _core
 from ._memo import memo_of
+from ._system import CORE
 from ._verdict import Facts, verdict
+
+if CORE:
+    from . import _core
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 _REASONS = ("window", "early", "ahead", "finale", "order")
@@ -77,6 +79,8 @@ def collect(loader: Any) -> dict[str, Any]:
         stats["errors"] = iterator._errors if iterator is not None else 0
     elif iterator is not None and iterator._living():
         stats.update(engine_stats(iterator))
+    elif (reason := loader._why_torch()) is not None:
+        stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
         stats.update(memo.last_stats)
     return stats
@@ -162,18 +166,14 @@ def _costs(s: Any) -> dict[str, Any]:
 
 
 def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
-    index, wall = (np.frombuffer(part, np.int64) for part in costs.save())
-    if index.size == 0:
-        return []
-    first = np.argsort(-wall, kind="stable")[:most]
-    return [(int(index[i]), float(wall[i]) * _NS) for i in first]
+    return [(index, wall * _NS) for index, wall in costs.slowest(most)]
 
 
 def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
     if s is None:
         return None
     return {
-        **{k: s[k] for k in ("active", "max", "slow")},
+        **{k: s[k] for k in ("active", "low", "high", "stragglers")},
         "decisions": [
             {
                 "at": at * _NS,

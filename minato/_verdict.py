@@ -122,10 +122,10 @@ def _scheduler(stats: dict[str, Any], facts: Facts) -> str:
             "network) is at its limit."
         )
     if facts.reason in GROWS:
-        now, most = (stats["scheduler"][name] for name in ("active", "max"))
+        now, most = (stats["scheduler"][name] for name in ("active", "high"))
         return f"; the worker scheduler is adding workers ({now} now, {most} at most)."
     if facts.reason in FULL:
-        now, most = (stats["scheduler"][name] for name in ("active", "max"))
+        now, most = (stats["scheduler"][name] for name in ("active", "high"))
         return f" in all; batches are ready in time now, with {now} workers of {most} at most."
     if facts.reason == NO_MEMORY:
         return "; more workers might help, but memory has no room for them."
@@ -172,5 +172,5 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
 
 def _more(stats: dict[str, Any], facts: Facts) -> str:
     if stats["scheduler"] is not None:
-        return "raise max_workers"
-    return "raise num_workers" + (", or set max_workers" if facts.balanced else "")
+        return "raise autoscale's upper bound"
+    return "raise num_workers" + (", or set autoscale" if facts.balanced else "")

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.context as mp_context
+import operator
 import os
 import re
+import warnings
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._balanced import BalancedIterator
+from ._errors import native_impossible
 from ._inline import InlineIterator
+from ._limits import fair_memory
 from ._memo import memo_of
-from ._native import impossible, why_not
-from ._ready import ReadyIterator
-from ._resume import opened, state_of
-from ._static import StaticIterator
+from ._resume import Sources, opened, state_of
 from ._stats import collect
+from ._system import CORE, NEEDS_LINUX, tell_of_torch
+
+if CORE:
+    from ._balanced import BalancedIterator
+    from ._native import why_not
+    from ._ready import ReadyIterator
+    from ._static import StaticIterator
 
 log = logging.getLogger("minato")
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-_STANDARD_CONTEXTS = (
-    mp_context.DefaultContext,
-    mp_context.ForkContext,
-    mp_context.SpawnContext,
-    mp_context.ForkServerContext,
+_STANDARD_CONTEXTS = tuple(
+    getattr(mp_context, f"{name}Context")
+    for name in ("Default", "Fork", "Spawn", "ForkServer")
+    if hasattr(mp_context, f"{name}Context")  # not every system has all
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -52,24 +58,40 @@ def parse_bytes(text: int | str) -> int:
     return size
 
 
-def _check_workers(num_workers: int, max_workers: Any, slow_timeout: Any) -> None:
-    if max_workers is not None:
-        if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
+def _whole_epoch(epoch: Any) -> int:
+    """What set_epoch was told as an int that fits into 64 bits."""
+    try:
+        if isinstance(epoch, bool):
+            raise TypeError
+        number = operator.index(epoch)
+    except TypeError:
+        raise TypeError(f"set_epoch() takes a whole number, but got {epoch!r}") from None
+    if not 0 <= number < 2**63:
+        raise ValueError(f"set_epoch() takes a number from 0 on below 2**63, but got {number}")
+    return number
+
+
+def _check_workers(num_workers: int, autoscale: Any, straggler_threshold: Any) -> None:
+    if autoscale is not None:
+        pair = isinstance(autoscale, (tuple, list)) and len(autoscale) == 2
+        if not pair or any(type(n) is not int for n in autoscale) or autoscale[0] < 1:
             raise ValueError(
-                f"max_workers option should be a positive integer, but got {max_workers!r}"
+                "autoscale option should be None or a pair (low, high) of positive integers, "
+                f"but got {autoscale!r}"
             )
         if num_workers == 0:
-            raise ValueError("max_workers option needs num_workers > 0")
-        if max_workers < num_workers:
+            raise ValueError("autoscale option needs num_workers > 0")
+        if not autoscale[0] <= num_workers <= autoscale[1]:
             raise ValueError(
-                f"max_workers={max_workers} is less than num_workers={num_workers}, with which "
-                "loading starts"
+                f"autoscale={autoscale!r} does not hold num_workers={num_workers}, with which "
+                "loading starts: low <= num_workers <= high"
             )
-    number = isinstance(slow_timeout, (int, float)) and not isinstance(slow_timeout, bool)
-    if not (slow_timeout is None or slow_timeout == "auto" or (number and slow_timeout > 0)):
+    threshold = straggler_threshold
+    number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if not (threshold is None or threshold == "auto" or (number and threshold > 0)):
         raise ValueError(
-            "slow_timeout option should be 'auto', None or a positive number of seconds, but "
-            f"got {slow_timeout!r}"
+            "straggler_threshold option should be 'auto', None or a positive number of seconds, "
+            f"but got {threshold!r}"
         )
 
 
@@ -95,6 +117,39 @@ def _check_batching(loader: Any) -> None:
         raise ValueError(f"batching='ready' needs {wrong}")
 
 
+def _check_ignored(loader: Any) -> None:
+    """Raises where an option would have no effect: who asks for something is to get it."""
+    threshold, bounds = loader.straggler_threshold, loader.autoscale or (0, 0)
+    asked = {
+        "seed_per_sample": loader.seed_per_sample,
+        "max_retries": loader.max_retries > 1,
+        "autoscale": loader.autoscale,
+        "straggler_threshold": threshold is not None and threshold != "auto",
+        "prefetch_next_epoch": loader.prefetch_next_epoch,
+    }
+    ignored = [name for name in asked if asked[name]]
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
+        why = "for DataPipes, which torch's own workers serve"
+        ignored += ["memory_limit"] if loader.memory_limit is not None else []
+    elif loader._dataset_kind == _DatasetKind.Iterable:
+        why = (
+            "for an iterable dataset: each worker goes through it by itself, with a random "
+            "stream of its own, and cannot be replaced"
+        )
+    elif loader.scheduling == "static":
+        why = (
+            "with scheduling='static': batches and random streams belong to workers, which "
+            "cannot be replaced"
+        )
+    else:
+        why = "without autoscale=(low, high), which says how many standby workers there may be"
+        alone = asked["straggler_threshold"] and bounds[0] == bounds[1]
+        ignored = ["straggler_threshold"] if alone else []
+    if ignored:
+        name = ignored[0]
+        raise ValueError(f"{name}={getattr(loader, name)!r} has no effect {why}. Leave it out.")
+
+
 def _check_worker_type(loader: Any) -> None:
     if loader.worker_type not in (None, "process", "native"):
         raise ValueError(
@@ -102,9 +157,11 @@ def _check_worker_type(loader: Any) -> None:
             f"{loader.worker_type!r}"
         )
     if loader.worker_type == "native":
-        reason = why_not(loader) if loader.num_workers > 0 else "num_workers is 0"
+        reason: str | None = "num_workers is 0"
+        if loader.num_workers > 0:
+            reason = why_not(loader) if CORE else NEEDS_LINUX
         if reason is not None:
-            raise ValueError(impossible(reason))
+            raise ValueError(native_impossible(reason))
 
 
 def _is_torchs_own() -> bool:
@@ -131,13 +188,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             workers. ``"static"`` is torch bit for bit: batch i on worker i mod n with
             torch's random streams. The environment variable ``MINATO_SCHEDULING`` sets the
             default. Iterable datasets always keep torch's streams.
-        seed_per_sample: ``None``: on when balanced, off when static. ``False`` leaves each
-            worker its own stream, as torch does. A dataset may offer
+        seed_per_sample: ``None``: on when balanced, off when static and without workers.
+            ``False`` leaves each worker its own stream, as torch does; ``True`` with
+            ``num_workers=0`` gives the samples of any other number of workers. A dataset may offer
             ``seed_sample(seed: int)`` for generators that minato cannot find (and
             ``cost_hint(index) -> seconds``, a first guess of what a sample costs).
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
-            are copied to ordinary memory. ``None``: half of what is available.
+            are copied to ordinary memory. ``None``: half of what is available,
+            shared between the processes that a launcher such as torchrun has started here.
         batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
             whichever samples are ready first, slow ones with their natural share and none
             further than ``minato._ready.DISPLACEMENT`` batches from its place; needs
@@ -150,20 +209,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             where the dataset offers it and nothing asks for Python in a worker (a
             collate_fn or worker_init_fn, ``scheduling="static"``, a
             ``multiprocessing_context``, ``batch_size=None``), else processes.
-        max_workers: ``None``: exactly ``num_workers``. A number: the worker scheduler moves
-            between 1 and it, starting at ``num_workers``; also the ceiling for standby workers.
-        slow_timeout: seconds after which a sample in flight counts as slow and a standby
-            worker may be admitted; ``"auto"`` learns it, ``None`` switches that off. Only
-            matters with ``max_workers``.
+        autoscale: ``None``: exactly ``num_workers``. ``(low, high)``: the number of workers
+            moves between the two by what is measured, starting at ``num_workers``; ``high`` is
+            also the ceiling for standby workers.
+        straggler_threshold: seconds in flight from which a sample counts as a straggler, for
+            which a standby worker may be admitted; ``"auto"`` learns it, ``None`` switches
+            that off. A number needs ``autoscale``.
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between discards what was begun.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
-            datasets, whose workers cannot be replaced.
+            datasets, whose workers cannot be replaced: more than the default is refused.
 
     Raises:
-        ValueError: for arguments that make no sense, with torch's texts for torch's.
+        ValueError: for arguments that make no sense, with torch's texts for torch's, and for
+            options of minato's that would have no effect for the dataset or the scheduling.
     """
 
     scheduling: str = "balanced"
@@ -172,8 +233,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     max_retries: int = 1
     batching: str = "sampler"
     worker_type: str | None = None
-    max_workers: int | None = None
-    slow_timeout: float | str | None = "auto"
+    autoscale: tuple[int, int] | None = None
+    straggler_threshold: float | str | None = "auto"
     prefetch_next_epoch: bool = False
 
     def __init__(
@@ -202,8 +263,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_retries: int = 1,
         batching: str = "sampler",
         worker_type: str | None = None,
-        max_workers: int | None = None,
-        slow_timeout: float | str | None = "auto",
+        autoscale: tuple[int, int] | None = None,
+        straggler_threshold: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
     ) -> None:
         if scheduling not in ("balanced", "static"):
@@ -221,16 +282,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if memory_limit is not None:
             parse_bytes(memory_limit)
-        _check_workers(num_workers, max_workers, slow_timeout)
-        if max_workers is not None and scheduling == "static":
-            raise ValueError("max_workers needs scheduling='balanced': static scheduling ties "
+        _check_workers(num_workers, autoscale, straggler_threshold)
+        if autoscale is not None and scheduling == "static":
+            raise ValueError("autoscale needs scheduling='balanced': static scheduling ties "
                              "batches and random streams to a fixed number of workers")
         if prefetch_next_epoch and not persistent_workers:
             raise ValueError("prefetch_next_epoch needs persistent_workers=True")
         self.batching = batching
         self.worker_type = worker_type
-        self.max_workers = max_workers
-        self.slow_timeout = slow_timeout
+        self.autoscale = autoscale
+        self.straggler_threshold = straggler_threshold
         self.prefetch_next_epoch = prefetch_next_epoch
         self.scheduling = scheduling
         self.seed_per_sample = seed_per_sample
@@ -255,15 +316,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        _check_ignored(self)
         _check_batching(self)
         _check_worker_type(self)
 
     def _memory_limit_bytes(self) -> int:
-        return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)
+        if self.memory_limit is None:
+            return fair_memory(max(self.num_workers, self.autoscale[1] if self.autoscale else 0))
+        return parse_bytes(self.memory_limit)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
-        ``set_epoch``; copies of the dataset in persistent workers hear of it, too."""
+        ``set_epoch``; copies of the dataset in persistent workers hear of it, too.
+
+        Raises:
+            TypeError: for what is no whole number.
+            ValueError: for one below 0 or from 2**63 on.
+        """
+        epoch = _whole_epoch(epoch)
         batches = self.batch_sampler
         told: list[Any] = []
         for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
@@ -278,15 +348,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
         Holds the epoch, the base seed, the position, the states of the generators that the
-        order comes from, and learned costs; see ``minato._resume`` for the fields.
-
-        Raises:
-            RuntimeError: where torch's own workers serve the loader (DataPipes, custom
-                multiprocessing contexts), which count nothing.
+        order comes from, and learned costs; see ``minato._resume`` for the fields. Where
+        torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
+        which count nothing, it knows the epoch and no position in it, and warns once.
         """
-        self._check_counted()
         memo = memo_of(self)
-        return state_of(self, memo) if memo.resume is None else memo.resume["as_given"]
+        if memo.resume is not None:
+            return memo.resume["as_given"]
+        reason = self._why_torch()
+        if reason is not None and not memo.told_uncounted:
+            memo.told_uncounted = True
+            warnings.warn(
+                f"this loader uses torch's own workers ({reason}), and those count nothing: "
+                "its state holds the epoch it is in and no position within that.",
+                stacklevel=2,
+            )
+        return state_of(self, memo, counted=reason is None)
 
     def load_state_dict(self, state: dict) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
@@ -296,13 +373,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterable datasets make what was delivered again and throw it away: they need the same
         number of workers, and random streams of persistent workers only come back in their
         first epoch. Without workers a sample's randomness is the program's own to restore.
-        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew.
+        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew. Where
+        torch's own workers serve the loader, an epoch that was left in the middle begins
+        anew, with a warning.
 
         Raises:
             ValueError: for what is no state of this class, or of another loader.
-            RuntimeError: as ``state_dict``.
         """
-        self._check_counted()
         memo = memo_of(self)
         if state == {}:
             memo.resume, memo.progress = None, None
@@ -311,18 +388,28 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo.costs.load(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
-        memo.resume = resume
-
-    def _check_counted(self) -> None:
         reason = self._why_torch()
-        if reason is not None:
-            raise RuntimeError(f"this loader has no state: {reason}, and those count nothing")
+        if reason is None:
+            memo.resume = resume
+            return
+        Sources(self).set_own(resume["generators"])
+        again = resume["delivered"] + len(resume["delivered_beyond"])
+        again += sum(resume["delivered_by_worker"] or [])
+        if again:
+            units = "batches" if resume["unit"] == "batch" else "samples"
+            warnings.warn(
+                f"this loader uses torch's own workers ({reason}), which cannot go on in the "
+                f"middle of an epoch: it begins anew, and {again} {units} come again.",
+                stacklevel=2,
+            )
 
     def stats(self) -> dict:
         """What the loader has done and waits for; see ``minato._stats`` for the fields."""
         return collect(self)
 
     def _get_iterator(self):
+        if not CORE:
+            tell_of_torch(self)
         if self.num_workers == 0:
             return InlineIterator(self)
         reason = self._why_torch()
@@ -340,6 +427,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Why torch's own workers serve this loader, or None."""
         if self.num_workers == 0:
             return None
+        if not CORE:
+            return NEEDS_LINUX
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return "DataPipes shard and shuffle through torch's workers"
         if not _is_torchs_own():

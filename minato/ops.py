@@ -37,7 +37,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from minato import _ops
+from minato._system import CORE, Absent
+
+if CORE:
+    from minato import _ops
+else:
+    _ops = Absent("minato.ops")  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import torch

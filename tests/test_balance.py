@@ -1,6 +1,7 @@
 """Options of balanced scheduling: ready-first batches, epochs begun early, more workers."""
 
 import multiprocessing
+import pickle
 import threading
 import time
 
@@ -9,6 +10,7 @@ import torch
 from test_native import wait_for
 
 import minato
+from minato import _core
 from minato._memo import memo_of
 
 
@@ -314,21 +316,60 @@ class TestMoreWorkers:
     @pytest.mark.parametrize(
         "wrong, text",
         [
-            (dict(max_workers=0), "positive integer"),
-            (dict(max_workers=1), "less than num_workers"),
-            (dict(max_workers=4, num_workers=0), "num_workers > 0"),
-            (dict(max_workers=4, scheduling="static"), "scheduling='balanced'"),
-            (dict(slow_timeout="soon"), "slow_timeout option"),
-            (dict(slow_timeout=-1.0), "slow_timeout option"),
+            (dict(autoscale=4), "a pair"),
+            (dict(autoscale=(1, 2, 3)), "a pair"),
+            (dict(autoscale=(0, 2)), "positive integers"),
+            (dict(autoscale=(1.0, 2)), "positive integers"),
+            (dict(autoscale=(True, 2)), "positive integers"),
+            (dict(autoscale=(1, 1)), "low <= num_workers <= high"),
+            (dict(autoscale=(4, 8)), "low <= num_workers <= high"),
+            (dict(autoscale=(1, 4), num_workers=0), "num_workers > 0"),
+            (dict(autoscale=(1, 4), scheduling="static"), "scheduling='balanced'"),
+            (dict(straggler_threshold="soon"), "straggler_threshold option"),
+            (dict(straggler_threshold=-1.0), "straggler_threshold option"),
+            (dict(straggler_threshold=float("nan")), "straggler_threshold option"),
         ],
     )
     def test_bad_values(self, wrong, text):
         with pytest.raises(ValueError, match=text):
             make(Costly(), **wrong)
 
+    @pytest.mark.parametrize("gone", ["max_workers", "slow_timeout"])
+    def test_old_names_are_unknown(self, gone):
+        with pytest.raises(TypeError, match=gone):
+            make(Costly(), **{gone: 4})
+
+    @pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e-300])
+    def test_a_threshold_that_no_clock_can_count(self, seconds):
+        loader = make(Costly(), num_workers=1, autoscale=(1, 2), straggler_threshold=seconds)
+        assert len(list(loader)) == len(loader)
+        stragglers = loader.stats()["scheduler"]["stragglers"]
+        assert seconds < 1 or stragglers == 0
+
+    def test_less_than_a_nanosecond_is_not_learned(self):
+        # 0 would be: and nothing is slow before something was learned
+        engine = _core.Engine(
+            1, 0, False, window=1, max_workers=2, straggler_seconds=1e-12, costs=_core.CostModel(8)
+        )
+
+        class Watched:
+            def __getitem__(self, index):
+                wait_for(lambda: engine.scheduler()["stragglers"] > 0)
+
+        try:
+            engine.start(-1, -1)
+            worker = _core.Worker(engine.segment, 0, Watched(), None, None, pickle.loads)
+            worker.ready()
+            engine.set_form(1, None, 0)
+            assert engine.plan([0], pickle.dumps, 0, 0, 0, 0, 0, 1, False, False)
+            assert worker.next()[0] == 1
+        finally:
+            engine.stop()
+            engine.close()
+
     def test_batches_do_not_depend_on_it(self):
         few = make(Costly(), num_workers=1)
-        many = make(Costly(), num_workers=1, max_workers=6, slow_timeout=0.01)
+        many = make(Costly(), num_workers=1, autoscale=(1, 6), straggler_threshold=0.01)
         for a, b in zip(few, many, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
@@ -349,8 +390,8 @@ class TestMoreWorkers:
                 return index
 
         loader = make(
-            Gate(), batch_size=1, shuffle=False, num_workers=1, max_workers=2, slow_timeout=0.05,
-            prefetch_factor=8, multiprocessing_context=context,
+            Gate(), batch_size=1, shuffle=False, num_workers=1, autoscale=(1, 2),
+            straggler_threshold=0.05, prefetch_factor=8, multiprocessing_context=context,
         )
         it = iter(loader)
         release = threading.Thread(

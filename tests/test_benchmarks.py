@@ -55,7 +55,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_loader(tmp_path: Path) -> None:
-    result, text = quick("loader.py", tmp_path)
+    result, text = quick("loader.py", tmp_path, "--cases", "tiny", "image", "volume", "turn")
     for case, found in result["check"].items():
         assert found["differ"] == [] and found["batches"] > 0, case
         rows = result["runs"][case][0]["loaders"]
@@ -66,22 +66,52 @@ def test_loader(tmp_path: Path) -> None:
         assert facts["peak"] >= facts["before"] > 0
 
 
+def test_loader_in_other_modes(tmp_path: Path) -> None:
+    modes = ["static", "iterable", "out-of-order", "ready"]
+    result, text = quick(
+        "loader.py", tmp_path, "--cases", "augment", "--no-memory", "--modes", *modes
+    )
+    names = set(result["runs"]["augment"][0]["loaders"])
+    assert {"minato, static", "minato, iterable", "torch, iterable", "torch, out of order",
+            "minato, out of order", "minato, ready first"} < names
+    assert result["check"]["augment"]["differ"] == []
+    assert all(f"\n{name}  " in text for name in names)
+
+
 def test_startup(tmp_path: Path) -> None:
     result, text = quick("startup.py", tmp_path)
-    assert set(result["runs"]) == {"spawn", "fork"}
+    assert set(result["runs"]) == set(result["bounds"]) == {"spawn", "fork"}
     for runs in result["runs"].values():
         assert all(run["first"] > 0 and run["cpu"] > 0 for [run] in runs.values())
-    assert "forkserver" not in text and "spawn" in text
+    assert "forkserver" not in text and "bound, spawn: " in text
+
+
+def test_preloading_is_the_forkservers(benchmark: Any) -> None:
+    startup = benchmark("startup")
+    assert startup.names_for("spawn") == startup.names_for("fork") == ["torch", "minato"]
+    assert startup.names_for("forkserver") == ["torch", "minato", "torch, preloaded"]
 
 
 def test_balance(tmp_path: Path) -> None:
-    result, text = quick("balance.py", tmp_path, "--only", "80/20, batch 4", "constant")
-    assert set(result["epochs"]) == set(result["waits"]) == {"80/20, batch 4", "constant"}
+    names = ["80/20, batch 4", "80/20 anew, batch 4"]
+    result, text = quick("balance.py", tmp_path, "--only", *names)
+    assert set(result["epochs"]) == set(result["waits"]) == set(names)
     for cells in result["epochs"].values():
         for [run] in cells.values():
             # no epoch beats the work that is in it
-            assert min(run["walls"]) >= run["bound"]
-    assert "ready first" in text or "as they complete" in text
+            assert all(w >= b for w, b in zip(run["walls"], run["bounds"], strict=True))
+    assert [bool(result["waits"][name]["minato, next epoch early"]) for name in names] == [1, 0]
+    assert "ready first" in text and text.count("..") > 10
+
+
+def test_costs_stay_or_are_drawn_anew(benchmark: Any) -> None:
+    balance = benchmark("balance")
+    stay, anew = (balance.Job(name, 3, True).costs for name in (
+        "80/20, batch 4", "80/20 anew, batch 4"))
+    assert (stay == stay[0]).all() and (stay[0] == anew[0]).all()
+    assert (anew[1] != anew[0]).any() and sorted(anew[1]) == sorted(anew[0])
+    assert balance.in_turn("abc", 0) == ["a", "b", "c"]
+    assert balance.in_turn("abc", 4) == ["b", "c", "a"]
 
 
 def test_leaks(tmp_path: Path) -> None:
@@ -176,6 +206,30 @@ def test_different_samples_are_noticed(benchmark: Any) -> None:
     batch[0][3, 5] += 1
     assert loader.checksum(batch) != same
     assert loader.checksum([batch[0].reshape(-1), batch[1]]) != loader.checksum(batch)
+
+
+def test_other_orders_and_draws_are_noticed(benchmark: Any) -> None:
+    loader = benchmark("loader")
+
+    def made(*epoch: int) -> Any:
+        found = loader.Delivered.__new__(loader.Delivered)
+        found.whole = found.batches = found.samples = [list(epoch)]
+        return found
+
+    for what, swapped_is_same in (("exactly", False), ("batches", False), ("any order", True),
+                                  ("samples", True)):
+        assert made(1, 2, 3).same(made(1, 2, 3), what)
+        assert made(1, 2, 3).same(made(2, 1, 3), what) is swapped_is_same
+        assert not made(1, 2, 3).same(made(1, 2, 2), what)
+    data = loader.Augment(4)
+    batch = torch.utils.data.default_collate([data[i] for i in range(4)])
+    assert loader.told_apart(data, batch).tolist() == [0, 1, 2, 3]
+    same = torch.utils.data.default_collate([data.made(i, batch[1][0].numpy()) for i in range(4)])
+    with pytest.raises(AssertionError, match="drew the same"):
+        loader.told_apart(data, [same, batch[1][:1].expand(4, 4).contiguous(), batch[2]])
+    batch[1][2, 0] += 1
+    with pytest.raises(AssertionError, match="sample 2 is not what its draws make of it"):
+        loader.told_apart(data, batch)
 
 
 def test_lost_and_swapped_samples_are_noticed(benchmark: Any) -> None:

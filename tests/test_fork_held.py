@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import minato
-from minato import _fork
+from minato import _core, _fork
 
 
 class Big(torch.utils.data.Dataset):
@@ -76,6 +76,22 @@ def test_no_descriptor_is_kept_for_children_that_are_gone():
         del batch
         source.stats()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_child_begins_with_nothing_of_its_parents():
+    """Nor with a lock of its parent's: a thread that is not in the child may have held it."""
+    it = iter(loader())
+    batch = next(it)
+    assert _core.fork_begins() > 0  # something is out
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if _core.fork_begins() == 0 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    del batch
 
 
 def two_that_are_gone():

@@ -87,7 +87,7 @@ def test_exactly_once(costs_us, size, count, mode, seed, window, drop_last, step
     data = Costly(costs_us)
     loader = minato.DataLoader(
         data, size, sampler=shuffled(data, seed), num_workers=count, prefetch_factor=window,
-        drop_last=drop_last, slow_timeout=0.001 if "scheduling" not in mode else "auto", **mode,
+        drop_last=drop_last, **mode,
     )  # fmt: skip
     total = len(costs_us) // size * size if drop_last else len(costs_us)
     order = shuffled(data, seed)
@@ -112,7 +112,7 @@ def test_exactly_once_while_workers_come_and_go(costs_us, size, data) -> None:
     mode = data.draw(st.sampled_from([{}, {"in_order": False},
                                       {"in_order": False, "batching": "ready"}]))  # fmt: skip
     loader = minato.DataLoader(
-        dataset, size, shuffle=True, num_workers=2, max_workers=6, slow_timeout=0.001,
+        dataset, size, shuffle=True, num_workers=2, autoscale=(1, 6), straggler_threshold=0.001,
         max_retries=3, **mode,
     )  # fmt: skip
     flat = sum(indices(loader), [])
@@ -161,7 +161,7 @@ def test_resizes_change_nothing(costs_us, size, mode, seed) -> None:
              zip(b[:, 0].int().tolist(), b[:, 1:5].tolist())}  # fmt: skip
     data.runs.zero_()
     torch.manual_seed(seed)
-    loader = minato.DataLoader(data, num_workers=2, max_workers=6, **options)
+    loader = minato.DataLoader(data, num_workers=2, autoscale=(1, 6), **options)
     it = iter(loader)
     resizes = Resizes(it, 6, seed)
     try:
@@ -217,7 +217,7 @@ def test_the_same_job_gives_the_same_bytes(costs_us, size, collates, persistent,
     if collates:
         options["collate_fn"] = random_collate
     found = [job(count, **options) for count in dict.fromkeys([1, 2, 7, *counts])]
-    found.append(job(1, max_workers=5, slow_timeout=0.001, **options))
+    found.append(job(1, autoscale=(1, 5), straggler_threshold=0.001, **options))
     assert all(f == found[0] for f in found)
 
 
@@ -234,12 +234,12 @@ def test_samples_of_constant_cost_are_never_flagged(spread: float, noise: random
     """Nor noisy ones. A busy machine may make one slow, but not in each of some runs."""
     for _attempt in range(5):
         data = Costly([int(6000 * (1 + spread * (2 * noise.random() - 1))) for _ in range(160)])
-        loader = minato.DataLoader(data, 8, num_workers=2, max_workers=4, persistent_workers=True)
+        loader = minato.DataLoader(data, 8, num_workers=2, autoscale=(1, 4), persistent_workers=True)
         for _ in range(2):
             assert sum(len(b) for b in loader) == 160
         scheduler = loader.stats()["scheduler"]
         standby = [d for d in scheduler["decisions"] if "standby" in d["why"]]
         assert Counter(data.runs.tolist()) == {2: 160}
-        if scheduler["slow"] == 0 and standby == []:
+        if scheduler["stragglers"] == 0 and standby == []:
             return
     pytest.fail(f"{scheduler['slow']} flagged, {standby}")

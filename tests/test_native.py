@@ -773,7 +773,7 @@ def test_without_any_worker_left() -> None:
 
 def test_a_standby_worker_is_a_thread_more() -> None:
     gate = Gate(0)
-    loader = native(Recipe(12, gate), num_workers=1, max_workers=2, slow_timeout=0.02,
+    loader = native(Recipe(12, gate), num_workers=1, autoscale=(1, 2), straggler_threshold=0.02,
                     prefetch_factor=20, in_order=False)  # fmt: skip
     iterator = iter(loader)
     others = [next(iterator)[0][0, 0].item() for _ in range(11)]  # sample 0 is waited for
@@ -791,7 +791,7 @@ def test_more_threads_where_samples_wait() -> None:
         time.sleep(0.02)
         numbered(index, key, out)
 
-    loader = native(Recipe(10**6, fill), 2, num_workers=1, max_workers=4, slow_timeout=None,
+    loader = native(Recipe(10**6, fill), 2, num_workers=1, autoscale=(1, 4), straggler_threshold=None,
                     persistent_workers=True)  # fmt: skip
     iterator = iter(loader)
     end = time.monotonic() + PATIENCE

@@ -215,6 +215,12 @@ def test_extensions_have_no_mutable_globals(libraries: list[Path]) -> None:
         assert not bad, f"{library.name} has mutable globals: {bad}"
 
 
+def test_assertions_are_compiled_in(libraries: list[Path]) -> None:
+    """Python's own compiler flags would leave them out. Each holds the name of its file."""
+    (core,) = (library for library in libraries if library.name.startswith("_core"))
+    assert b"csrc/load/mn_engine_blocks.c" in core.read_bytes()
+
+
 def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:
     source = tmp_path / "bad.c"
     source.write_text("static int counter = 1;\nint f(void) { return counter++; }\n")

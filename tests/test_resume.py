@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
 
 import minato
-from minato._resume import pack
+from minato import _core
+from minato._resume import pack, pack_costs, unpack_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -619,8 +621,9 @@ def good() -> dict:
         ({"delivered_beyond": ["a"]}, "whole number"), ({"delivered_beyond": 3}, "beyond"),
         ({"base_seed": "x"}, "base_seed"), ({"generators": []}, "generators"),
         ({"generators": {"sampler": "%%%"}}, "damaged"), ({"generators": {"sampler": 3}}, "damaged"),
-        ({"generators": {"sampler": "AAAA"}}, "damaged"), ({"costs": []}, "three"),
-        ({"costs": ["x", "y", "z"]}, "damaged"), ({"costs": None}, "costs"),
+        ({"generators": {"sampler": "AAAA"}}, "damaged"), ({"costs": []}, "two"),
+        ({"costs": ["x", "y"]}, "damaged"), ({"costs": None}, "costs"),
+        ({"costs": [pack(b"1234"), pack(b"\x80\xff")]}, "no time"),
         ({"dataset_length": 7}, "dataset_length=7"), ({"batch_size": 3}, "batch_size=3"),
         ({"delivered_by_worker": [1, 1]}, "iterable"), ({"unit": "sample"}, "counts by"),
     ],
@@ -634,9 +637,32 @@ def test_bad_states(good: dict, change: Any, words: str) -> None:
 
 
 def test_costs_of_different_lengths(good: dict) -> None:
-    costs = [good["costs"][0], pack(b"12345678"), good["costs"][2]]
-    with pytest.raises(ValueError, match="lengths differ"):
+    costs = [good["costs"][0], pack(b"12345678")]
+    with pytest.raises(ValueError, match="lengths of costs differ"):
         make("generator").load_state_dict({**good, "costs": costs})
+
+
+def test_costs_are_kept_to_eight_bits() -> None:
+    model = _core.CostModel(5_000_000)
+    want = {index: 3**k for k, index in enumerate((0, 1, 7, 4_000_000, 4_999_999))}
+    for index, wall in want.items():
+        model.observe(index, 1000 * wall)
+    texts = pack_costs(model.save())
+    index, wall, cpu = (np.frombuffer(p, np.int64) for p in unpack_costs(texts))
+    assert index.tolist() == list(want) and not cpu.any()
+    assert wall.tolist() == pytest.approx([1000 * w for w in want.values()], rel=2**-8)
+    other = _core.CostModel(5_000_000)
+    assert other.load(index, wall, cpu) == len(want)
+    assert pack_costs(other.save()) == texts  # however often it travels
+    assert unpack_costs(pack_costs((b"", b"", b""))) == [b"", b"", b""]
+
+
+def test_states_of_the_first_format_are_read(good: dict) -> None:
+    old = {**good, "version": 1, "costs": [pack(p) for p in unpack_costs(good["costs"])]}
+    first, second = make("generator"), make("generator")
+    first.load_state_dict(old)
+    second.load_state_dict(good)
+    assert first.stats()["slow"] == second.stats()["slow"] != []
 
 
 @pytest.mark.parametrize("field", ["epoch", "base_seed", "generators", "delivered", "costs"])
@@ -678,18 +704,115 @@ def test_iterable_with_another_number_of_workers() -> None:
         make("stream", num_workers=3).load_state_dict(loader.state_dict())
 
 
-def test_where_nothing_is_counted() -> None:
-    class Pipe(torch.utils.data.IterDataPipe):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(4))
+class Pipe(torch.utils.data.IterDataPipe):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
 
-    loader = minato.DataLoader(Pipe(), num_workers=1)
-    for ask in (loader.state_dict, lambda: loader.load_state_dict({})):
-        with pytest.raises(RuntimeError, match="DataPipes"):
-            ask()
+
+class OwnContext(type(torch.multiprocessing.get_context("fork"))):  # type: ignore[misc]
+    """A multiprocessing context that is none of the standard ones."""
+
+
+def served_by_torch(kind: str) -> minato.DataLoader:
+    if kind == "pipe":
+        return minato.DataLoader(Pipe(), num_workers=1)
+    return make("generator", multiprocessing_context=OwnContext())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "context"])
+def test_where_nothing_is_counted_the_epoch_is_known(kind: str) -> None:
+    """A trainer takes a state with each checkpoint, and must not die of it."""
+    loader = served_by_torch(kind)
+    with pytest.warns(UserWarning, match="uses torch's own workers.*epoch it is in"):
+        assert loader.state_dict()["user_epoch"] is None
+    loader.set_epoch(3)
+    it = iter(loader)
+    next(it)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["user_epoch"], state["delivered"], state["base_seed"]) == (3, 0, None)
+    del it
+
+    other = served_by_torch(kind)
+    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="torch's own workers"):
+        assert other.state_dict() == state
+    assert len(list(other)) == (4 if kind == "pipe" else N // SIZE)
+    other.load_state_dict({})
+    assert "torch's own workers" in other.stats()["verdict"]
+
+
+def test_the_sampler_of_an_uncounted_loader_goes_on_with_its_generator() -> None:
+    loader = served_by_torch("context")
+    orders = [indices(rows(loader))]
+    with pytest.warns(UserWarning, match="torch's own workers"):
+        state = loader.state_dict()
+    orders += [indices(rows(loader))]
+    other = served_by_torch("context")
+    other.load_state_dict(state)
+    assert indices(rows(other)) == orders[1] != orders[0]
+
+
+def test_a_place_in_mid_epoch_is_lost_where_nothing_is_counted() -> None:
+    loader = make("generator")
+    it = iter(loader)
+    take(it, 3)
+    other = served_by_torch("context")
+    with pytest.warns(UserWarning, match="begins anew, and 3 batches come again"):
+        other.load_state_dict(loader.state_dict())
+    assert sorted(indices(rows(other))) == list(range(N))
+    back = make("generator")
+    with pytest.warns(UserWarning, match="torch's own workers"):
+        back.load_state_dict(other.state_dict())
+    assert sorted(indices(rows(back))) == list(range(N))
 
 
 # ---- set_epoch -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "epoch", [np.int64(3), np.uint8(3), torch.tensor(3), 2**32, 2**32 + 5, 2**62]
+)
+def test_every_whole_number_is_an_epoch(epoch: Any) -> None:
+    loader = minato.DataLoader(Big(), num_workers=1, persistent_workers=True)
+    list(loader)  # told in a worker that is there already, not before it was forked
+    loader.set_epoch(epoch)
+    assert flat_ints(loader) == [int(epoch)] * 4
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = minato.DataLoader(Big(), num_workers=1)
+    other.load_state_dict(state)
+    assert other.dataset.epoch == int(epoch) and flat_ints(other) == [int(epoch)] * 4
+
+
+@pytest.mark.parametrize(
+    "epoch, error", [(-1, ValueError), (2**63, ValueError), (True, TypeError), (2.0, TypeError),
+                     ("2", TypeError), (None, TypeError), (np.bool_(True), TypeError)],
+)  # fmt: skip
+def test_what_is_no_epoch(epoch: Any, error: type) -> None:
+    loader = minato.DataLoader(Big(), num_workers=1)
+    with pytest.raises(error, match="set_epoch"):
+        loader.set_epoch(epoch)
+    assert loader.dataset.epoch == 0 and loader.state_dict()["user_epoch"] is None
+
+
+class Big(torch.utils.data.Dataset):
+    """The epoch it was told, as often as there are samples."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def flat_ints(loader: Any) -> list[int]:
+    return [int(i) for batch in loader for i in batch]
 
 
 def told(batches: list) -> set[int]:

@@ -72,20 +72,22 @@ def test_the_same_with_one_two_and_seven_workers(collate_fn):
 @hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
 @hypothesis.given(
     st.integers(1, 5), st.integers(0, 9), st.sampled_from([None, drawing]), st.booleans(),
-    st.sampled_from([None, 6]), st.integers(1, 3),
+    st.sampled_from([None, (1, 6)]), st.integers(1, 3),
 )  # fmt: skip
 def test_the_same_whatever_the_machinery_does(workers, slow, collate, in_order, most, prefetch):
     """Random numbers of workers, costs, windows, with and without a scheduler."""
     plain = digest(make(2, collate), in_order)
-    options = dict(in_order=in_order, max_workers=most, prefetch_factor=prefetch)
-    other = make(workers, collate, dataset=Augmented(slow=slow), slow_timeout=0.005, **options)
+    threshold = 0.005 if most is not None else "auto"
+    options = dict(in_order=in_order, autoscale=most, prefetch_factor=prefetch)
+    other = make(workers, collate, dataset=Augmented(slow=slow), straggler_threshold=threshold,
+                 **options)  # fmt: skip
     assert digest(other, in_order) == plain
 
 
 @hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
 @hypothesis.given(
     st.integers(1, 4), st.integers(0, 9), st.integers(1, 60), st.integers(1, 9),
-    st.sampled_from([None, 6]),
+    st.sampled_from([None, (1, 6)]),
 )  # fmt: skip
 def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most):
     """Samples and their randomness are those of strict order, in whichever batch."""
@@ -93,7 +95,7 @@ def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most)
         torch.manual_seed(5)
         loader = minato.DataLoader(
             Augmented(count, slow, 0.01), batch_size=size, shuffle=True, num_workers=workers,
-            max_workers=most, **options,
+            autoscale=most, **options,
         )  # fmt: skip
         batches = list(loader)
         assert [len(b) for b in batches[:-1]] == [size] * (len(batches) - 1)
@@ -118,3 +120,182 @@ def test_the_rest_of_an_epoch_elsewhere(before, after, taken, split):
     other = make(after, collate, seed=99)
     other.load_state_dict(state)
     assert first + digest(other) == whole
+
+
+# ---- without workers, and what the program's generators see --------------------------------
+
+
+class Fetching(Augmented):
+    """One that is asked for whole batches."""
+
+    def __getitems__(self, indices):
+        noise = float(torch.rand(())) + self.numpy.random()
+        return [self[i] + noise for i in indices]
+
+
+def generators(dataset):
+    """States of the program's generators, the dataset's included."""
+    return repr([
+        random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist(),
+        dataset.numpy.bit_generator.state, dataset.legacy.get_state(legacy=False),
+        dataset.python.getstate(), dataset.torch.get_state().tolist(),
+    ])  # fmt: skip
+
+
+KINDS = {
+    "rows": dict(batch_size=5), "collate": dict(batch_size=5, collate_fn=drawing),
+    "samples": dict(batch_size=None), "samples, collate": dict(
+        batch_size=None, collate_fn=lambda sample: sample + random.random()),
+    "uneven": dict(batch_size=7, drop_last=True),
+}  # fmt: skip
+
+
+def seeded(workers, kind, data, **options):
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(3)
+    return minato.DataLoader(
+        data, shuffle=True, num_workers=workers, seed_per_sample=True, **KINDS[kind], **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dataset", [Augmented, Fetching])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_without_workers(kind, dataset):
+    runs, states = [], []
+    for workers in (0, 1, 3):
+        data = dataset(23)
+        loader = seeded(workers, kind, data)
+        runs.append([digest(loader), digest(loader)])
+        states.append(generators(data))
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][0] != runs[0][1]
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("first, then", [(0, 2), (2, 0), (0, 0)])
+@pytest.mark.parametrize("kind", ["rows", "samples, collate"])
+def test_without_workers_the_rest_is_the_same(kind, first, then):
+    whole = digest(seeded(1, kind, Augmented(23)))
+    it = iter(loader := seeded(first, kind, Augmented(23)))
+    begin = digest([next(it) for _ in range(3)])
+    state = loader.state_dict()
+    del it
+    other = seeded(then, kind, Augmented(23))
+    torch.manual_seed(99)  # another process knows nothing of the first one's generators
+    other.load_state_dict(state)
+    assert begin + digest(other) == whole
+
+
+class Failing(Augmented):
+    def __getitem__(self, index):
+        if index == 3:
+            raise KeyError("three")
+        return super().__getitem__(index)
+
+
+def test_without_workers_a_failure_leaves_the_programs_generators():
+    data = Failing(8)
+    loader = minato.DataLoader(data, batch_size=2, seed_per_sample=True)
+    it = iter(loader)
+    next(it)
+    before = generators(data)
+    with pytest.raises(KeyError, match="three"):
+        next(it)
+    assert generators(data) == before
+    assert len(list(it)) == 2
+
+
+def test_without_workers_and_a_word_the_programs_generators_are_drawn_from():
+    torch.manual_seed(1)
+    mine = list(minato.DataLoader(Augmented(6)))
+    torch.manual_seed(1)
+    assert not all(torch.equal(a, b) for a, b in zip(mine, minato.DataLoader(
+        Augmented(6), seed_per_sample=True)))  # fmt: skip
+
+
+# ---- a collate_fn that runs in the program's process ---------------------------------------
+
+
+def collated_of(batches):
+    """What a collate_fn has drawn, by batch."""
+    return [batch[0] for batch in batches]
+
+
+def marked(samples):
+    draws = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
+    return draws.tolist(), sorted(int(s[0]) for s in samples)
+
+
+@pytest.mark.parametrize("seeds", [None, False])
+def test_ready_batches_are_collated_by_their_number(seeds):
+    """As if a worker had done it; the program's generators are as they were."""
+    found = []
+    for workers in (1, 3):
+        data = Augmented(23)
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(3)
+        loader = minato.DataLoader(
+            data, 5, num_workers=workers, in_order=False, batching="ready", collate_fn=marked,
+            seed_per_sample=seeds,
+        )  # fmt: skip
+        it = iter(loader)
+        before = generators(data)
+        got = list(it)
+        assert generators(data) == before
+        assert sorted(sum((indices for _, indices in got), [])) == list(range(23))
+        found.append(collated_of(got))
+    assert found[0] == found[1] and len({str(draws) for draws in found[0]}) == 5
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(3)
+    ordered = minato.DataLoader(Augmented(23), 5, num_workers=1, collate_fn=marked)
+    assert collated_of(ordered) == found[0]
+
+
+def test_ready_batches_after_a_resume_have_their_numbers():
+    def loader():
+        torch.manual_seed(3)
+        return minato.DataLoader(Augmented(23), 5, num_workers=2, in_order=False,
+                                 batching="ready", collate_fn=marked)  # fmt: skip
+
+    whole = collated_of(loader())
+    it = iter(first := loader())
+    begin = collated_of(next(it) for _ in range(2))
+    other = loader()
+    other.load_state_dict(first.state_dict())
+    assert begin + collated_of(other) == whole
+    del it
+
+
+class Unsized(torch.utils.data.Sampler):
+    """A sampler that does not know its length."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("count", [0, 3, 20, 23])
+def test_ready_batches_of_a_sampler_without_a_length(count, drop_last):
+    loader = minato.DataLoader(
+        Augmented(30), 5, sampler=Unsized(count), num_workers=2, in_order=False,
+        batching="ready", drop_last=drop_last,
+    )  # fmt: skip
+    for _ in range(2):
+        got = sorted(int(i) for batch in loader for i in batch[:, 0])
+        assert got == list(range(count // 5 * 5 if drop_last else count))
+
+
+def test_who_says_it_is_a_worker_goes_on_saying_so():
+    """A program may have a worker's information of its own."""
+    worker = torch.utils.data._utils.worker
+    mine = worker.WorkerInfo(id=7, num_workers=9, seed=1, dataset=None)
+    worker._worker_info = mine
+    try:
+        for options in ({}, dict(batching="ready", in_order=False, collate_fn=marked)):
+            list(minato.DataLoader(Augmented(6), 2, num_workers=1, **options))
+            assert torch.utils.data.get_worker_info() is mine
+    finally:
+        worker._worker_info = None

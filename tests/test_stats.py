@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import minato
-from minato import _stats, _verdict
+from minato import _core, _stats, _verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -36,7 +37,7 @@ FIELDS: dict[str, Any] = {
     "workers": list,
     "retries": int,
     "deaths": int,
-    "scheduler": {"active": int, "max": int, "slow": int, "decisions": list},
+    "scheduler": {"active": int, "low": int, "high": int, "stragglers": int, "decisions": list},
     "memory": {"used": int, "kept": int, "limit": int, "in_flight": int},
     "verdict": str,
 }  # fmt: skip
@@ -91,7 +92,7 @@ ENGINE = {"worker_type", "wait", "batch_queue", "started", "displacement", "sche
     [
         ({}, {"displacement", "scheduler"}),
         ({"in_order": False, "batching": "ready"}, {"scheduler"}),
-        ({"max_workers": 3}, {"displacement"}),
+        ({"autoscale": (1, 3)}, {"displacement"}),
         ({"scheduling": "static"}, {"batch_queue", "started", "displacement", "scheduler"}),
     ],
 )
@@ -106,7 +107,7 @@ def test_fields_before_during_and_after(persistent: bool, kw: dict, absent: set[
     next(it)
     during = loader.stats()
     check(during, absent)
-    assert len(during["workers"]) == kw.get("max_workers", 2)
+    assert len(during["workers"]) == kw.get("autoscale", (0, 2))[1]
     assert len(list(it)) == 5
     after = loader.stats()
     check(after, absent)
@@ -247,20 +248,24 @@ def test_a_death_is_told() -> None:
 
 
 def test_displacement_of_ready_batches() -> None:
+    second_batch = torch.multiprocessing.get_context("fork").Event()
+
     class FirstIsSlow(Plain):
         def __getitem__(self, index: int) -> int:
-            time.sleep(0.2 if index == 0 else 0)
+            assert index > 0 or second_batch.wait(60)
             return index
 
     loader = minato.DataLoader(
         FirstIsSlow(40), 4, num_workers=2, in_order=False, batching="ready"
     )
     it = iter(loader)
-    first = next(it).tolist()
-    list(it)
+    first, second = next(it).tolist(), next(it).tolist()
+    second_batch.set()
+    rest = [index for batch in it for index in batch.tolist()]
+    assert 0 not in first + second and sorted(first + second + rest) == list(range(40))
     found = loader.stats()["displacement"]
-    assert 0 <= found["mean"] <= found["max"] <= 40
-    assert 0 in first or found["max"] > 0
+    # in batches: sample 0 came after two
+    assert 0 < found["mean"] < found["max"] and 2 <= found["max"] < 10
 
 
 # ---- the verdict -----------------------------------------------------------------------
@@ -276,7 +281,7 @@ def waits(most: float = 0.2, share: float = 0.5) -> dict[str, Any]:
 
 
 COMPUTES, WAITS, IDLES = ([worker(*w)] * 2 for w in ((9.0, 8.5), (9.0, 0.5), (1.0, 1.0)))
-SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
+SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
 
 
 @pytest.mark.parametrize(
@@ -285,9 +290,9 @@ SCHEDULED = {"active": 2, "max": 8, "slow": 0, "decisions": []}
         ({}, {}, "50% of its time; all workers compute. Cheaper transforms or more cores"),
         ({}, {"cores": 4}, "there are 2 for 4 cores. More would help: raise num_workers, or set"),
         ({"workers": WAITS}, {}, "all workers wait themselves"),
-        ({"workers": WAITS}, {}, "raise num_workers, or set max_workers."),
+        ({"workers": WAITS}, {}, "raise num_workers, or set autoscale."),
         ({"workers": WAITS}, {"balanced": False}, "raise num_workers."),
-        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "raise max_workers."),
+        ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "raise autoscale's upper bound."),
         ({"workers": WAITS}, {"queued": 12.0}, "get 8% of the core time they could use: 2 of them"),
         ({"workers": IDLES}, {}, "too little is asked of them"),
         ({"workers": IDLES, "memory": {"used": 99, "limit": 100}}, {}, "memory_limit holds them"),
@@ -400,3 +405,16 @@ def test_cpu_time_of_tasks_that_follow_a_wait_counts(scheduling: str) -> None:
     assert len(list(loader)) == 12
     [worker] = loader.stats()["workers"]
     assert 0.12 <= worker["cpu"] <= worker["busy"] + 0.01
+
+
+def test_the_slowest_are_found_without_sorting_all():
+    rng, model = random.Random(2), _core.CostModel(500)
+    walls = {i: rng.choice((100, 200, rng.randrange(1000))) for i in rng.sample(range(500), 400)}
+    for index, wall in walls.items():
+        model.observe(index, wall)
+    model.hint(next(i for i in range(500) if i not in walls), 10**9)  # a guess is no cost
+    order = sorted(walls.items(), key=lambda pair: (-pair[1], pair[0]))
+    for most in (0, 1, 7, 100):
+        assert model.slowest(most) == order[:most]
+    assert len(model.slowest(10**9)) == 100 and model.slowest(-1) == []
+    assert _core.CostModel(0).slowest(3) == _core.CostModel(9).slowest(3) == []

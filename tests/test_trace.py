@@ -173,7 +173,7 @@ print(loader.stats()["workers"])
         ("collate_fn=text", "sample"),
         ("in_order=False", "sample"),
         ("in_order=False, batching='ready'", "sample"),
-        ("max_workers=3", "sample"),
+        ("autoscale=(1, 3)", "sample"),
         ("batch_size=None", "sample"),
     ],
 )

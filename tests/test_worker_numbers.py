@@ -1,4 +1,4 @@
-"""max_workers in a running loader: what the worker scheduler remembers, counts and leaves."""
+"""autoscale in a running loader: what the worker scheduler remembers, counts and leaves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def until_grown(loader: Any, more_than: int) -> None:
 
 def test_the_next_iterator_goes_on_with_the_number_found() -> None:
     """Without persistent workers, too: or short epochs would each begin anew with num_workers."""
-    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, max_workers=6)
+    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, autoscale=(1, 6))
     until_grown(loader, 1)
     found = active(loader)
     it = iter(loader)
@@ -63,9 +63,9 @@ def test_the_next_iterator_goes_on_with_the_number_found() -> None:
 
 
 def test_other_bounds_begin_anew() -> None:
-    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, max_workers=6)
+    loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, autoscale=(1, 6))
     until_grown(loader, 1)
-    loader.max_workers = 5
+    loader.autoscale = (1, 5)
     it = iter(loader)
     assert active(loader) == 1
     del it
@@ -74,26 +74,55 @@ def test_other_bounds_begin_anew() -> None:
 @pytest.mark.parametrize("keep", [b"", b"x" * 7])
 def test_what_is_kept_has_one_form(keep: bytes) -> None:
     with pytest.raises(ValueError, match="keep is not what scheduler"):
-        minato._core.Engine(1, 1, True, 0, window=2, max_workers=4, keep=keep)
+        minato._core.Engine(1, 1, True, 0, window=2, min_workers=1, max_workers=4, keep=keep)
 
 
 def test_a_kept_number_is_brought_into_range() -> None:
-    engine = minato._core.Engine(2, 1, True, 0, window=2, max_workers=4)
+    engine = minato._core.Engine(2, 1, True, 0, window=2, min_workers=1, max_workers=4)
     found = engine.scheduler()
     assert found is not None and found["active"] == 2
     for number, expected in ((0, 1), (3, 3), (9, 4)):
         keep = number.to_bytes(4, "little") + found["keep"][4:]
-        other = minato._core.Engine(2, 1, True, 0, window=2, max_workers=4, keep=keep)
+        other = minato._core.Engine(2, 1, True, 0, window=2, min_workers=1, max_workers=4, keep=keep)
         told = other.scheduler()
         assert told is not None and told["active"] == expected
         other.close()
     engine.close()
 
 
+def settle(loader: Any, move: Any, expected: int) -> None:
+    """Workers that have not begun to start cannot leave yet, so the move is tried again."""
+    deadline = time.monotonic() + DEADLINE_S
+    while active(loader) != expected:
+        assert time.monotonic() < deadline, loader.stats()
+        move()
+        time.sleep(0.005)
+    move()
+    assert active(loader) == expected
+
+
+def test_the_number_moves_between_low_and_high() -> None:
+    loader = minato.DataLoader(Sleeping(64, 0.001), 4, num_workers=3, autoscale=(2, 4))
+    it = iter(loader)
+    engine = it._engine
+    for asked, expected in ((1, 2), (9, 4), (-3, 2), (3, 3)):
+        settle(loader, lambda asked=asked: engine.move_to(asked), expected)
+    told = loader.stats()["scheduler"]
+    assert (told["low"], told["high"]) == (2, 4)
+    assert sorted(i for b in it for i in b.tolist()) == list(range(64))
+
+
+def test_between_low_and_num_workers_there_is_room_too() -> None:
+    loader = minato.DataLoader(Sleeping(8, 0), 4, num_workers=2, autoscale=[1, 2])
+    it = iter(loader)
+    settle(loader, lambda: it._engine.move_to(0), 1)
+    del it
+
+
 def test_a_pause_is_no_reason_to_shrink() -> None:
     """A trainer that validates between two epochs, or saves a model within one."""
     loader = minato.DataLoader(
-        Sleeping(64, 0.001), 4, num_workers=4, max_workers=8, persistent_workers=True
+        Sleeping(64, 0.001), 4, num_workers=4, autoscale=(1, 8), persistent_workers=True
     )
     for _ in loader:
         pass
@@ -110,7 +139,7 @@ def test_a_pause_is_no_reason_to_shrink() -> None:
 
 def test_one_long_wait_is_a_dry_queue() -> None:
     """The trainer asks once and waits: that is seen before it is given its batch."""
-    loader = minato.DataLoader(Sleeping(64, 0.2), 64, num_workers=1, max_workers=3)
+    loader = minato.DataLoader(Sleeping(64, 0.2), 64, num_workers=1, autoscale=(1, 3))
     it = iter(loader)
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(next(it)))
@@ -123,23 +152,6 @@ def test_one_long_wait_is_a_dry_queue() -> None:
     assert grown_while_waiting
     assert decisions(loader)[0]["occupancy"] == 0
     del it
-
-
-def test_iterable_datasets_keep_their_number() -> None:
-    """Each worker has a stream of its own: more of them would be other data."""
-
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            info = torch.utils.data.get_worker_info()
-            assert info is not None and info.num_workers == 2
-            for i in range(info.id, 40, info.num_workers):
-                time.sleep(0.01)
-                yield i
-
-    loader = minato.DataLoader(Stream(), 4, num_workers=2, max_workers=8)
-    assert sorted(i for b in loader for i in b.tolist()) == list(range(40))
-    assert loader.stats()["scheduler"] is None
-    assert len(loader.stats()["workers"]) == 2
 
 
 # ---- what it decides, and why ----------------------------------------------------------
@@ -178,7 +190,7 @@ def says(words: str) -> Callable[[list[dict[str, Any]]], bool]:
 
 
 def test_samples_that_wait_get_more_workers_than_there_are_cores() -> None:
-    loader = minato.DataLoader(Sleeping(400, 0.02), 4, num_workers=1, max_workers=12,
+    loader = minato.DataLoader(Sleeping(400, 0.02), 4, num_workers=1, autoscale=(1, 12),
                                persistent_workers=True)  # fmt: skip
     cores = minato._core.machine()["cpus"]
     log = epochs_until(loader, lambda log: active(loader) > min(cores, 8))
@@ -188,7 +200,7 @@ def test_samples_that_wait_get_more_workers_than_there_are_cores() -> None:
 
 
 def test_a_slow_consumer_gets_fewer_workers() -> None:
-    loader = minato.DataLoader(Sleeping(4000, 0.0005), 4, num_workers=4, max_workers=8,
+    loader = minato.DataLoader(Sleeping(4000, 0.0005), 4, num_workers=4, autoscale=(1, 8),
                                persistent_workers=True)  # fmt: skip
     log = epochs_until(loader, says("fewer workers suffice"), pause=0.02)
     shrunk = [d for d in log if "suffice" in d["why"]]
@@ -211,7 +223,7 @@ def one_core() -> Iterator[None]:
 def test_computing_samples_get_no_more_workers_than_cores(one_core: None) -> None:
     """However many the machine has: this process may use one."""
     assert minato._core.machine()["cpus"] == 1
-    loader = minato.DataLoader(Burning(400, 0.004), 4, num_workers=1, max_workers=8,
+    loader = minato.DataLoader(Burning(400, 0.004), 4, num_workers=1, autoscale=(1, 8),
                                persistent_workers=True)  # fmt: skip
     log = epochs_until(loader, says("the cores are busy"))
     busy = [d for d in log if "the cores are busy" in d["why"]]
@@ -221,16 +233,16 @@ def test_computing_samples_get_no_more_workers_than_cores(one_core: None) -> Non
 
 def test_workers_that_memory_would_hold_back_are_not_added() -> None:
     """Room for two batches: whoever comes third has nothing to do."""
-    loader = minato.DataLoader(Large(400, 0.002), 4, num_workers=3, max_workers=12,
+    loader = minato.DataLoader(Large(400, 0.002), 4, num_workers=3, autoscale=(1, 12),
                                persistent_workers=True, memory_limit="8MiB")  # fmt: skip
     log = epochs_until(loader, lambda log: says("no task waits")(log) or says("raise the rate")(log))
     assert active(loader) < 12 and max(d["to"] for d in log) < 12
 
 
 def test_decisions_are_in_order_and_follow_from_each_other() -> None:
-    loader = minato.DataLoader(Sleeping(400, 0.01), 4, num_workers=1, max_workers=6,
-                               slow_timeout=None, persistent_workers=True)  # fmt: skip
-    log = epochs_until(loader, says("max_workers is reached"))
+    loader = minato.DataLoader(Sleeping(400, 0.01), 4, num_workers=1, autoscale=(1, 6),
+                               straggler_threshold=None, persistent_workers=True)  # fmt: skip
+    log = epochs_until(loader, says("autoscale allows"))
     assert [d["at"] for d in log] == sorted(d["at"] for d in log)
     assert log[0]["from"] == 1 and log[-1]["to"] == active(loader)
     for before, after in zip(log, log[1:]):

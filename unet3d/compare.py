@@ -7,12 +7,13 @@
 Every run is a process of its own (`unet3d.train`, or `unet3d.workloads.run` for the detection
 and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
 (all loaders once, then all again, each time beginning with another) so that a drift of the
-machine does not favour one. All loaders must have delivered the same samples with the same
-bytes, each once, or the comparison fails. Arguments after ``--`` go to the runs as they are,
-those that begin with ``--dali-`` to DALI's loaders only.
+machine does not favour one. All loaders must deliver the same samples with the same bytes, each
+once, or the comparison fails: bytes are compared in a run before the timed ones, sample numbers
+in every run. A warm cache is looked at before and after the warm runs. Arguments after ``--`` go
+to the runs as they are, those that begin with ``--dali-`` to DALI's loaders only.
 
-Written to --out: compare.txt (the table), compare.csv, compare.json (every epoch of every run),
-compare.png, and a folder for each run.
+A short table is printed. Written to --out: compare.txt (all columns), compare.csv, compare.json
+(every epoch of every run), compare.png, and a folder for each run.
 """
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,10 @@ CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_
                "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
                "slow_share", "slow_batch_max", "others", "work_bound_s", "bound_s")
 #: of the 3D U-Net, where not asked for others; DALI where it is installed
-UNET3D_LOADERS = ("minato", "minato-native", "pytorch", "pytorch-ooo", "dali", "synthetic")
+UNET3D_LOADERS = ("minato", "minato-native", "pytorch", "pytorch-ooo", "dali", "dali-cached",
+                  "synthetic")
+#: epochs in which the bytes of samples are compared
+CHECKED_EPOCHS = 2
 
 
 class ComparisonError(RuntimeError):
@@ -72,7 +77,7 @@ def run_once(module: str, loader: str, cache: str, folder: Path,
     """One process; returns its result, with the share of the machine that `others` had
     meanwhile. Raises ComparisonError."""
     command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
-               "--out", str(folder), "--hash-content", *arguments_for(loader, common)]
+               "--out", str(folder), *arguments_for(loader, common)]
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parent.parent)
     path = environment.get("PYTHONPATH")
@@ -100,8 +105,9 @@ def run_once(module: str, loader: str, cache: str, folder: Path,
 def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
     """Raise ComparisonError unless all runs delivered the same samples and bytes.
 
-    `results` maps a loader to its runs. Sample numbers are compared between all, bytes between
-    loaders of the same kind of samples, and not at all if the loaders seed by themselves.
+    `results` maps a loader to its runs. Sample numbers are compared between all, bytes (of runs
+    that hashed them) between loaders of the same kind of samples, and not at all if the loaders
+    seed by themselves.
     """
     seen: dict[tuple[int, str], dict[str, list[str]]] = {}
     for loader, runs in results.items():
@@ -112,6 +118,8 @@ def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
                 kinds[f"{loaders.samples_of(loader)} content_hash"] = "content_hash"
             for row in one["epochs"]:
                 for kind, name in kinds.items():
+                    if row[name] is None:
+                        continue
                     values = seen.setdefault((row["epoch"], kind), {})
                     values.setdefault(row[name], []).append(loader)
     for (epoch, kind), values in seen.items():
@@ -164,11 +172,26 @@ def read_batches(folder: Path, epoch: int) -> list[list[int]]:
     return [row["samples"] for row in rows if row["event"] == "step" and row["epoch"] == epoch]
 
 
+def work_of(loader: str) -> str:
+    """Loaders with the same name for it have the same work to do, and so the same bounds."""
+    return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
+
+
+def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The bounds of a loader by name, with the largest that holds for it as `bound_s`."""
+    found = dict(bounds[work_of(loader)])
+    if found:
+        found["bound_s"] = (found["synthetic_bound_s"] if loader == "synthetic" else
+                            max(found.values()))
+    return found
+
+
 def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
-              bounds: dict[str, float]) -> list[dict[str, Any]]:
+              bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     """One row a loader: medians over all counted epochs of all its runs, and their spread.
 
-    `relative` is epoch time over synthetic's, `over_work` over the work bound.
+    `bounds` are by `work_of` the loader. `relative` is epoch time over synthetic's, `over_work`
+    over the work bound.
     """
     rows = []
     for loader, runs in results.items():
@@ -183,9 +206,8 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
             row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
         others = [one["others"] for one in runs if one.get("others") is not None]
         row["others"] = statistics.median(others) if others else None
-        row |= bounds
-        row["bound_s"] = max(bounds.values()) if bounds else None
-        work = bounds.get("work_bound_s")
+        row |= {"bound_s": None} | own_bounds(loader, bounds)
+        work = row.get("work_bound_s")
         row["over_work"] = row["epoch_s"] / work if work else None
         rows.append(row)
     ceiling = next((r["epoch_s"] for r in rows if r["loader"] == "synthetic"), None)
@@ -234,16 +256,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
             for line in lines]
-    if any(loaders.samples_of(row["loader"]) == "native" or row["loader"].startswith("dali")
-           for row in rows):
-        text.append("x work: over the work of the reference's NumPy transforms, for all loaders; "
-                    "native operators and DALI have less to do")
-    for cache in dict.fromkeys(row["cache"] for row in rows):
-        first = next(row for row in rows if row["cache"] == cache)
-        text.append(f"bounds of an epoch, {cache} run: " + ", ".join(
-            f"{name.removesuffix('_s').removesuffix('_bound')} {value:.3f} s"
-            for name, value in first.items() if name.endswith("bound_s") and value is not None))
-    return "\n".join(text)
+    return "\n".join([*text, *bound_lines(rows)])
+
+
+def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The bounds of an epoch: one line for each cache and each kind of work."""
+    first = {(row["cache"], work_of(row["loader"])): row for row in reversed(rows)}
+    return [f"bounds of an epoch, {cache} run, {work} samples: " + ", ".join(
+        f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
+        if name.endswith("_bound_s") and value is not None)
+        for (cache, work), row in reversed(first.items())]
+
+
+def short_table(rows: Sequence[dict[str, Any]]) -> str:
+    """What loading costs: epoch, waiting and bound of each loader."""
+    several = len({row["cache"] for row in rows}) > 1
+    lines = [("loader", "epoch, s", "min-max", "waits for data, %", "min-max", "bound, s",
+              "epoch / bound")]
+    for row in rows:
+        bound = row["bound_s"]
+        lines.append((
+            row["loader"] + (f" ({row['cache']})" if several else ""), f"{row['epoch_s']:.2f}",
+            f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}", f"{row['wait_share'] * 100:.1f}",
+            f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
+            _number(bound, ".2f"), _number(row["epoch_s"] / bound if bound else None, ".2f")))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
+        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]) for line in lines)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -288,22 +327,49 @@ def warm_up(files: Sequence[Path]) -> None:
                 continue
 
 
+def cached(files: Sequence[Path], when: str) -> str:
+    """How much of the files is in the page cache, as a sentence; warns where it is not all."""
+    share = pagecache.mean_share(list(files))
+    told = "an unknown share" if share is None else f"{share:.0%}"
+    if share is not None and share < 1 - pagecache.ALMOST:
+        print(f"warning: {told} of the data is cached {when} the warm runs: they read storage",
+              file=sys.stderr)
+    return f"{told} {when}"
+
+
 def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
-                 epochs: int) -> slow.Profile | None:
+                 epochs: int) -> tuple[slow.Profile | None, list[Path]]:
     """Warm the page cache, say how cold runs are made cold, and find the slow samples in the
-    last epoch. Raises DataError."""
+    last epoch, and the files. Raises DataError."""
     dataset, files, same_draws = program(workload)[2](common)
     if "cold" in caches:
         print("cold cache by", pagecache.evict_or_warn(files), file=sys.stderr)
     warm_up(files)
     if not same_draws:
-        return None
+        return None, files
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return slow.profile(dataset, epochs)
+        return slow.profile(dataset, epochs), files
     finally:
         torch.set_num_threads(threads)
+
+
+def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence[str],
+                epochs: int) -> None:
+    """A run of each loader, not timed and two at a time, that compares the bytes of all samples;
+    nothing is trained. Raises ComparisonError."""
+    checking = [*common, "--step-ms", "0", "--epochs", str(min(epochs, CHECKED_EPOCHS)),
+                "--hash-content", "--no-bounds"]
+
+    def check(loader: str) -> list[dict[str, Any]]:
+        print(f"comparing bytes: {loader}", file=sys.stderr, flush=True)
+        folder = out / f"check-{loader}"
+        return [run_once(program(workload)[0], loader, "warm", folder, checking)]
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        results = dict(zip(names, pool.map(check, names)))
+    check_same_work(results)
 
 
 def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
@@ -313,6 +379,9 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
     and loader. Raises ComparisonError."""
     module = program(workload)[0]
     extra = ["--no-eval"] if workload == "unet3d" else []
+    # The bounds are those of the machine and the work: measured in one run for each kind of it.
+    measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
+    measures.setdefault("reference", "synthetic")
     rows, every = [], {}
     for cache in caches:
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -321,16 +390,18 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
             for loader in [*names[turn:], *names[:turn]]:
                 print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
                       file=sys.stderr, flush=True)
-                # The bounds are the machine's: measured in the first run only.
-                first = repeat == 0 and loader == names[0]
+                first = repeat == 0 and measures[work_of(loader)] == loader
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
                 results[loader].append(run_once(
                     module, loader, cache, folder,
                     [*common, *extra, *([] if first else ["--no-bounds"])]))
         check_same_work(results)
-        bounds = bounds_of(results[names[0]][0], profile)
-        if "synthetic" in results:
-            bounds = lower_ceiling(bounds, results["synthetic"])
+        bounds = {}
+        for work, loader in measures.items():
+            known = profile if work == "reference" else None
+            bounds[work] = bounds_of(results[loader][0], known) if loader in results else {}
+            if "synthetic" in results and bounds[work]:
+                bounds[work] = lower_ceiling(bounds[work], results["synthetic"])
         rows += summarise(cache, results, bounds)
         every[cache] = results
     if profile is not None:
@@ -374,6 +445,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def consumer(facts: dict[str, Any]) -> str:
+    """What the batches are for, as a sentence."""
+    pause = plot.step_ms(facts)
+    if pause is None:
+        return "steps train the model"
+    return (f"steps are pauses of {pause:g} ms, a stand-in for an accelerator: nothing was "
+            "trained, and what the steps wait for is what loading costs")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     args = parse(argv)
@@ -382,10 +462,13 @@ def main(argv: list[str] | None = None) -> int:
     common = (["--preset", args.preset or "quick"] if args.workload == "unet3d" else
               ["--workload", args.workload]) + common
     try:
-        profile = measure_work(args.workload, common, caches, args.epochs)
+        profile, files = measure_work(args.workload, common, caches, args.epochs)
         args.out.mkdir(parents=True, exist_ok=True)
+        check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
+        found = [cached(files, "before")] if "warm" in caches else []
         rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
                               common, profile)
+        found += [cached(files, "after")] if "warm" in caches else []
     except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -396,19 +479,23 @@ def main(argv: list[str] | None = None) -> int:
                          "load": os.getloadavg()[0]},
              "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
-    text = f"{args.workload}: {' '.join(common)}\n{table(rows)}"
-    if (pause := plot.step_ms(facts)) is not None:
-        text += (f"\nsteps are pauses of {pause:g} ms, a stand-in for an accelerator: nothing "
-                 "was trained")
+    head = f"{args.workload}: {' '.join(common)}"
+    notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
     if profile is not None:
-        found = profile.as_json()
-        text += (f"\nsamples made alone: {found['work_s']:.2f} s for {found['samples']}, median "
-                 f"{found['median_s'] * 1e3:.1f} ms, most {found['max_s'] * 1e3:.1f} ms; slow "
-                 f"(over {slow.TIMES:g} medians): {len(found['slow'])}")
-    (args.out / "compare.txt").write_text(text + "\n")
+        alone = profile.as_json()
+        notes.append(
+            f"samples made alone: {alone['work_s']:.2f} s for {alone['samples']}, median "
+            f"{alone['median_s'] * 1e3:.1f} ms, most {alone['max_s'] * 1e3:.1f} ms; slow "
+            f"(over {slow.TIMES:g} medians): {len(alone['slow'])}")
+    (args.out / "compare.txt").write_text(
+        "\n".join([head, table(rows), consumer(facts), *notes]) + "\n")
     picture = plot.draw(args.out, args.out / "compare.png")
-    print(text)
-    print("all loaders delivered the same samples, each once; plot:", picture)
+    print(f"\n{head}\n{consumer(facts)}\n\n{short_table(rows)}\n")
+    print("bound: the longest of what the samples cost all workers, the steps, one copy and (on a"
+          " CPU that also trains) all of that work over all cores")
+    print("\n".join([*bound_lines(rows), *notes]))
+    print(f"all loaders delivered the same samples, each once; all columns: "
+          f"{args.out / 'compare.txt'}; plot: {picture}")
     return 0
 
 

@@ -51,13 +51,13 @@ def evict_by(paths: Iterable[Path]) -> tuple[float | None, str]:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-    how, left = "posix_fadvise(POSIX_FADV_DONTNEED) on each file", _mean_share(paths)
+    how, left = "posix_fadvise(POSIX_FADV_DONTNEED) on each file", mean_share(paths)
     if left is not None and left > ALMOST and os.access(DROP_CACHES, os.W_OK):
         try:
             DROP_CACHES.write_text("1\n")
         except OSError:
             return left, how
-        how, left = f"{how}, then {DROP_CACHES}", _mean_share(paths)
+        how, left = f"{how}, then {DROP_CACHES}", mean_share(paths)
     return left, how
 
 
@@ -71,7 +71,8 @@ def evict_or_warn(paths: Iterable[Path]) -> str:
     return f"{how}; {share} still cached"
 
 
-def _mean_share(paths: list[Path]) -> float | None:
+def mean_share(paths: list[Path]) -> float | None:
+    """Roughly how much of all files is cached, 0 to 1; None where that cannot be told."""
     shares = [cached_share(path) for path in paths]
     if not shares or any(share is None for share in shares):
         return None

@@ -105,13 +105,12 @@ def _bars(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], name: s
 def _times(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
     _bars(axis, rows, colour, "epoch_s", 1.0)
     told = "s (median, min-max)"
-    for name, style, text in (("bound_s", "--", "\ndashed: largest bound"),
-                              ("work_bound_s", ":", ", dotted: work bound")):
-        value = rows[0].get(name)
-        if value and (name == "bound_s" or value != rows[0]["bound_s"]):
-            axis.axvline(value, color="black", linestyle=style, linewidth=1)
-            told += text
-            axis.set_xlim(0, max(axis.get_xlim()[1], 1.05 * value))
+    known = [(place, row["bound_s"]) for place, row in enumerate(rows) if row["bound_s"]]
+    for place, bound in known:
+        axis.vlines(bound, place - 0.4, place + 0.4, color="black", linestyle="--", linewidth=1)
+        axis.set_xlim(0, max(axis.get_xlim()[1], 1.05 * bound))
+    if known:
+        told += "\ndashed: its bound"
     axis.set(title=f"epoch time, {rows[0]['cache']} cache", xlabel=told)
 
 

@@ -18,12 +18,16 @@
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 
-enum {
-    NTASKS = 4096,           /* descriptors: 64 batches of 64 single-sample tasks */
-    LANE_SHARED = 16384,     /* entries; > NTASKS, so stale ones are rarely in the way */
-    LANE_OWN = 2 * NTASKS,   /* all that is in flight may be for one worker */
-};
-#define INPUT_BYTES (UINT64_C(256) << 20)
+/* Descriptors: 64 batches of 64 single-sample tasks, and beyond that as many as the batches
+ * that the caller expects to be out, with some to spare for those that are being made. All of
+ * this is address space; what is never used costs nothing. */
+#define TASKS_LEAST 4096u
+#define TASKS_SPARE 2048u
+#define TASKS_MOST (1u << 20)
+/* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is
+ * plenty. Offsets of layouts have 32 bits. */
+#define INPUT_LEAST (UINT64_C(64) << 20)
+#define INPUT_MOST (UINT64_C(2) << 30)
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
 
 static uint64_t
@@ -32,39 +36,67 @@ align_to(uint64_t n, uint64_t a)
     return (n + a - 1) / a * a;
 }
 
+static uint32_t
+tasks_for(const struct mn_engine_config *cfg)
+{
+    uint64_t n = (uint64_t)cfg->blocks + TASKS_SPARE;
+    return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
+}
+
+/* Entries of a lane: several times the tasks that may be on it, so that stale ones are rarely
+ * in the way. With static scheduling all that is in flight may be for one worker; else its own
+ * lane is not used. */
+static uint64_t
+lane_entries(const struct mn_engine_config *cfg, uint32_t lane)
+{
+    uint64_t tasks = lane < MN_LANE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
+                     : cfg->window == 0    ? tasks_for(cfg)
+                                           : 1;
+    uint64_t n = 2;
+    while (n < 2 * tasks) {
+        n *= 2;
+    }
+    return n;
+}
+
 /* Places the sections; returns the mapping's size. */
 static uint64_t
-plan_sections(struct mn_ctl *c, uint32_t workers, uint64_t arena_bytes)
+plan_sections(struct mn_ctl *c, const struct mn_engine_config *cfg, uint64_t arena_bytes)
 {
+    uint32_t workers = cfg->max_workers;
     uint64_t lanes = MN_LANE_WORKER + workers;
     uint64_t off = MN_PAGE;
     c->nworkers = workers;
-    c->ntasks = NTASKS;
+    c->ntasks = tasks_for(cfg);
     c->nlanes = (uint32_t)lanes;
     c->workers_off = off;
     off = align_to(off + workers * sizeof(struct mn_worker), MN_PAGE);
     c->tasks_off = off;
-    off = align_to(off + NTASKS * sizeof(struct mn_task), MN_PAGE);
+    off = align_to(off + c->ntasks * sizeof(struct mn_task), MN_PAGE);
     c->lanes_off = off;
     off = align_to(off + lanes * sizeof(struct mn_lane), MN_PAGE);
-    off += (MN_LANE_WORKER * (uint64_t)LANE_SHARED + workers * (uint64_t)LANE_OWN) * 8;
+    off += (MN_LANE_WORKER * lane_entries(cfg, 0) + workers * lane_entries(cfg, MN_LANE_WORKER))
+           * 8;
     off = align_to(off, MN_PAGE);
     c->input_off = off;
-    c->input_bytes = INPUT_BYTES;
-    off += INPUT_BYTES;
+    c->input_bytes = arena_bytes / 4 < INPUT_LEAST  ? INPUT_LEAST
+                     : arena_bytes / 4 < INPUT_MOST ? align_to(arena_bytes / 4, MN_PAGE)
+                                                    : INPUT_MOST;
+    off += c->input_bytes;
     c->arena_off = off;
     c->arena_bytes = arena_bytes;
     return off + arena_bytes;
 }
 
 static void
-init_lanes(struct mn_shm *shm)
+init_lanes(struct mn_engine *e)
 {
+    struct mn_shm *shm = &e->shm;
     uint64_t at = align_to(shm->ctl->lanes_off + shm->ctl->nlanes * sizeof(struct mn_lane),
                            MN_PAGE);
     for (uint32_t i = 0; i < shm->ctl->nlanes; i++) {
         struct mn_lane *l = mn_lane_at(shm, i);
-        uint64_t entries = i < MN_LANE_WORKER ? LANE_SHARED : LANE_OWN;
+        uint64_t entries = lane_entries(&e->cfg, i);
         l->ring_off = at;
         l->mask = entries - 1;
         at += entries * 8;
@@ -78,7 +110,7 @@ map_arena(struct mn_engine *e)
     uint64_t bytes = e->cfg.arena_bytes;
     if (bytes == 0) {
         bytes = mn_mem_total() * 4;
-        if (bytes > UINT64_C(1) << 40) {
+        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
             bytes = UINT64_C(1) << 40;
         }
     }
@@ -87,7 +119,7 @@ map_arena(struct mn_engine *e)
          bytes = align_to(bytes / 2, MN_PAGE)) {
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
-        uint64_t total = plan_sections(&plan, e->cfg.max_workers, bytes);
+        uint64_t total = plan_sections(&plan, &e->cfg, bytes);
         int fd = mn_memfd_create("minato", total);
         if (fd < 0) {
             rc = fd;
@@ -116,10 +148,13 @@ alloc_private(struct mn_engine *e)
     const struct mn_ctl *c = e->shm.ctl;
     e->free_tasks = calloc(c->ntasks, sizeof(uint32_t));
     e->gens = calloc(c->ntasks, sizeof(uint32_t));
-    e->lost_worker = calloc(c->ntasks, sizeof(uint32_t));
+    e->lost = calloc(c->ntasks, sizeof(*e->lost));
+    e->results = calloc(c->ntasks, sizeof(*e->results));
+    e->by_task = calloc(c->ntasks, sizeof(*e->by_task));
     e->heads = calloc(c->nlanes, sizeof(*e->heads));
     e->leases = calloc(c->nworkers, sizeof(*e->leases));
-    if (!e->free_tasks || !e->gens || !e->lost_worker || !e->heads || !e->leases) {
+    if (!e->free_tasks || !e->gens || !e->lost || !e->results || !e->by_task || !e->heads
+        || !e->leases) {
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < c->ntasks; i++) {
@@ -142,8 +177,13 @@ destroy(struct mn_engine *e)
     mn_extents_close(e->arena);
     free(e->free_tasks);
     free(e->gens);
-    free(e->lost_worker);
+    free(e->lost);
+    free(e->results);
+    free(e->by_task);
     free(e->heads);
+    for (uint32_t w = 0; e->leases != NULL && w < e->cfg.max_workers; w++) {
+        free(e->leases[w].owed);
+    }
     free(e->leases);
     if (e->shm.base != NULL) {
         mn_memfd_unmap(e->shm.base, e->total_bytes);
@@ -167,10 +207,12 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         e->cfg.max_workers = cfg->workers;
     }
     e->active = cfg->workers;
-    if (cfg->keep != NULL && e->cfg.max_workers > cfg->workers) {
-        e->active = cfg->keep->active < 1                      ? 1
-                    : cfg->keep->active < e->cfg.max_workers ? cfg->keep->active
-                                                             : e->cfg.max_workers;
+    if (cfg->min_workers == 0 || cfg->min_workers > cfg->workers) {
+        e->cfg.min_workers = cfg->workers;
+    }
+    bool scheduled = e->cfg.min_workers < e->cfg.max_workers;
+    if (cfg->keep != NULL && scheduled) {
+        e->active = mn_scheduler_bound(e, cfg->keep->active);
     }
     e->cfg.keep = NULL; /* the caller's */
     e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
@@ -185,10 +227,9 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = alloc_private(e);
     }
     if (rc == 0 && cfg->window != 0) {
-        rc = mn_plan_open(&e->plan, cfg->workers, cfg->window, cfg->in_order, cfg->costs,
-                          cfg->keeps, cfg->unit_rows, e->cfg.max_workers);
+        rc = mn_plan_open(&e->plan, cfg);
     }
-    if (rc == 0 && e->cfg.max_workers > cfg->workers) {
+    if (rc == 0 && scheduled) {
         rc = mn_scheduler_open(&e->scheduler, cfg->keep);
     }
     if (rc < 0) {
@@ -201,14 +242,17 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     c->trainer_pid = (uint32_t)getpid();
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
     c->spin_ns = mn_cpu_count() > (int)cfg->workers + 1 ? 30000 : 0;
-    init_lanes(&e->shm);
+    init_lanes(e);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     c->magic = MN_MAGIC;
-    e->touched_top = e->window_top = e->last_top = c->arena_off;
     e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    /* The arena may be smaller, under a limit on address space. What is made ahead must leave
+     * room in it for the batch that is delivered next. */
+    uint64_t most = c->arena_bytes - c->arena_bytes / 4;
+    e->limit = e->limit < most ? e->limit : most;
     mn_a64_store_relaxed(&c->limit_bytes, e->limit);
     /* Small enough that idle workers do not eat a small limit, large enough that a worker
      * with envelopes of a few kilobytes asks once in hundreds of batches. */
@@ -233,6 +277,7 @@ engine_main(void *arg)
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
+        busy |= !closing && mn_engine_reclaim(e, mn_now_ns());
         if (e->scheduler != NULL && !closing) {
             mn_scheduler_tick(e, mn_now_ns());
         }
@@ -264,14 +309,29 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
     return rc;
 }
 
+/* Whatever a worker waits for. */
+static void
+ring_all(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
+        mn_bell_ring(&mn_worker_at(&e->shm, w)->room);
+    }
+}
+
 void
 mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
-    for (uint32_t w = 0; w < c->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
-    }
+    ring_all(e);
+}
+
+void
+mn_engine_dismiss(struct mn_engine *e)
+{
+    mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
+    ring_all(e);
 }
 
 void
@@ -293,11 +353,7 @@ mn_engine_close(struct mn_engine *e)
     /* What the caller still holds stays; everything else goes back to the system now: a
      * process forked in between has the mapping, too, and may live on. */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        struct mn_lease *l = &e->leases[w];
-        if (l->off != 0 && l->used_end < l->off + l->len) {
-            (void)mn_extents_free(e->arena, l->used_end, l->off + l->len - l->used_end);
-        }
-        l->off = 0;
+        mn_lease_forget(e, w);
     }
     mn_engine_punch_free(e);
     bool last = --e->refs == 0;
@@ -313,14 +369,14 @@ void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
-    int rc = mn_extents_free(e->arena, off, mn_page_round(bytes));
-    mn_assert(rc == 0);
-    (void)rc;
+    if (e->closing) { /* nobody else will; the range keeps the mapping until it is free */
+        mn_mutex_unlock(&e->mutex);
+        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
+        mn_mutex_lock(&e->mutex);
+    }
+    mn_range_free(e->arena, off, mn_page_round(bytes));
     e->kept_bytes -= mn_page_round(bytes);
     mn_engine_room(e);
-    if (e->closing) {
-        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
-    }
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
     if (last) {
@@ -333,9 +389,12 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 {
     uint32_t none = 0;
     mn_mutex_lock(&e->mutex);
+    (void)mn_engine_no_lent(e);
     uint64_t limit = e->limit;
     e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
-    int rc = mn_batch_make(e, s, &none, 0, block_off);
+    struct mn_submit own = *s;
+    own.sequence = UINT64_MAX;
+    int rc = mn_batch_make(e, &own, &none, 0, block_off);
     e->limit = limit;
     mn_mutex_unlock(&e->mutex);
     return rc;
@@ -348,6 +407,9 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
 {
     if (wanted != MN_WANT_ANY) {
         return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
+    }
+    if (e->plan != NULL) {
+        return mn_plan_any_done(e);
     }
     bool done = false;
     for (struct mn_batch *b = e->batches; b != NULL && !done; b = b->next) {
@@ -413,27 +475,6 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     return rc;
 }
 
-/* The batch to deliver next, if it is done. Mutex held. */
-static bool
-pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
-{
-    struct mn_plan *p = e->plan;
-    uint64_t end = p->in_order ? p->head + 1 : p->next, first = UINT64_MAX;
-    for (uint64_t n = p->head; n < end && n < p->next; n++) {
-        uint64_t off = mn_plan_block(p, n);
-        if (off == 0 || mn_engine_poll(e, off) == MN_BLOCK_BUSY) {
-            continue;
-        }
-        uint64_t done = mn_engine_done_ns(e, off);
-        if (done < first) {
-            first = done;
-            *sequence = n;
-            *block_off = off;
-        }
-    }
-    return first != UINT64_MAX;
-}
-
 /* One look under the mutex: gives a batch, or says what to wait for, and after how long more
  * may have to be planned (lasts) or that it has to be now (dry). ahead: of the caller's
  * need, so that the batch before it is ready, too, and none is missed. */
@@ -442,7 +483,7 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
      uint64_t *want, int64_t *lasts, bool *dry)
 {
     mn_mutex_lock(&e->mutex);
-    bool got = pick(e, sequence, block_off);
+    bool got = mn_plan_pick(e, sequence, block_off);
     bool seen = e->scheduler != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
@@ -466,70 +507,6 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
 /* The head has not started: every finished task may change that, and one may have slipped in
  * between the look and the sleep. */
 #define CHANGE_NS (INT64_C(5) * 1000 * 1000)
-
-/* How long the consumer needed since its last batch, and when it asked. The counters in the
- * control page are relaxed: people look at them. */
-void
-mn_engine_asked(struct mn_engine *e)
-{
-    uint64_t now = mn_now_ns();
-    if (!e->asking) { /* else the last call was a part of this wait and gave nothing */
-        e->asking = true;
-        e->asked_ns = now;
-    }
-    e->counted_ns = now;
-    mn_a64_store_relaxed(&e->shm.ctl->waiting_since_ns, now);
-    if (e->given_ns != 0) {
-        int64_t took = (int64_t)(now - e->given_ns);
-        e->used_ns += (uint64_t)took;
-        e->given_ns = 0;
-        if (e->plan != NULL) {
-            struct mn_plan *p = e->plan;
-            p->consumer_ns = p->consumer_ns == 0 ? took : (3 * p->consumer_ns + took) / 4;
-        }
-    }
-}
-
-void
-mn_engine_given(struct mn_engine *e, bool got)
-{
-    struct mn_ctl *c = e->shm.ctl;
-    uint64_t now = mn_now_ns(), waited = now - e->asked_ns;
-    e->given_ns = got ? now : 0;
-    e->asking = !got;
-    e->wait_ns += now - e->counted_ns;
-    e->waits += got;
-    e->wait_first_ns = e->waits == 1 && got ? waited : e->wait_first_ns;
-    e->wait_max_ns = waited > e->wait_max_ns ? waited : e->wait_max_ns;
-    mn_a64_store_relaxed(&c->wait_ns, e->wait_ns);
-    mn_a64_store_relaxed(&c->waiting_since_ns, 0);
-    mn_a64_store_relaxed(&c->given, e->waits);
-}
-
-void
-mn_engine_span_begin(struct mn_engine *e)
-{
-    mn_engine_asked(e);
-    e->spanned = true;
-    e->served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
-}
-
-void
-mn_engine_span_end(struct mn_engine *e, bool got)
-{
-    mn_engine_given(e, got);
-    if (e->served && !got) {
-        (void)mn_plan_in_hand(e->plan, 1); /* it has it still */
-    }
-    e->spanned = e->asking = e->served = false;
-}
-
-void
-mn_engine_handed(struct mn_engine *e)
-{
-    mn_engine_span_begin(e);
-    mn_engine_span_end(e, true);
-}
 
 static int
 next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)

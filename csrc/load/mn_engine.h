@@ -26,6 +26,8 @@
  *
  * Memory.  limit counts every arena byte in use, also what the caller keeps.  A submit over
  * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight.
+ * What is free and not needed goes back to the system (policy_reclaim.h): the engine thread
+ * lends a range from the allocator, lets go of the mutex for the system call, and returns it.
  *
  * Fork.  A child of the trainer has a copy of this structure and must not touch it: the
  * Python floor compares process ids.
@@ -39,10 +41,13 @@
 #include "load/mn_board.h"
 #include "load/mn_message.h"
 #include "load/mn_plan.h"
+#include "load/mn_results.h"
+#include "load/policy_reclaim.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
 struct mn_batch;
+struct mn_range;
 struct mn_scheduler;
 
 /* A worker's death, for messages. */
@@ -55,19 +60,37 @@ struct mn_death {
 
 struct mn_engine_config {
     uint32_t workers;       /* to begin with */
-    uint32_t max_workers;   /* entries; more than workers: the scheduler moves between 1 and it */
-    int64_t slow_ns;        /* a sample in flight for longer is slow; 0: learned, < 0: never */
+    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
+    uint32_t max_workers;   /* entries of the worker table */
+    /* A sample in flight for longer is a straggler; 0: learned, < 0: never. */
+    int64_t straggler_ns;
     uint32_t max_retries;
     bool respawn;           /* dead workers are replaced */
     uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
     uint64_t memory_limit;  /* 0: half of what is available */
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
     uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+};
+
+/* Why a batch cannot be made. */
+enum mn_refusal_why {
+    MN_REFUSED_NOT = 0,
+    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
+    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
+    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+};
+
+struct mn_refusal {
+    enum mn_refusal_why why;
+    uint64_t need;
+    uint64_t all; /* that there are, in use or not */
 };
 
 struct mn_engine {
@@ -83,21 +106,26 @@ struct mn_engine {
     uint32_t *free_tasks;
     uint32_t nfree;
     uint32_t *gens;
-    uint32_t *lost_worker;
+    struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
+    struct mn_result *results; /* [ntasks] */
+    struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
     struct mn_lane_head *heads;
     struct mn_lease {
-        uint64_t off, len, used_end;
+        uint64_t off, len;      /* the present one; len 0: none */
+        struct mn_range *owed;  /* what it was granted of this or earlier ones, unless an */
+        uint32_t nowed, room;   /* accepted envelope has taken it; in no order */
+        uint32_t damage;        /* enum mn_damage: it is to leave for that */
         uint32_t barren; /* deaths in a row without a finished task */
         uint64_t tasks;  /* finished in this place before the present worker came */
     } *leases;
     struct mn_batch *batches; /* in flight, oldest first */
     struct mn_batch *last;
     uint32_t inflight;
+    uint64_t submitted; /* static: batches so far, their order */
+    struct mn_refusal refusal; /* of the last batch that could not be made */
     uint64_t limit;
     uint64_t lease_bytes;
     uint64_t kept_bytes;    /* handed out to the caller */
-    uint32_t formless;      /* batches in flight begun before rows were written in place */
-    bool holes;             /* they are over: where their envelopes were no block may fit */
     uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
     uint32_t active;        /* workers that should be there, standby ones not counted */
     struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
@@ -119,10 +147,13 @@ struct mn_engine {
     struct mn_death death;  /* the last */
     int zygote_pidfd;
     int zygote_cmd;         /* write end: one byte = look at the workers' table */
-    uint64_t touched_top, window_top, last_top, window_ns; /* for giving memory back */
+    struct mn_reclaim reclaim; /* what goes back to the system */
+    uint64_t reclaim_from;     /* arena offset where its present pass has come to */
+    uint64_t reclaimed_bytes;  /* given back so far */
     bool zygote_lost;
     bool closing;
     bool room_waits; /* a worker waits for room: memory that comes back is told */
+    uint64_t idle_ns; /* since when it waits for nothing but idle workers; 0: it does not */
 };
 
 /* 0 or -errno. Workers' entries start WANTED. */
@@ -137,6 +168,10 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
 void
 mn_engine_stop(struct mn_engine *e);
 
+/* Native workers end after the sample in hand, and nobody is told; returns at once. */
+void
+mn_engine_dismiss(struct mn_engine *e);
+
 /* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
 void
 mn_engine_close(struct mn_engine *e);
@@ -144,13 +179,13 @@ mn_engine_close(struct mn_engine *e);
 /* ---- static scheduling: the caller says which worker -------------------------------- */
 
 struct mn_submit {
-    uint64_t number, epoch, position, base_seed;
+    uint64_t sequence; /* place in the order of delivery, counted over epochs */
+    uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t kind;
     uint32_t lane;
     uint32_t layout;
     uint32_t seeded;
-    uint32_t user_epoch;
     uint32_t nfields;
     const uint64_t *row_bytes; /* [nfields] */
     uint32_t index_kind;
@@ -158,8 +193,8 @@ struct mn_submit {
     uint64_t index_bytes;
 };
 
-/* Publishes a batch as one task. 0 and the block; -ENOMEM over the limit; -EAGAIN no
- * descriptors now. */
+/* Publishes a batch as one task. 0 and the block; -ENOMEM; -EAGAIN: no descriptors now,
+ * or the lane is full. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
@@ -182,12 +217,16 @@ void
 mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the one done first; with
- * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK;
+ * no time (0) it is a look for the batch after the one that the caller gets now. MN_OK, with
+ * block 0 where the batch cannot be made: mn_engine_refused says why, mn_engine_taken goes on;
  * -ETIMEDOUT, -EINTR; MN_CLOSED: a death or a lost zygote is to be looked at; MN_EMPTY:
  * workers idle behind a slow sample, or are about to, and more could be planned. */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
+
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
 void
@@ -230,14 +269,21 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 int
 mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off);
 
-enum mn_block_status {
-    MN_BLOCK_BUSY = 0,
-    MN_BLOCK_DONE = 1,
-    MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
-};
-
 enum mn_block_status
 mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+/* The same, and what its workers wrote was found to make sense: what is read of a block that is
+ * DONE was copied then. mn_engine_next has done this. */
+enum mn_block_status
+mn_engine_settle(struct mn_engine *e, uint64_t block_off);
+
+/* What was reported of the rows of a DONE block. */
+const struct mn_report *
+mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
+
+/* Whether every row of it was written in place, and nothing travels beside them. */
+bool
+mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
 
 /* When the last task of a DONE block finished. */
 uint64_t

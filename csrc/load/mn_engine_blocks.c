@@ -18,12 +18,12 @@ align8(uint64_t n)
 struct mn_batch *
 mn_batch_find(struct mn_engine *e, uint64_t block_off)
 {
-    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
-        if (b->block_off == block_off) {
-            return b;
-        }
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    struct mn_batch *b = block->ntasks != 0 ? e->by_task[mn_block_tasks(block)[0]] : e->last;
+    while (b != NULL && b->block_off != block_off) {
+        b = b->prev; /* without tasks: made just now, for rows gathered from others */
     }
-    return NULL;
+    return b;
 }
 
 int
@@ -59,36 +59,6 @@ batch_link(struct mn_engine *e, struct mn_batch *b)
     e->inflight++;
 }
 
-void
-mn_lease_note(struct mn_engine *e, uint32_t worker, const struct mn_task *t)
-{
-    struct mn_lease *l = &e->leases[worker];
-    if ((t->flags & MN_FLAG_ENVELOPE) && t->env_off >= l->off
-        && t->env_off < l->off + l->len && t->env_end > l->used_end) {
-        l->used_end = t->env_end;
-    }
-}
-
-/* Makes the envelopes of finished tasks part of what the batch frees, once. */
-static void
-own_envelopes(struct mn_engine *e, struct mn_batch *b)
-{
-    if (b->envelopes_owned) {
-        return;
-    }
-    b->envelopes_owned = true;
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
-    const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) == MN_TASK_DONE && (t->flags & MN_FLAG_ENVELOPE)) {
-            mn_lease_note(e, mn_word_worker(word), t);
-            (void)mn_batch_own(b, t->env_off, mn_page_round(t->env_len));
-        }
-    }
-}
-
 static void
 batch_unlink(struct mn_engine *e, struct mn_batch *b)
 {
@@ -107,11 +77,11 @@ batch_unlink(struct mn_engine *e, struct mn_batch *b)
     e->inflight--;
 }
 
-static void
-must_free(struct mn_extents *x, uint64_t off, uint64_t bytes)
+void
+mn_range_free(struct mn_extents *x, uint64_t off, uint64_t bytes)
 {
     int rc = mn_extents_free(x, off, bytes);
-    mn_assert(rc == 0);
+    mn_assert(rc == 0 || rc == -ENOMEM);
     (void)rc;
 }
 
@@ -119,21 +89,19 @@ void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
-    own_envelopes(e, b);
+    mn_batch_accept_envelopes(e, b);
     for (uint32_t i = 0; i < b->nranges; i++) {
-        must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+        mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
     }
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         /* Relaxed: nobody else may touch a task that is in no worker's hands. */
         mn_a64_store_relaxed(&mn_task_at(&e->shm, tasks[i])->word, 0);
+        e->by_task[tasks[i]] = NULL;
         e->free_tasks[e->nfree++] = tasks[i];
     }
-    must_free(e->input, b->block_off, block->bytes);
+    mn_range_free(e->input, b->block_off, block->bytes);
     batch_unlink(e, b);
-    if (b->formless && --e->formless == 0) {
-        e->holes = true;
-    }
     free(b->ranges);
     free(b);
     mn_engine_room(e);
@@ -195,10 +163,11 @@ take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *of
     if (rc == 0) {
         rc = mn_batch_own(b, *off, mn_page_round(bytes));
         if (rc < 0) {
-            must_free(e->arena, *off, mn_page_round(bytes));
+            mn_range_free(e->arena, *off, mn_page_round(bytes));
         }
     }
-    return rc;
+    /* What is lent comes back in a moment, and may be what is missing. */
+    return rc == -ENOMEM && mn_extents_lent(e->arena) != 0 ? -EAGAIN : rc;
 }
 
 static int
@@ -259,7 +228,19 @@ fill_task(struct mn_task *t, uint64_t block_off, const struct mn_submit *s, uint
     t->nrows = nrows;
     t->kind = s->kind;
     t->flags = t->why = 0;
-    t->env_off = t->env_len = t->env_end = 0;
+    t->env_off = t->env_len = 0;
+}
+
+/* What the trainer wrote is its own to know: the descriptor is where others write, too. */
+static void
+note_task(struct mn_engine *e, uint32_t task, const struct mn_task *t)
+{
+    struct mn_result *r = &e->results[task];
+    r->row0 = t->row0;
+    r->nrows = t->nrows;
+    r->kind = t->kind;
+    r->flags = 0;
+    r->accepted = false;
 }
 
 /* Whether there may be something on a lane. */
@@ -285,6 +266,13 @@ mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 }
 
 static int
+refuse(struct mn_engine *e, enum mn_refusal_why why, uint64_t need, uint64_t all)
+{
+    e->refusal = (struct mn_refusal){why, need, all};
+    return why == MN_REFUSED_TASKS ? -EAGAIN : -ENOMEM;
+}
+
+static int
 make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
            uint32_t ntasks)
 {
@@ -292,11 +280,11 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
     memset(&plan, 0, sizeof(plan));
     uint64_t bytes = block_bytes(s, ntasks, &plan);
     if (ntasks > e->nfree) {
-        return -EAGAIN;
+        return refuse(e, MN_REFUSED_TASKS, ntasks, e->shm.ctl->ntasks);
     }
     int rc = mn_extents_alloc(e->input, bytes, &b->block_off);
     if (rc < 0) {
-        return e->inflight != 0 ? -EAGAIN : rc;
+        return refuse(e, MN_REFUSED_RECORDS, bytes, e->shm.ctl->input_bytes);
     }
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     plan.bytes = bytes;
@@ -304,10 +292,10 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
     rc = take_fields(e, b, s, mn_block_fields(block));
     if (rc < 0) {
         for (uint32_t i = 0; i < b->nranges; i++) {
-            must_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
+            mn_range_free(e->arena, b->ranges[i].off, b->ranges[i].bytes);
         }
-        must_free(e->input, b->block_off, bytes);
-        return rc;
+        mn_range_free(e->input, b->block_off, bytes);
+        return refuse(e, MN_REFUSED_ROWS, fields_bytes(s, &bytes), e->shm.ctl->arena_bytes);
     }
     fill_block(block, s, ntasks);
     return 0;
@@ -317,9 +305,10 @@ int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off)
 {
-    struct mn_batch *b = calloc(1, sizeof(*b));
+    size_t bytes = sizeof(struct mn_batch) + s->nrows * sizeof(struct mn_report);
+    struct mn_batch *b = calloc(1, bytes);
     if (b == NULL) {
-        return -ENOMEM;
+        return refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
     }
     uint32_t total = ntasks + (s->kind == MN_KIND_PART);
     int rc = make_block(e, s, b, total);
@@ -331,19 +320,23 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
     for (uint32_t i = 0; i < total; i++) {
         tasks[i] = e->free_tasks[--e->nfree];
+        e->by_task[tasks[i]] = b;
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         /* Relaxed: on no lane, and no part is on one, so no worker looks at it. */
         if (i == ntasks) {
             fill_task(t, b->block_off, s, 0, s->nrows);
             t->kind = MN_KIND_COLLATE;
             t->lane = UINT32_MAX;
+            note_task(e, tasks[i], t);
             mn_a64_store_relaxed(&t->word,
                                  mn_task_word(++e->gens[tasks[i]], 0, 0, MN_TASK_WAITING));
             break;
         }
         fill_task(t, b->block_off, s, row0[i], row0[i + 1] - row0[i]);
+        note_task(e, tasks[i], t);
         mn_a64_store_relaxed(&t->word, mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     }
+    b->sequence = s->sequence;
     batch_link(e, b);
     *block_off = b->block_off;
     return 0;
@@ -353,8 +346,13 @@ int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
 {
     uint32_t rows[2] = {0, s->nrows};
+    struct mn_submit own = *s;
     mn_mutex_lock(&e->mutex);
-    int rc = mn_batch_make(e, s, rows, 1, block_off);
+    own.sequence = e->submitted++;
+    int rc = mn_batch_make(e, &own, rows, 1, block_off);
+    if (rc < 0 && mn_engine_no_lent(e)) {
+        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    }
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
         rc = mn_board_publish(&e->shm, &e->heads[s->lane], s->lane, task, ++e->gens[task], 0);
@@ -375,6 +373,10 @@ mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off
 {
     mn_mutex_lock(&e->mutex);
     int rc = mn_extents_alloc(e->input, n + sizeof(n), off);
+    if (rc == 0 && *off > UINT32_MAX) { /* blocks name it in 32 bits */
+        mn_range_free(e->input, *off, n + sizeof(n));
+        rc = -ENOMEM;
+    }
     mn_mutex_unlock(&e->mutex);
     if (rc == 0) {
         memcpy(mn_at(&e->shm, *off), &n, sizeof(n));
@@ -402,8 +404,10 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
         else if (st == MN_TASK_WAITING) {
             waiting = true;
         }
-        else if (st != MN_TASK_DONE) {
-            return MN_BLOCK_BUSY;
+        else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED
+                 || (st == MN_TASK_RUNNING
+                     && mn_word_worker(word) < e->shm.ctl->nworkers)) {
+            return MN_BLOCK_BUSY; /* of what makes no sense nobody has to wait for the end */
         }
     }
     return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;
@@ -416,7 +420,8 @@ mn_engine_done_ns(struct mn_engine *e, uint64_t block_off)
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t last = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        uint64_t done = mn_task_at(&e->shm, tasks[i])->done_ns;
+        const struct mn_result *r = &e->results[tasks[i]];
+        uint64_t done = r->accepted ? r->done_ns : 0;
         last = done > last ? done : last;
     }
     return last;
@@ -430,7 +435,7 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     int rc = -EINVAL;
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
-    own_envelopes(e, b);
+    mn_batch_accept_envelopes(e, b);
     for (uint32_t i = 0; i < b->nranges; i++) {
         struct mn_range r = b->ranges[i];
         if (off < r.off || off + bytes > r.off + r.bytes) {
@@ -462,14 +467,14 @@ learn_envelopes(struct mn_engine *e, struct mn_block *block)
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        const struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        bytes += t->flags & MN_FLAG_ENVELOPE ? t->env_len : 0; /* a lost task's is no length */
+        const struct mn_result *r = &e->results[tasks[i]];
+        bytes += r->accepted && r->flags == MN_FLAG_ENVELOPE ? r->env_len : 0;
     }
     e->mean_envelope_bytes = (3 * e->mean_envelope_bytes + bytes) / 4;
 }
 
-static void
-retire_locked(struct mn_engine *e, uint64_t block_off)
+void
+mn_batch_retire(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
@@ -482,12 +487,12 @@ void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    retire_locked(e, block_off);
+    mn_batch_retire(e, block_off);
     mn_mutex_unlock(&e->mutex);
 }
 
-static void
-abandon_locked(struct mn_engine *e, uint64_t block_off)
+void
+mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
@@ -508,101 +513,6 @@ void
 mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    abandon_locked(e, block_off);
+    mn_batch_abandon(e, block_off);
     mn_mutex_unlock(&e->mutex);
-}
-
-/* ---- balanced ---------------------------------------------------------------------- */
-
-static void
-pump_and_unlock(struct mn_engine *e)
-{
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
-}
-
-int
-mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
-{
-    mn_mutex_lock(&e->mutex);
-    int rc = mn_plan_add(e, b);
-    pump_and_unlock(e);
-    return rc;
-}
-
-void
-mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
-{
-    mn_mutex_lock(&e->mutex);
-    bool first = e->plan->form.layout == 0 && form->layout != 0;
-    for (struct mn_batch *b = e->batches; first && b != NULL; b = b->next) {
-        e->formless += !b->formless;
-        b->formless = true;
-    }
-    e->plan->form = *form;
-    mn_mutex_unlock(&e->mutex);
-}
-
-void
-mn_engine_plan_end(struct mn_engine *e)
-{
-    mn_mutex_lock(&e->mutex);
-    mn_dispatch_close(&e->plan->dispatch);
-    mn_mutex_unlock(&e->mutex);
-}
-
-void
-mn_engine_plan_clear(struct mn_engine *e)
-{
-    mn_mutex_lock(&e->mutex);
-    for (uint64_t n = e->plan->head; n < e->plan->next; n++) {
-        uint64_t off = mn_plan_block(e->plan, n);
-        if (off != 0) {
-            abandon_locked(e, off);
-        }
-    }
-    mn_plan_clear(e->plan);
-    e->given_ns = 0; /* what the caller does between epochs is no time for a batch */
-    mn_mutex_unlock(&e->mutex);
-}
-
-static void
-advance_and_unlock(struct mn_engine *e, uint64_t sequence)
-{
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    pump_and_unlock(e);
-}
-
-void
-mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
-{
-    mn_mutex_lock(&e->mutex);
-    retire_locked(e, block_off);
-    if (e->served) { /* with another already */
-        (void)mn_plan_in_hand(e->plan, 1);
-    }
-    e->served = e->spanned;
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_detach(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    struct mn_batch *b = mn_batch_find(e, mn_plan_block(e->plan, sequence));
-    mn_assert(b != NULL);
-    b->detached = true;
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    e->plan->horizon = sequence;
-    pump_and_unlock(e);
 }

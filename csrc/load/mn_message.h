@@ -140,15 +140,14 @@ struct mn_task {
     uint32_t lane;
     uint64_t env_off;  /* worker, before DONE */
     uint64_t env_len;
-    uint64_t env_end;  /* end of the lease's used part after this task */
+    uint32_t made; /* enum mn_task_made; worker, before DONE */
+    uint32_t pad0;
     uint32_t flags;
     uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
     uint64_t cpu_ns;
     uint64_t done_ns;  /* monotonic clock at DONE */
-    uint32_t made; /* enum mn_task_made; worker, before DONE */
-    uint32_t pad0;
-    uint64_t pad1[4];
+    uint64_t pad1[5];
 };
 MN_STATIC_ASSERT(sizeof(struct mn_task) == 128, "a task is two cache lines");
 
@@ -178,6 +177,7 @@ struct mn_block {
     uint64_t epoch;
     uint64_t position;  /* in the sampler's order, of row 0 */
     uint64_t base_seed;
+    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
     uint32_t nrows;
     uint32_t ntasks;
     uint32_t nfields;
@@ -186,13 +186,31 @@ struct mn_block {
     uint32_t seeded;
     uint64_t index_bytes;
     /* uint32_t tasks[ntasks] follows this record */
-    uint32_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
+    uint32_t unused;
     uint64_t bytes;      /* of the block itself */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_block) == 88, "block layout");
+MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
+
+/* ---- envelope: a result outside of rows ---------------------------------------------- */
+
+/* struct mn_envelope | struct mn_envelope_part[nparts] | pickle | small parts | big parts.
+ * Offsets are relative to the envelope. */
+struct mn_envelope {
+    uint64_t nparts;
+    uint64_t pickle_at;
+    uint64_t pickle_bytes;
+    uint64_t pad0;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
+
+struct mn_envelope_part {
+    uint64_t at;
+    uint64_t bytes;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope_part) == 16, "part layout");
 
 /* ---- worker ------------------------------------------------------------------------ */
 
@@ -219,7 +237,7 @@ enum mn_leave {
 };
 
 struct mn_worker {
-    struct mn_bell bell;  /* rung by the trainer */
+    struct mn_bell bell;  /* of a worker without a task; rung by the trainer */
     mn_a32 state;
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
@@ -230,7 +248,8 @@ struct mn_worker {
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    uint32_t pad1;
+    struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
+                           * that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */

@@ -34,10 +34,9 @@ struct mn_form {
 
 struct mn_plan_batch {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
-    uint64_t number, epoch, position, base_seed;
+    uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t seeded;
-    uint32_t user_epoch;
     bool whole;          /* one BATCH task, */
     bool splits;         /* or, where that pays, PART tasks and one that collates them */
     uint32_t index_kind; /* enum mn_index_kind */
@@ -47,6 +46,7 @@ struct mn_plan_batch {
 };
 
 struct mn_planned;
+struct mn_engine_config;
 struct mn_piece;
 
 /* The chain that the sample planned last belongs to (policy_locality.h). */
@@ -64,14 +64,25 @@ struct mn_share {
     uint32_t tasks;  /* in it */
 };
 
+struct mn_found {
+    uint64_t sequence;
+    uint64_t done_ns;
+};
+
 struct mn_plan {
     struct mn_dispatch dispatch;
     void *memory;
-    struct mn_planned **batches; /* ring by sequence, [MN_PLAN_BATCHES] */
+    struct mn_planned **batches; /* ring by sequence, [room] */
+    uint32_t room;               /* a power of two */
+    uint32_t nfound, found_at;   /* out of order: done ones, as found, and how many are taken */
+    struct mn_found *found;      /* [room] */
     struct mn_costs *costs;      /* NULL: costs are not learned */
     struct mn_form form;
     uint64_t head;               /* sequence of the next batch to deliver */
     uint64_t next;               /* sequence of the next batch to plan */
+    uint64_t begun;              /* nothing from this sequence on has started */
+    uint64_t refused;            /* planned ones that cannot be made */
+    uint64_t stuck_ns;           /* since when there is no room for the head; 0: there is */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t horizon;            /* no batch from this sequence on may start */
     /* Batches that were taken in their order and are the caller's only later: they count as if
@@ -108,7 +119,8 @@ struct mn_plan {
     uint64_t helped;             /* times a worker took over part of another's share */
 };
 
-#define MN_PLAN_BATCHES 4096u
+#define MN_PLAN_BATCHES 4096u /* at least */
+#define MN_PLAN_BATCHES_MOST (1u << 20)
 #define MN_PLAN_TASKS 16384u
 /* A batch of more is large. */
 #define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
@@ -124,9 +136,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 }
 
 int
-mn_plan_open(struct mn_plan **out, uint32_t workers, uint32_t window, bool in_order,
-             struct mn_costs *costs, bool keeps, uint32_t unit_rows,
-             uint32_t most_workers);
+mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg);
 
 void
 mn_plan_close(struct mn_plan *p);
@@ -167,6 +177,15 @@ mn_plan_dry(struct mn_engine *e);
 /* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
 int64_t
 mn_plan_ready(struct mn_engine *e);
+
+/* The batch to deliver next, if it is done: the head, or out of order the one done first. Its
+ * block is 0 where it cannot be made. */
+bool
+mn_plan_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
+
+/* Whether there is any to deliver. */
+bool
+mn_plan_any_done(struct mn_engine *e);
 
 /* Whether the batch to deliver next is the first of an epoch. */
 bool

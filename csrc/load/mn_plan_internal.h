@@ -4,9 +4,12 @@
 #ifndef MN_PLAN_INTERNAL_H
 #define MN_PLAN_INTERNAL_H
 
-#include "load/mn_plan.h"
+#include "load/mn_engine.h"
 
 #include "load/policy_dispatch.h"
+
+/* Tasks of one batch at most, so that the head always finds descriptors. */
+#define MN_PLAN_BATCH_TASKS 1024u
 
 struct mn_planned {
     uint64_t sequence;
@@ -21,6 +24,7 @@ struct mn_planned {
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to */
+    struct mn_refusal refusal; /* it cannot be made */
     struct mn_plan_batch batch; /* index points behind row0 */
     uint32_t row0[];            /* [ntasks + 1] */
 };
@@ -33,6 +37,33 @@ mn_plan_at(const struct mn_plan *p, uint64_t sequence);
 void
 mn_plan_look(struct mn_plan *p);
 
+/* What the rows of a batch take in the arena. */
+uint64_t
+mn_form_bytes(const struct mn_form *f, uint32_t nrows);
+
+/* Whether the batch is there to be delivered, as data or as an error. */
+bool
+mn_planned_done(struct mn_engine *e, struct mn_planned *q);
+
+/* Makes the block of a batch that has none. MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot be
+ * made and is an error, and its tasks are planned no more. */
+int
+mn_plan_begin(struct mn_engine *e, struct mn_planned *q);
+
+/* Cuts a batch that has not started into tasks and hands them on, with room left for one task
+ * of each of `others`. cost: room for its rows'. 0 or -ENOMEM. */
+int
+mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t others);
+
+/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
+bool
+mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
+
+/* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
+ * changed. */
+void
+mn_plan_settle(struct mn_engine *e);
+
 /* Cuts anew what is stale and has not started. */
 void
 mn_plan_recut(struct mn_engine *e);
@@ -41,8 +72,9 @@ mn_plan_recut(struct mn_engine *e);
 bool
 mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q);
 
-/* Puts a task on a lane of the board; its block is made first if it has to be. */
-bool
+/* Puts a task on a lane of the board; its block is made first if it has to be. MN_OK; MN_EMPTY:
+ * not now; MN_CLOSED: the batch cannot be made. */
+int
 mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t task, uint32_t lane,
               enum mn_dispatch_why why);
 
@@ -59,9 +91,6 @@ mn_plan_chunk_limit(const struct mn_engine *e, const struct mn_plan_batch *b,
 /* What a task that costs so much counts as slow by. */
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
-
-uint64_t
-mn_plan_form_bytes(const struct mn_form *f, uint32_t nrows);
 
 /* ---- mn_plan_pieces.c: neighbours kept together --------------------------------------- */
 
@@ -100,6 +129,27 @@ mn_pieces_reset(struct mn_plan *p);
 /* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q);
+
+static inline uint32_t
+mn_piece_tasks(const struct mn_piece *x)
+{
+    return x->t1 - x->t0;
+}
+
+/* Puts a piece into a worker's share, in the order of delivery. */
+void
+mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+void
+mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+/* What a worker that has died, or was asked to leave, has before it is anybody's again. */
+void
+mn_share_disown(struct mn_plan *p, uint32_t w);
+
+/* Whether the worker is there to do what it is given. */
+bool
+mn_share_usable(const struct mn_engine *e, uint32_t w);
 
 /* mn_plan_pump while neighbours are kept together. */
 uint32_t

@@ -71,8 +71,8 @@ find_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const struct 
 static void
 learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 {
-    const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(b)[b->ntasks - 1]);
-    if (mn_word_status(mn_a64_load_acquire(&t->word)) != MN_TASK_DONE) { /* [T4] */
+    const struct mn_result *t = &e->results[mn_block_tasks(b)[b->ntasks - 1]];
+    if (!t->accepted) {
         return;
     }
     if (t->kind == MN_KIND_COLLATE) {
@@ -86,24 +86,25 @@ learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 
 /* Teaches what each task's rows have cost, and where they were made. Returns their sum. */
 static uint64_t
-learn_rows(struct mn_engine *e, struct mn_block *b, const int64_t *index)
+learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b,
+           const int64_t *index)
 {
-    const struct mn_report *r = mn_block_reports(b);
     uint64_t sum = 0, unit = e->plan->unit_rows;
     for (uint32_t i = 0; i < b->ntasks; i++) {
-        const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(b)[i]);
-        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) != MN_TASK_DONE || t->kind == MN_KIND_COLLATE) {
+        uint32_t task = mn_block_tasks(b)[i];
+        const struct mn_result *t = &e->results[task];
+        if (!t->accepted || t->kind == MN_KIND_COLLATE) {
             continue;
         }
-        struct mn_costs_made made = {.worker = mn_word_worker(word),
+        uint32_t how = mn_task_at(&e->shm, task)->made; /* whatever it is: only compared */
+        struct mn_costs_made made = {.worker = t->worker,
                                      .keeps = e->cfg.keeps,
-                                     .follows = t->made == MN_MADE_NEXT,
-                                     .newcomer = t->made == MN_MADE_FIRST,
+                                     .follows = how == MN_MADE_NEXT,
+                                     .newcomer = how == MN_MADE_FIRST,
                                      .edge = t->row0 == 0
                                              && (unit == 0 || b->number % unit == 0)};
         sum += mn_costs_observe_rows(e->plan->costs, index != NULL ? index + t->row0 : NULL,
-                                     r + t->row0, t->nrows, &made);
+                                     batch->reports + t->row0, t->nrows, &made);
     }
     return sum;
 }
@@ -116,10 +117,10 @@ mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
         return;
     }
     batch->learned = true;
-    const struct mn_report *r = mn_block_reports(b);
+    const struct mn_report *r = batch->reports;
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
     bool news = find_news(e->plan, b->epoch, index, r, b->nrows);
-    uint64_t rows_ns = learn_rows(e, b, index);
+    uint64_t rows_ns = learn_rows(e, batch, b, index);
     if (b->ntasks != 0) {
         learn_collate(e, b, rows_ns);
     }

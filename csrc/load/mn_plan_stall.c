@@ -70,7 +70,8 @@ static void
 learn_waiting(struct mn_engine *e)
 {
     for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
-        if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE) {
+        if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
+            && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
             mn_plan_learn(e, b);
         }
     }

@@ -148,11 +148,17 @@ move_to(struct mn_engine *e, int32_t target)
     }
 }
 
+uint32_t
+mn_scheduler_bound(const struct mn_engine *e, uint32_t workers)
+{
+    uint32_t least = e->cfg.min_workers, most = e->cfg.max_workers;
+    return workers < least ? least : workers < most ? workers : most;
+}
+
 void
 mn_scheduler_move(struct mn_engine *e, int32_t target)
 {
-    int32_t most = (int32_t)e->cfg.max_workers;
-    move_to(e, target < 1 ? 1 : target < most ? target : most);
+    move_to(e, (int32_t)mn_scheduler_bound(e, target < 0 ? 0 : (uint32_t)target));
 }
 
 /* ---- the number of workers ---------------------------------------------------------- */
@@ -241,9 +247,10 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
         uint64_t queued = queued_ns > s->queued_ns ? queued_ns - s->queued_ns : 0;
         in->wait_permille = 1000 - permille(on_cpu + queued, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
-        in->speed_milli = (int64_t)(spent == 0 ? 0
-                                               : (double)(rows - s->rows) * 1e12
-                                                     * (double)in->workers / (double)spent);
+        double speed = spent == 0 ? 0
+                                  : (double)(rows - s->rows) * 1e12 * (double)in->workers
+                                        / (double)spent;
+        in->speed_milli = speed < 1e18 ? (int64_t)speed : 0; /* counted by nobody */
         uint64_t held = spent + begun_ns;
         in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
                                      took * (uint64_t)in->workers);
@@ -312,7 +319,7 @@ static void
 schedule(struct mn_engine *e, uint64_t now, bool sign)
 {
     struct mn_workers_input in = {.workers = (int32_t)e->active,
-                                  .min_workers = 1,
+                                  .min_workers = (int32_t)e->cfg.min_workers,
                                   .max_workers = (int32_t)e->cfg.max_workers,
                                   .cores_milli = 1000 * (int32_t)mn_cpu_count(),
                                   .room = INT32_MAX};
@@ -339,10 +346,10 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
 /* ---- slow samples ------------------------------------------------------------------- */
 
 static int64_t
-slow_after(struct mn_engine *e)
+straggler_after(struct mn_engine *e)
 {
-    if (e->cfg.slow_ns != 0) {
-        return e->cfg.slow_ns < 0 ? INT64_MAX : e->cfg.slow_ns;
+    if (e->cfg.straggler_ns != 0) {
+        return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
     }
     return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
 }
@@ -388,7 +395,7 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
     }
     if (f->since_ns == 0) {
         *f = (struct mn_flag){since, cpu_of(k), now, -1};
-        e->scheduler->slow_seen++;
+        e->scheduler->stragglers++;
     }
     else if (f->standby < 0 && now - f->flagged_ns >= WATCH_FLAG_NS && can_help(e, f, k, now)) {
         f->standby = start_one(e);
@@ -412,7 +419,7 @@ mn_scheduler_tick(struct mn_engine *e, uint64_t now)
             return; /* without memory the number stays */
         }
     }
-    int64_t limit = slow_after(e);
+    int64_t limit = straggler_after(e);
     for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {
         watch_worker(e, w, limit, now);
     }
@@ -425,7 +432,7 @@ mn_scheduler_tick(struct mn_engine *e, uint64_t now)
 int64_t
 mn_scheduler_nap(struct mn_engine *e)
 {
-    int64_t limit = slow_after(e);
+    int64_t limit = straggler_after(e);
     int64_t nap = limit == INT64_MAX ? NAP_MOST_NS : limit / 4;
     return nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap > NAP_MOST_NS ? NAP_MOST_NS : nap;
 }

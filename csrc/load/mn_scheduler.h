@@ -1,8 +1,8 @@
 /* mn_scheduler.h - how many workers there are: grows, shrinks, and stands in for slow ones.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Part of the engine, run by its thread under its mutex; exists when max_workers allows more
- * than num_workers.  The decisions are those of policy_workers.h and policy_slow.h; this
+ * Part of the engine, run by its thread under its mutex; exists when the number of workers may
+ * move between two bounds.  The decisions are those of policy_workers.h and policy_slow.h; this
  * file measures their inputs and carries them out through the workers' entries:
  *   more     an EMPTY entry becomes WANTED, the zygote forks
  *   fewer    leave is set in the entry of a worker, which exits when it has nothing in hand
@@ -54,7 +54,7 @@ struct mn_scheduler {
     uint32_t room_for; /* and beside how many workers */
     int32_t room;      /* workers more that memory has room for */
     struct mn_flag *flags; /* one a worker entry */
-    uint64_t slow_seen;    /* samples flagged so far */
+    uint64_t stragglers;   /* samples flagged so far */
     struct mn_decision log[MN_SCHEDULER_LOG];
     uint32_t nlog;         /* in all; the ring holds the last ones */
 };
@@ -74,7 +74,11 @@ mn_scheduler_close(struct mn_scheduler *s);
 void
 mn_scheduler_tick(struct mn_engine *e, uint64_t now_ns);
 
-/* Brings the number of workers to this, within 1 and the most there may be, as if it had been
+/* The nearest number of workers within the bounds. */
+uint32_t
+mn_scheduler_bound(const struct mn_engine *e, uint32_t workers);
+
+/* Brings the number of workers to this, within the bounds, as if it had been
  * decided; decisions go on from there. Mutex held. */
 void
 mn_scheduler_move(struct mn_engine *e, int32_t target);

@@ -10,6 +10,7 @@
 #include "base/mn_error.h"
 #include "load/mn_board.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
 
 #define LEASE_POLL_NS (INT64_C(200) * 1000 * 1000)
 
@@ -101,6 +102,32 @@ mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
     return mn_worker_try(w, task);
 }
 
+/* The trainer is gone, and with it whoever would end this worker. Threads of it go, too. */
+static bool
+orphaned(const struct mn_worker_side *w)
+{
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) == 0;
+}
+
+/* The trainer's answer, or still WANT when there will be none. */
+static uint32_t
+await_lease(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    int slept = 0;
+    for (;;) {
+        mn_bell_announce(&me->room);
+        uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
+        if (st != MN_LEASE_WANT || stopped(w) || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
+            || (slept == -ETIMEDOUT && orphaned(w))) {
+            mn_bell_retract(&me->room);
+            return st;
+        }
+        slept = mn_bell_sleep(&me->room, LEASE_POLL_NS);
+    }
+}
+
 int
 mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
 {
@@ -112,16 +139,7 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
         mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
         MN_FAULT("worker.room.want");
         mn_bell_ring(&w->shm.ctl->engine);
-        uint32_t st;
-        for (;;) {
-            mn_bell_announce(&me->bell);
-            st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
-            if (st != MN_LEASE_WANT || stopped(w)) {
-                mn_bell_retract(&me->bell);
-                break;
-            }
-            (void)mn_bell_sleep(&me->bell, LEASE_POLL_NS);
-        }
+        uint32_t st = await_lease(w);
         if (st == MN_LEASE_WANT) {
             return MN_CLOSED;
         }
@@ -234,7 +252,6 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
         collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
     }
     note_place(w, t);
-    t->env_end = w->used_end;
     t->done_ns = mn_now_ns();
     /* Relaxed: counters for people, written by this worker alone. */
     mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);

@@ -32,7 +32,8 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task);
 int
 mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task);
 
-/* Room for an envelope, page aligned. 0, -ENOMEM (refused), MN_CLOSED (stopped meanwhile). */
+/* Room for an envelope, page aligned. 0, -ENOMEM (refused), MN_CLOSED (the loader was stopped
+ * or dismissed meanwhile, or its process is gone). */
 int
 mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
 

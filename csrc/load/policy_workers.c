@@ -40,7 +40,7 @@ mn_workers_text(enum mn_workers_reason reason)
     case MN_WORKERS_DRY_CPU_BUSY:
         return "the batch queue is dry, but the cores are busy: more workers cannot help";
     case MN_WORKERS_DRY_AT_MAX:
-        return "the batch queue is dry, but max_workers is reached";
+        return "the batch queue is dry, but the most workers that autoscale allows are there";
     case MN_WORKERS_DRY_AT_CEILING:
         return "the batch queue is dry, but more workers did not help before";
     case MN_WORKERS_FULL_AT_MIN:

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
@@ -61,24 +60,6 @@ int
 mn_memfd_unmap(void *addr, uint64_t bytes)
 {
     return munmap(addr, (size_t)bytes) == 0 ? 0 : -errno;
-}
-
-int
-mn_memfd_punch(int fd, uint64_t off, uint64_t len)
-{
-    if (len == 0) {
-        return 0;
-    }
-    if (off > INT64_MAX || len > INT64_MAX) {
-        return -EINVAL;
-    }
-    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    while (fallocate(fd, mode, (off_t)off, (off_t)len) != 0) {
-        if (errno != EINTR) {
-            return -errno;
-        }
-    }
-    return 0;
 }
 
 /* madvise over all pages that the range meets. */
@@ -146,15 +127,4 @@ int
 mn_memfd_dontfork(void *addr, uint64_t len)
 {
     return mn_memfd_advise(addr, len, MADV_DONTFORK);
-}
-
-int
-mn_memfd_resident(int fd, uint64_t *bytes)
-{
-    struct stat st;
-    if (fstat(fd, &st) != 0) {
-        return -errno;
-    }
-    *bytes = (uint64_t)st.st_blocks * 512; /* st_blocks counts 512 bytes by definition */
-    return 0;
 }

@@ -9,11 +9,10 @@
  *
  *   mn_memfd_create      close(fd)
  *   mn_memfd_map         mn_memfd_unmap
- *   mn_memfd_populate    mn_memfd_punch     (page in, page out)
+ *   mn_memfd_populate    mn_memfd_punch_mapped     (page in, page out)
  *
- * All functions return 0 or a negative errno unless they say otherwise. Ranges given by
- * address are widened to whole pages; ranges given by file offset for punching free whole
- * pages and zero the rest of the range, as the kernel does.
+ * All functions return 0 or a negative errno unless they say otherwise. Ranges are widened to
+ * whole pages but for punching.
  */
 #ifndef MN_MEMFD_H
 #define MN_MEMFD_H
@@ -31,12 +30,8 @@ mn_memfd_map(int fd, uint64_t bytes, void **out);
 int
 mn_memfd_unmap(void *addr, uint64_t bytes);
 
-/* Gives the pages of the file's range [off, off + len) back; they read as zero. */
-int
-mn_memfd_punch(int fd, uint64_t off, uint64_t len);
-
-/* The same through a mapping, when the descriptor is closed by now; only pages that lie
- * wholly in the range go. */
+/* Gives the pages that lie wholly in the range back to the system; they read as zero. Through
+ * the mapping, because the descriptor may be closed by now. */
 int
 mn_memfd_punch_mapped(void *addr, uint64_t len);
 
@@ -52,9 +47,5 @@ mn_memfd_dontdump(void *addr, uint64_t len);
 /* Keeps the range out of children of this process. */
 int
 mn_memfd_dontfork(void *addr, uint64_t len);
-
-/* Bytes of memory (and swap) that the file holds now. */
-int
-mn_memfd_resident(int fd, uint64_t *bytes);
 
 #endif /* MN_MEMFD_H */

@@ -22,15 +22,19 @@ part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
 
 static PyObject *
 open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
-              const struct mn_task *t, uint32_t worker)
+              const struct mn_result *t)
 {
-    const struct mn_envelope *env = mn_at(&e->shm, t->env_off);
-    const struct mn_envelope_part *parts = (const struct mn_envelope_part *)(env + 1);
+    const struct mn_envelope *env = &t->envelope; /* copied when the block was done */
     PyObject *pickle = PyBytes_FromStringAndSize(mn_at(&e->shm, t->env_off + env->pickle_at),
                                                  (Py_ssize_t)env->pickle_bytes);
     PyObject *list = pickle != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
     for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        PyObject *b = part(st, e, block, t->env_off, &parts[i]);
+        struct mn_envelope_part p;
+        bool sound = mn_envelope_part_look(mn_at(&e->shm, t->env_off), t->env_len, env, i, &p);
+        if (!sound) {
+            PyErr_SetString(PyExc_RuntimeError, "a worker has changed its result after it sent it");
+        }
+        PyObject *b = sound ? part(st, e, block, t->env_off, &p) : NULL;
         if (b == NULL) {
             Py_CLEAR(list);
             break;
@@ -41,7 +45,7 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
         Py_XDECREF(pickle);
         return NULL;
     }
-    return Py_BuildValue("(IIINN)", (unsigned int)worker, t->row0, t->nrows, pickle, list);
+    return Py_BuildValue("(IIINN)", t->worker, t->row0, t->nrows, pickle, list);
 }
 
 const char mn_engine_envelopes_doc[] =
@@ -62,16 +66,15 @@ mn_engine_envelopes(PyObject *self, PyObject *block)
     const uint32_t *tasks = mn_block_tasks(b);
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) != MN_TASK_DONE || t->flags == 0
+        const struct mn_result *t = &e->results[tasks[i]];
+        if (!t->accepted || t->flags == 0
             || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
-                            ? Py_BuildValue("(IIIOO)", mn_word_worker(word), t->row0,
-                                            t->nrows, Py_None, Py_None)
-                            : open_envelope(st, e, off, t, mn_word_worker(word));
+                            ? Py_BuildValue("(IIIOO)", t->worker, t->row0, t->nrows, Py_None,
+                                            Py_None)
+                            : open_envelope(st, e, off, t);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }
@@ -92,7 +95,7 @@ mn_engine_form(PyObject *self, PyObject *block)
         return NULL;
     }
     struct mn_block *b = mn_block_at(&e->shm, off);
-    uint32_t kind = b->ntasks != 0 ? mn_task_at(&e->shm, mn_block_tasks(b)[0])->kind
+    uint32_t kind = b->ntasks != 0 ? e->results[mn_block_tasks(b)[0]].kind
                                    : (uint32_t)MN_KIND_SAMPLES;
     return Py_BuildValue("(II)", kind, b->layout);
 }
@@ -109,7 +112,7 @@ mn_engine_reports(PyObject *self, PyObject *block)
         return NULL;
     }
     struct mn_block *b = mn_block_at(&e->shm, off);
-    const struct mn_report *r = mn_block_reports(b);
+    const struct mn_report *r = mn_engine_read_reports(e, off);
     PyObject *out = PyList_New(b->nrows);
     for (uint32_t i = 0; out != NULL && i < b->nrows; i++) {
         PyObject *one = Py_BuildValue("(IK)", r[i].status, (unsigned long long)r[i].wall_ns);
@@ -138,9 +141,9 @@ mn_engine_lost(PyObject *self, PyObject *block)
     for (uint32_t i = 0; i < b->ntasks; i++) {
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_LOST) { /* [T4] */
-            return Py_BuildValue("(IIiII)", e->lost_worker[tasks[i]],
-                                 (unsigned int)t->env_off, (int)(int64_t)t->env_len, t->row0,
-                                 t->nrows);
+            const struct mn_death *d = &e->lost[tasks[i]];
+            const struct mn_result *r = &e->results[tasks[i]];
+            return Py_BuildValue("(IIiII)", d->worker, d->pid, d->status, r->row0, r->nrows);
         }
     }
     Py_RETURN_NONE;
@@ -256,7 +259,7 @@ mn_engine_let_go(PyObject *self, PyObject *number)
 
 const char mn_engine_move_to_doc[] =
     "move_to(workers): that many, as if the worker scheduler had decided so; it goes on from\n"
-    "there. RuntimeError where it has nothing to decide: max_workers is num_workers.";
+    "there. RuntimeError where it has nothing to decide: its bounds are one number.";
 
 PyObject *
 mn_engine_move_to(PyObject *self, PyObject *workers)
@@ -280,17 +283,14 @@ const char mn_engine_dismiss_doc[] =
     "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";
 
 PyObject *
-mn_engine_dismiss(PyObject *self, PyObject *ignored)
+mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
     if (e == NULL) {
         return NULL;
     }
-    mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
-    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
-    }
+    mn_engine_dismiss(e);
     Py_RETURN_NONE;
 }
 
@@ -319,8 +319,9 @@ mn_engine_health(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_memory_doc[] =
-    "memory() -> {used, kept, limit, in_flight, envelope_bytes}: bytes of the arena in use,\n"
-    "those of them that the program keeps, the ceiling, and batches in flight";
+    "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
+    "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
+    "given back to the system so far, the ceiling, and batches in flight";
 
 PyObject *
 mn_engine_memory(PyObject *self, PyObject *ignored)
@@ -334,12 +335,15 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
     mn_pending_reclaim(st);
     mn_mutex_lock(&e->mutex);
     uint64_t used = mn_extents_used(e->arena), kept = e->kept_bytes;
+    uint64_t warm = mn_extents_warm(e->arena), reclaimed = e->reclaimed_bytes;
     uint64_t limit = e->limit, mean = e->mean_envelope_bytes;
     uint32_t inflight = e->inflight;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
-                         (unsigned long long)kept, "limit", (unsigned long long)limit,
-                         "in_flight", inflight, "envelope_bytes", (unsigned long long)mean);
+    return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
+                         (unsigned long long)kept, "warm", (unsigned long long)warm,
+                         "reclaimed", (unsigned long long)reclaimed, "limit",
+                         (unsigned long long)limit, "in_flight", inflight, "envelope_bytes",
+                         (unsigned long long)mean);
 }
 
 const char mn_engine_waits_doc[] =
@@ -410,12 +414,13 @@ const char mn_engine_spans_doc[] =
     "where that is not known";
 
 static PyObject *
-span(struct mn_block *b, const struct mn_task *t, uint64_t word)
+span(struct mn_block *b, const struct mn_report *r, const struct mn_result *t,
+     const struct mn_task *task)
 {
+    uint64_t word = mn_a64_load_acquire(&task->word); /* for people */
     /* a BATCH task has as many reports as the block has rows */
     uint32_t end = t->kind == MN_KIND_COLLATE ? t->row0 : t->row0 + t->nrows;
     end = end < b->nrows ? end : b->nrows;
-    const struct mn_report *r = mn_block_reports(b);
     PyObject *rows = PyList_New(end - t->row0);
     for (uint32_t i = t->row0; rows != NULL && i < end; i++) {
         PyObject *ns = PyLong_FromUnsignedLongLong(r[i].wall_ns);
@@ -426,8 +431,8 @@ span(struct mn_block *b, const struct mn_task *t, uint64_t word)
         PyList_SET_ITEM(rows, i - t->row0, ns);
     }
     return rows == NULL ? NULL
-                        : Py_BuildValue("(IIIIIIKKKN)", mn_word_worker(word),
-                                        mn_word_attempt(word), t->kind, t->why, t->row0,
+                        : Py_BuildValue("(IIIIIIKKKN)", t->worker,
+                                        mn_word_attempt(word), t->kind, task->why, t->row0,
                                         t->nrows, (unsigned long long)t->done_ns,
                                         (unsigned long long)t->wall_ns,
                                         (unsigned long long)t->cpu_ns, rows);
@@ -445,12 +450,11 @@ mn_engine_spans(PyObject *self, PyObject *block)
     const uint32_t *tasks = mn_block_tasks(b);
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        uint64_t word = mn_a64_load_acquire(&t->word); /* [T4] */
-        if (mn_word_status(word) != MN_TASK_DONE) {
+        const struct mn_result *t = &e->results[tasks[i]];
+        if (!t->accepted) {
             continue;
         }
-        PyObject *one = span(b, t, word);
+        PyObject *one = span(b, mn_engine_read_reports(e, off), t, mn_task_at(&e->shm, tasks[i]));
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }

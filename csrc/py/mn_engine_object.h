@@ -26,6 +26,15 @@ mn_engine_get(PyObject *self);
 int
 mn_engine_goes_on(PyObject *self);
 
+/* When a wait of so many seconds is over, by the monotonic clock; never for a negative number. */
+uint64_t
+mn_engine_until(double seconds);
+
+/* How long to sleep before signals are looked for and the clock again; 0: the time is over,
+ * however the sleeps before have ended. */
+int64_t
+mn_engine_slice(uint64_t until);
+
 /* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
  * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL
  * with an exception. */
@@ -46,6 +55,9 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored);
 extern const char mn_engine_next_doc[];
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args);
+extern const char mn_engine_refused_doc[];
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *sequence);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 
@@ -105,7 +117,7 @@ PyObject *
 mn_engine_let_go(PyObject *self, PyObject *number);
 extern const char mn_engine_dismiss_doc[];
 PyObject *
-mn_engine_dismiss(PyObject *self, PyObject *ignored);
+mn_engine_py_dismiss(PyObject *self, PyObject *ignored);
 extern const char mn_engine_health_doc[];
 PyObject *
 mn_engine_health(PyObject *self, PyObject *ignored);

@@ -8,9 +8,6 @@
 #include "load/mn_scheduler.h"
 #include "py/mn_engine_object.h"
 
-/* A backstop: a signal to the main thread ends the sleep by itself. */
-#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
-
 static struct mn_engine *
 planner(PyObject *self)
 {
@@ -40,14 +37,14 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *dumps;
-    unsigned long long sequence, number, epoch, position, seed;
+    unsigned long long sequence, number, epoch, position, seed, user_epoch = 0;
     const char *begins = NULL;
     Py_ssize_t nbegins = 0;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Ipz#", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows,
-                                        &seeded, &whole, &b.user_epoch, &splits, &begins,
+                                        &seeded, &whole, &user_epoch, &splits, &begins,
                                         &nbegins)) {
         return NULL;
     }
@@ -56,6 +53,7 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     b.epoch = epoch;
     b.position = position;
     b.base_seed = seed;
+    b.user_epoch = user_epoch;
     b.seeded = seeded != 0;
     b.whole = whole != 0;
     b.splits = splits != 0;
@@ -132,7 +130,7 @@ const char mn_engine_next_doc[] =
     "next(timeout) -> (sequence, block) | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
     "look ahead, before the caller asks for it).\n"
-    "None: the time is over. False: look at health(). True: workers wait for more batches to\n"
+    "block 0: the batch cannot be made, see refused(). None: the time is over. False: look at health(). True: workers wait for more batches to\n"
     "be planned, if there are any. Handles signals.";
 
 PyObject *
@@ -146,10 +144,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     /* batches are planned many at once: what was dropped since would wait for that */
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    bool endless = timeout < 0 || timeout > 1e9;
-    int64_t left = endless ? INT64_MAX : (int64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        int64_t slice = left < SIGNAL_LOOK_NS ? left : SIGNAL_LOOK_NS;
+        int64_t slice = mn_engine_slice(until);
         uint64_t sequence = 0, block = 0;
         int rc;
         o->inside++;
@@ -170,13 +167,28 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         if (rc == MN_EMPTY) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless) {
-            left -= slice;
-            if (left <= 0) {
-                Py_RETURN_NONE;
-            }
+        if (slice == 0) { /* that was a last look; signals end others before their time */
+            Py_RETURN_NONE;
         }
     }
+}
+
+const char mn_engine_refused_doc[] =
+    "refused(sequence) -> (why, need, all): of a batch that next() gave without a block. why: 1\n"
+    "task descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the\n"
+    "system; all: how many there are, in use or not";
+
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_refusal r = mn_engine_refused(e, sequence);
+    return Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
+                         (unsigned long long)r.all);
 }
 
 PyObject *
@@ -359,15 +371,15 @@ mn_engine_py_place(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_scheduler_doc[] =
-    "scheduler() -> {active, max, slow, decisions, keep} | None\n\n"
+    "scheduler() -> {active, low, high, stragglers, decisions, keep} | None\n\n"
     "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
     "shares in permille, rate in samples a second. keep: for the next Engine of the loader.";
 
 static const char *
 reason_text(int32_t reason)
 {
-    return reason == -1   ? "a slow sample keeps its worker busy: a standby worker is admitted"
-           : reason == -2 ? "the slow sample is done: its standby worker leaves"
+    return reason == -1   ? "a straggler keeps its worker busy: a standby worker is admitted"
+           : reason == -2 ? "the straggler is done: its standby worker leaves"
                           : mn_workers_text((enum mn_workers_reason)reason);
 }
 
@@ -390,7 +402,7 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         log[i] = s->log[(s->nlog - n + i) % MN_SCHEDULER_LOG];
     }
     uint32_t active = e->active;
-    uint64_t slow = s->slow_seen;
+    uint64_t stragglers = s->stragglers;
     struct mn_scheduler_keep keep = mn_scheduler_keep(e);
     mn_mutex_unlock(&e->mutex);
     PyObject *list = PyList_New(n);
@@ -406,8 +418,9 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         PyList_SET_ITEM(list, i, one);
     }
     return list == NULL ? NULL
-                        : Py_BuildValue("{sI sI sK sN sy#}", "active", active, "max",
-                                        e->cfg.max_workers, "slow", (unsigned long long)slow,
+                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", active, "low",
+                                        e->cfg.min_workers, "high", e->cfg.max_workers,
+                                        "stragglers", (unsigned long long)stragglers,
                                         "decisions", list, "keep", (const char *)&keep,
                                         (Py_ssize_t)sizeof(keep));
 }

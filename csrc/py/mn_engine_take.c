@@ -6,24 +6,13 @@
 
 /* Every row written in place, whole, and nothing in an envelope. */
 static bool
-all_in_rows(struct mn_engine *e, const struct mn_layout *l, struct mn_block *block)
+all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 {
+    const struct mn_block *block = mn_block_at(&e->shm, off);
     if (mn_layout_has_objects(l)) {
         return false;
     }
-    const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        if (mn_task_at(&e->shm, tasks[i])->flags != 0) {
-            return false;
-        }
-    }
-    const struct mn_report *r = mn_block_reports(block);
-    for (uint32_t i = 0; i < block->nrows; i++) {
-        if (r[i].status != MN_ROW_WRITTEN) {
-            return false;
-        }
-    }
-    return true;
+    return block->ntasks == 0 || mn_engine_in_rows(e, off);
 }
 
 /* At the ceiling the caller gets copies: half of the limit may be kept by it. */
@@ -55,7 +44,7 @@ decode(struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
 {
     struct mn_layout *l = (struct mn_layout *)layout;
     struct mn_block *block = mn_block_at(&e->shm, off);
-    if (objects == NULL && !all_in_rows(e, l, block)) {
+    if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
     return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));

@@ -42,24 +42,52 @@ mn_engine_goes_on(PyObject *self)
     return e != NULL ? 0 : -1;
 }
 
+uint64_t
+mn_engine_until(double seconds)
+{
+    bool endless = !(seconds >= 0 && seconds <= 1e9);
+    return endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+int64_t
+mn_engine_slice(uint64_t until)
+{
+    uint64_t now = until == UINT64_MAX ? 0 : mn_now_ns();
+    uint64_t left = until > now ? until - now : 0;
+    return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
+}
+
+/* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
+static int64_t
+straggler_ns(double seconds)
+{
+    double ns = seconds * 1e9;
+    if (!(seconds > 0.0)) {
+        return seconds < 0.0 ? -1 : 0;
+    }
+    return ns >= 9e18 ? -1 : ns < 1.0 ? 1 : (int64_t)ns;
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
-                            "arena_bytes", "window", "in_order", "costs", "max_workers",
-                            "slow_seconds", "keep", "keeps", "unit_rows", NULL};
+                            "arena_bytes", "window", "in_order", "costs", "min_workers",
+                            "max_workers", "straggler_seconds", "keep", "blocks",
+                            "keeps", "unit_rows", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
-    unsigned int workers, retries, window = 0, max_workers = 0, unit_rows = 0;
-    double slow = 0.0;
+    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
+    unsigned int unit_rows = 0;
+    double straggler = 0.0;
     int respawn, in_order = 1, keeps = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIdz#pI", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpI", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &max_workers, &slow, &kept, &kept_size, &keeps,
-                                     &unit_rows)) {
+                                     &min_workers, &max_workers, &straggler, &kept,
+                                     &kept_size, &blocks, &keeps, &unit_rows)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -87,13 +115,15 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct mn_engine_config cfg = {.workers = workers,
+                                   .min_workers = min_workers,
                                    .max_workers = max_workers,
-                                   .slow_ns = (int64_t)(slow * 1e9),
+                                   .straggler_ns = straggler_ns(straggler),
                                    .max_retries = retries < 200 ? retries : 200,
                                    .respawn = respawn != 0,
                                    .memory_limit = limit,
                                    .arena_bytes = arena,
                                    .window = window,
+                                   .blocks = blocks,
                                    .in_order = in_order != 0,
                                    .costs = shared,
                                    .keeps = keeps != 0,
@@ -255,12 +285,12 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *dumps;
-    unsigned long long number, epoch, seed;
+    unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|I", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|K", names, &indices, &dumps,
                                         &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
-                                        &s.user_epoch)) {
+                                        &user_epoch)) {
         return NULL;
     }
     if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
@@ -271,6 +301,7 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     s.number = number;
     s.epoch = epoch;
     s.base_seed = seed;
+    s.user_epoch = user_epoch;
     s.seeded = seeded != 0;
     PyObject *owned =
         mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
@@ -317,7 +348,7 @@ engine_poll(PyObject *self, PyObject *block)
     if (e == NULL || PyErr_Occurred()) {
         return NULL;
     }
-    return PyLong_FromLong(mn_engine_poll(e, off));
+    return PyLong_FromLong(mn_engine_settle(e, off));
 }
 
 PyDoc_STRVAR(wait_doc,
@@ -335,14 +366,9 @@ engine_wait(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    bool endless = timeout < 0 || timeout > 1e9;
-    uint64_t until = endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(timeout * 1e9);
+    uint64_t until = mn_engine_until(timeout);
     for (;;) {
-        uint64_t now = endless ? 0 : mn_now_ns();
-        int64_t left = SIGNAL_LOOK_NS;
-        if (!endless && (now >= until || (int64_t)(until - now) < left)) {
-            left = now >= until ? 0 : (int64_t)(until - now);
-        }
+        int64_t left = mn_engine_slice(until);
         int rc;
         o->inside++;
         Py_BEGIN_ALLOW_THREADS
@@ -355,7 +381,7 @@ engine_wait(PyObject *self, PyObject *args)
         if (rc == 0) {
             Py_RETURN_TRUE;
         }
-        if (rc == -ETIMEDOUT && !endless && mn_now_ns() >= until) {
+        if (left == 0) {
             Py_RETURN_FALSE;
         }
     }
@@ -412,6 +438,7 @@ static PyMethodDef engine_methods[] = {
     {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
      PyDoc_STR("plan_clear(): abandons all batches")},
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
+    {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
     {"detach", mn_engine_py_detach, METH_O,
@@ -442,7 +469,7 @@ static PyMethodDef engine_methods[] = {
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
     {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
     {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
-    {"dismiss", mn_engine_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
+    {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
@@ -471,6 +498,9 @@ engine_get_segment(PyObject *self, void *closure)
     (void)closure;
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st != NULL && o->engine == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
+    }
     if (st == NULL || o->engine == NULL) {
         return NULL;
     }

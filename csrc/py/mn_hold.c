@@ -258,6 +258,26 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
 }
 
 PyObject *
+mn_py_forked(PyObject *module, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_pending *p = mn_state_of(module)->pending;
+    /* A deleter without the GIL may have held the lock at the moment of the fork, in a thread
+     * that is not here. Nobody else is: the lock is made anew, and what the list and the counts
+     * say is the parent's. */
+    int rc = mn_mutex_init(&p->mutex);
+    free(p->living); /* written with the GIL only */
+    p->living = NULL;
+    p->nliving = 0;
+    p->first = NULL;
+    p->alive = p->forks = 0;
+    if (mn_raise_errno(rc, "a lock in a forked child") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
 mn_py_living_forks(PyObject *module, PyObject *list)
 {
     struct mn_pending *p = mn_state_of(module)->pending;

@@ -113,6 +113,8 @@ static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
      PyDoc_STR("fork_begins() -> count of this fork, 0 when nothing of an arena is out")},
+    {"forked", mn_py_forked, METH_NOARGS,
+     PyDoc_STR("forked(): in a child, makes what watches forks its own")},
     {"living_forks", mn_py_living_forks, METH_O,
      PyDoc_STR("living_forks(counts): forks whose children may still see what was out")},
     {"watch_forks", watch_forks, METH_O,

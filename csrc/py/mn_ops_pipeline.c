@@ -440,11 +440,15 @@ import_boxes(PyObject *object, PyObject *list)
                               &path, &device, &inode, &size, &mtime, &bytes, &length)) {
             return NULL;
         }
-        struct mn_boxes *copy = is_sound(bytes, length) ? malloc((size_t)length) : NULL;
+        bool sound = is_sound(bytes, length);
+        struct mn_boxes *copy = sound ? malloc((size_t)length) : NULL;
         if (copy == NULL) {
             Py_DECREF(path);
-            PyErr_SetString(PyExc_ValueError, "these are no boxes");
-            return NULL;
+            if (!sound) {
+                PyErr_SetString(PyExc_ValueError, "these are no boxes");
+                return NULL;
+            }
+            return PyErr_NoMemory();
         }
         memcpy(copy, bytes, (size_t)length);
         struct mn_npy_identity id = {device, inode, size, mtime};

@@ -135,6 +135,10 @@ mn_pending_open(struct mn_state *st);
 PyObject *
 mn_py_fork_begins(PyObject *module, PyObject *ignored);
 
+/* forked(): in the child, before anything else of the module is used there */
+PyObject *
+mn_py_forked(PyObject *module, PyObject *ignored);
+
 /* living_forks([count, ...]): the forks whose children may still see what was out */
 PyObject *
 mn_py_living_forks(PyObject *module, PyObject *list);

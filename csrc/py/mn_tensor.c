@@ -38,7 +38,8 @@ shape_tuple(int ndim, const int64_t *shape)
     return t;
 }
 
-/* The fallback: view is a bytes-like object, consumed. */
+/* The fallback: view is a bytes-like object, consumed. What it is asked of says which storage
+ * guards the view's hold: none where there are no values, and the hold is gone by then. */
 static PyObject *
 from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndim,
           const int64_t *shape)
@@ -91,14 +92,11 @@ PyObject *
 mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
                const int64_t *shape, uint64_t bytes)
 {
-    PyObject *t;
-    if (st->dlpack != NULL) {
-        t = over_dlpack(st, hold, dtype, ndim, shape);
-    }
-    else {
+    if (st->dlpack == NULL) {
         PyObject *view = mn_view_new(st, hold, bytes);
-        t = view != NULL ? from_view(st, view, dtype, ndim, shape) : NULL;
+        return view != NULL ? from_view(st, view, dtype, ndim, shape) : NULL;
     }
+    PyObject *t = over_dlpack(st, hold, dtype, ndim, shape);
     if (t != NULL && mn_hold_guard(st, hold, t) < 0) {
         Py_CLEAR(t);
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mn_error.h"
+#include "load/mn_results.h"
 #include "load/mn_worker_clock.h"
 #include "os/mn_clock.h"
 #include "py/mn_envelope.h"
@@ -31,7 +32,7 @@ struct mn_worker_object {
     PyObject *open_layout; /* bytes -> Layout */
     PyObject *load_index; /* bytes -> object */
     PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
-    uint32_t user_epoch;  /* the last it was told, + 1 */
+    uint64_t user_epoch;  /* the last it was told, + 1 */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block at indices_of */
     uint64_t indices_of, indices_number;
@@ -49,9 +50,10 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "load_index", "set_epoch", "user_epoch", NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
-    unsigned int number, user_epoch = 0;
+    unsigned int number;
+    unsigned long long user_epoch = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OI", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OK", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
                                         &load_index, &set_epoch, &user_epoch)) {
         return NULL;
@@ -331,7 +333,7 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
         return 0;
     }
     o->user_epoch = b->user_epoch;
-    PyObject *r = PyObject_CallFunction(o->set_epoch, "I", b->user_epoch - 1);
+    PyObject *r = PyObject_CallFunction(o->set_epoch, "K", (unsigned long long)b->user_epoch - 1);
     Py_XDECREF(r);
     return r != NULL ? 0 : -1;
 }
@@ -449,12 +451,20 @@ worker_finish(PyObject *self, PyObject *args)
 static PyObject *
 part_of(struct mn_worker_object *o, const struct mn_task *t)
 {
-    const struct mn_envelope *env = mn_at(&o->side.shm, t->env_off);
-    const struct mn_envelope_part *parts = (const struct mn_envelope_part *)(env + 1);
-    PyObject *list = PyList_New((Py_ssize_t)env->nparts);
-    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, t->env_off + parts[i].at),
-                                                    (Py_ssize_t)parts[i].bytes);
+    const struct mn_ctl *c = o->side.shm.ctl;
+    uint64_t off = t->env_off, len = t->env_len;
+    struct mn_envelope env;
+    struct mn_envelope_part part;
+    /* another worker's: one that makes no sense is as good as none */
+    if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
+        || !mn_envelope_look(mn_at(&o->side.shm, off), len, &env)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *list = PyList_New((Py_ssize_t)env.nparts);
+    for (uint64_t i = 0; list != NULL && i < env.nparts; i++) {
+        bool sound = mn_envelope_part_look(mn_at(&o->side.shm, off), len, &env, i, &part);
+        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, off + part.at),
+                                                    sound ? (Py_ssize_t)part.bytes : 0);
         if (b == NULL) {
             Py_CLEAR(list);
             break;
@@ -463,8 +473,8 @@ part_of(struct mn_worker_object *o, const struct mn_task *t)
     }
     return list == NULL ? NULL
                         : Py_BuildValue("(y#N)",
-                                        (char *)mn_at(&o->side.shm, t->env_off + env->pickle_at),
-                                        (Py_ssize_t)env->pickle_bytes, list);
+                                        (char *)mn_at(&o->side.shm, off + env.pickle_at),
+                                        (Py_ssize_t)env.pickle_bytes, list);
 }
 
 PyDoc_STRVAR(parts_doc,

@@ -24,8 +24,8 @@ mn_bell_sleep(struct mn_bell *bell, int64_t timeout_ns)
     int64_t left_ns = timeout_ns;
     MN_FAULT("bell.announced");
     for (;;) {
-        if (mn_a32_load_acquire(&bell->word) == MN_BELL_AWAKE) { /* [B8] */
-            return 0;
+        if (mn_a32_load_acquire(&bell->word) != MN_BELL_ASLEEP) { /* [B8] */
+            return mn_bell_give_up(bell, 0); /* also from a word that is neither */
         }
         if (left_ns == 0) {
             return mn_bell_give_up(bell, -ETIMEDOUT);

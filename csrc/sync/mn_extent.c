@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
@@ -24,12 +25,22 @@ struct mn_extents {
     struct mn_extent *spare;
     uint64_t spares;
     uint64_t promised;
+    uint64_t lends;    /* ranges lent: a spare node for each, which no free may use */
     uint64_t base_off;
     uint64_t bytes;
     uint64_t free_bytes;
+    uint64_t lent_bytes;
+    uint64_t warm_bytes;
+    uint64_t warm_end; /* nothing warm from this offset on */
+    uint64_t allocs;
+    uint8_t *freed_at; /* [granules]: turn of the last free, 0: in use or not warm */
     uint32_t granule;
     uint32_t seed;
+    uint8_t turn; /* 1 to 255 */
 };
+
+/* Granules that one search for warm ones looks at: some ten microseconds. */
+#define MN_EXTENT_LOOK 16384u
 
 /* Spare nodes beyond the promises that are kept and not given back to malloc: enough for
  * the ranges of a few batches, a few kilobytes. */
@@ -57,11 +68,11 @@ mn_extent_retire(struct mn_extents *e, struct mn_extent *node)
     e->spares++;
 }
 
-/* Gives spare nodes back to malloc down to that many. */
+/* Gives spare nodes back to malloc down to that many, beside those for what is lent. */
 static void
 mn_extent_trim(struct mn_extents *e, uint64_t wanted)
 {
-    while (e->spares > wanted) {
+    while (e->spares > wanted + e->lends) {
         struct mn_extent *node = e->spare;
         e->spare = node->left;
         e->spares--;
@@ -69,11 +80,11 @@ mn_extent_trim(struct mn_extents *e, uint64_t wanted)
     }
 }
 
-/* Makes sure of that many spare nodes. */
+/* Makes sure of that many spare nodes beside those for what is lent. */
 static int
 mn_extent_stock(struct mn_extents *e, uint64_t wanted)
 {
-    while (e->spares < wanted) {
+    while (e->spares < wanted + e->lends) {
         struct mn_extent *node = malloc(sizeof(*node));
         if (node == NULL) {
             return -ENOMEM;
@@ -211,6 +222,44 @@ mn_extent_around(const struct mn_extents *e, uint64_t off, struct mn_extent **be
     }
 }
 
+/* ---- what is warm ---- */
+
+static uint64_t
+mn_extent_granule(const struct mn_extents *e, uint64_t off)
+{
+    return (off - e->base_off) / e->granule;
+}
+
+static void
+mn_extent_warm(struct mn_extents *e, uint64_t off, uint64_t len)
+{
+    memset(e->freed_at + mn_extent_granule(e, off), e->turn, (size_t)(len / e->granule));
+    e->warm_bytes += len;
+    e->warm_end = off + len > e->warm_end ? off + len : e->warm_end;
+}
+
+static void
+mn_extent_unwarm(struct mn_extents *e, uint64_t off, uint64_t len)
+{
+    uint8_t *at = e->freed_at + mn_extent_granule(e, off);
+    uint64_t n = len / e->granule, warm = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        warm += at[i] != 0;
+    }
+    if (warm != 0) { /* not to touch the bytes of what was never in use */
+        memset(at, 0, (size_t)n);
+        e->warm_bytes -= warm * e->granule;
+        e->warm_end = e->warm_bytes != 0 ? e->warm_end : e->base_off;
+    }
+}
+
+static bool
+mn_extent_is_cold(const struct mn_extents *e, uint64_t granule, uint32_t turns)
+{
+    uint32_t at = e->freed_at[granule];
+    return at != 0 && (e->turn >= at ? e->turn - at : e->turn + 255u - at) >= turns;
+}
+
 /* ---- the allocator ---- */
 
 int
@@ -231,7 +280,12 @@ mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
     e->free_bytes = bytes;
     e->granule = granule;
     e->seed = 2463534242u; /* Marsaglia's own; any but zero will do */
-    if (mn_extent_stock(e, 1) != 0) {
+    e->turn = 1;
+    e->warm_end = base_off;
+    /* Zeroed memory of that size comes from the system page by page, as it is written. */
+    e->freed_at = calloc((size_t)(bytes / granule), 1);
+    if (e->freed_at == NULL || mn_extent_stock(e, 1) != 0) {
+        free(e->freed_at);
         free(e);
         return -ENOMEM;
     }
@@ -258,7 +312,9 @@ mn_extents_close(struct mn_extents *e)
         return;
     }
     mn_extent_drop(e->root);
+    e->lends = 0;
     mn_extent_trim(e, 0);
+    free(e->freed_at);
     free(e);
 }
 
@@ -296,6 +352,7 @@ mn_extents_alloc(struct mn_extents *e, uint64_t bytes, uint64_t *off)
     }
     *off = node->off;
     e->promised++;
+    e->allocs++;
     e->free_bytes -= len;
     if (node->len == len) {
         e->root = mn_extent_erase(e->root, node);
@@ -304,6 +361,7 @@ mn_extents_alloc(struct mn_extents *e, uint64_t bytes, uint64_t *off)
     else {
         mn_extent_resize(e->root, node, node->off + len, node->len - len);
     }
+    mn_extent_unwarm(e, *off, len);
     return 0;
 }
 
@@ -360,13 +418,14 @@ mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes)
         return -ENOMEM;
     }
     mn_extents_put(e, off, len, before, after);
+    mn_extent_warm(e, off, len);
     e->free_bytes += len;
     e->promised -= e->promised > 0 ? 1 : 0;
-    /* Each free returns a granule at least, so more promises than granules in use are left
-     * over from ranges that were freed in fewer pieces than announced. */
-    uint64_t most = mn_extents_used(e) / e->granule;
+    /* Each free returns a granule at least, so more promises than granules that are out are
+     * left over from ranges that were freed in fewer pieces than announced. */
+    uint64_t most = (e->bytes - e->free_bytes) / e->granule;
     e->promised = e->promised < most ? e->promised : most;
-    mn_assert(e->spares >= e->promised);
+    mn_assert(e->spares >= e->promised + e->lends);
     mn_extent_trim(e, e->promised + MN_EXTENT_SLACK);
     return 0;
 }
@@ -374,24 +433,25 @@ mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes)
 uint64_t
 mn_extents_used(const struct mn_extents *e)
 {
-    return e->bytes - e->free_bytes;
+    return e->bytes - e->free_bytes - e->lent_bytes;
 }
 
 uint64_t
-mn_extents_top(const struct mn_extents *e)
+mn_extents_lent(const struct mn_extents *e)
 {
-    const struct mn_extent *last = e->root;
-    uint64_t end = e->base_off + e->bytes;
-    while (last != NULL && last->right != NULL) {
-        last = last->right;
-    }
-    return last != NULL && last->off + last->len == end ? last->off : end;
+    return e->lent_bytes;
 }
 
 uint64_t
-mn_extents_largest(const struct mn_extents *e)
+mn_extents_warm(const struct mn_extents *e)
 {
-    return mn_extent_max(e->root);
+    return e->warm_bytes;
+}
+
+uint64_t
+mn_extents_allocs(const struct mn_extents *e)
+{
+    return e->allocs;
 }
 
 int
@@ -411,4 +471,89 @@ mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *of
     *off = after->off;
     *len = after->len;
     return MN_OK;
+}
+
+/* ---- lending ---- */
+
+void
+mn_extents_turn(struct mn_extents *e)
+{
+    e->turn = (uint8_t)(e->turn % 255u + 1);
+}
+
+int
+mn_extents_cold(const struct mn_extents *e, uint32_t turns, uint64_t most, uint64_t *from,
+                uint64_t *off, uint64_t *len)
+{
+    uint64_t look = MN_EXTENT_LOOK, start, free_len;
+    while (mn_extents_next_free(e, *from, &start, &free_len) == MN_OK && start < e->warm_end) {
+        uint64_t end = start + free_len < e->warm_end ? start + free_len : e->warm_end;
+        uint64_t at = mn_extent_granule(e, start), stop = mn_extent_granule(e, end);
+        while (at < stop && look != 0 && !mn_extent_is_cold(e, at, turns)) {
+            at++;
+            look--;
+        }
+        *from = e->base_off + at * e->granule;
+        if (look == 0) {
+            return MN_FULL;
+        }
+        look--; /* a search in the tree costs something, too */
+        if (at < stop) {
+            *off = *from;
+            *len = 0;
+            while (at < stop && *len < most && mn_extent_is_cold(e, at, turns)) {
+                *len += e->granule;
+                at++;
+            }
+            *from = *off + *len;
+            return MN_OK;
+        }
+    }
+    return MN_EMPTY;
+}
+
+int
+mn_extents_lend(struct mn_extents *e, uint64_t off, uint64_t len)
+{
+    struct mn_extent *node, *after;
+    mn_extent_around(e, off, &node, &after);
+    if (node == NULL || len == 0 || off % e->granule != 0 || len % e->granule != 0
+        || len > node->len || off - node->off > node->len - len) {
+        return -EINVAL;
+    }
+    if (mn_extent_stock(e, e->promised + 2) != 0) { /* to return it, and for a second part */
+        return -ENOMEM;
+    }
+    uint64_t below = off - node->off, above = node->len - len - below;
+    if (below != 0) {
+        mn_extent_resize(e->root, node, node->off, below);
+        if (above != 0) {
+            e->root = mn_extent_insert(e->root, mn_extent_take(e, off + len, above));
+        }
+    }
+    else if (above != 0) {
+        mn_extent_resize(e->root, node, off + len, above);
+    }
+    else {
+        e->root = mn_extent_erase(e->root, node);
+        mn_extent_retire(e, node);
+    }
+    e->lends++;
+    e->free_bytes -= len;
+    e->lent_bytes += len;
+    mn_extent_unwarm(e, off, len);
+    return 0;
+}
+
+void
+mn_extents_return(struct mn_extents *e, uint64_t off, uint64_t len)
+{
+    mn_assert(e->lends > 0);
+    e->lends--; /* its node is what a promise is now, which the free uses up */
+    e->promised++;
+    int rc = mn_extents_free(e, off, len);
+    mn_assert(rc == 0);
+    (void)rc;
+    e->lent_bytes -= len;
+    mn_extent_unwarm(e, off, len);
 }

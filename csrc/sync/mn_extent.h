@@ -26,12 +26,21 @@
  *   (a promise), and fails with -ENOMEM when it cannot, with nothing changed. Each free
  *   uses up one promise. A range that will be freed in n pieces wants n - 1 promises more:
  *   mn_extents_reserve. A free past all promises asks malloc, and may return -ENOMEM with
- *   nothing changed and the range still allocated; it can be tried again later.
+ *   nothing changed and the range still allocated; it can be tried again later. What is lent
+ *   has a node of its own set aside, which no free uses.
  *
- * Wrap: offsets are 64 bits and open refuses a range whose end passes 2^63.
+ * What is free and was in use once may hold pages still: it is warm. For each granule there is
+ * a byte with the turn at which it was last freed, 0 when it is in use or holds nothing. Turns
+ * are what the caller makes of time. To give pages back to the system takes a system call, for
+ * which no lock should be held: so a warm range is lent, which makes it neither free nor used,
+ * and returned without pages. What is free and not warm was never in use, or was lent since.
+ *
+ * Wrap: offsets are 64 bits and open refuses a range whose end passes 2^63. Turns are counted
+ * in a byte: what was freed 255 turns ago looks as if it was freed just now, and is found later.
  *
  *   mn_extents_open     mn_extents_close
  *   mn_extents_alloc    mn_extents_free, once or in pieces
+ *   mn_extents_lend     mn_extents_return
  */
 #ifndef MN_EXTENT_H
 #define MN_EXTENT_H
@@ -40,7 +49,7 @@
 
 struct mn_extents;
 
-/* All of [base_off, base_off + bytes) is free. granule is a power of two of which both are
+/* All of [base_off, base_off + bytes) is free, and nothing of it is warm. granule is a power of two of which both are
  * multiples. 0, -EINVAL, -ENOMEM. */
 int
 mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
@@ -68,18 +77,41 @@ mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes);
 uint64_t
 mn_extents_used(const struct mn_extents *e);
 
-/* End of the highest allocated range; base_off when nothing is allocated. */
+/* Bytes lent. While there are any, an allocation may fail that will not when they are back. */
 uint64_t
-mn_extents_top(const struct mn_extents *e);
+mn_extents_lent(const struct mn_extents *e);
 
-/* Length of the longest free range: the largest allocation that would fit. */
+/* Free bytes that may hold pages. */
 uint64_t
-mn_extents_largest(const struct mn_extents *e);
+mn_extents_warm(const struct mn_extents *e);
+
+/* Allocations so far. */
+uint64_t
+mn_extents_allocs(const struct mn_extents *e);
 
 /* The first free bytes at or after from_off, up to the end of their range. MN_OK, or
  * MN_EMPTY when there are none; to go on, ask from *off + *len. */
 int
 mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *off,
                      uint64_t *len);
+
+/* A turn is over. */
+void
+mn_extents_turn(struct mn_extents *e);
+
+/* The first warm range at or after *from (base_off, or where the last call ended) that was freed
+ * turns ago or earlier, up to most bytes of it; turns < 255, most whole granules. MN_OK;
+ * MN_FULL: this look was long enough, ask again; MN_EMPTY: there is no more. */
+int
+mn_extents_cold(const struct mn_extents *e, uint32_t turns, uint64_t most, uint64_t *from,
+                uint64_t *off, uint64_t *len);
+
+/* Takes free granules out. 0; -EINVAL if any of them is not free; -ENOMEM. */
+int
+mn_extents_lend(struct mn_extents *e, uint64_t off, uint64_t len);
+
+/* What was lent by one call is free again, and holds nothing. Cannot fail. */
+void
+mn_extents_return(struct mn_extents *e, uint64_t off, uint64_t len);
 
 #endif /* MN_EXTENT_H */

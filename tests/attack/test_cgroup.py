@@ -55,7 +55,7 @@ class Heavy:
         return index
 
 loader = minato.DataLoader(
-    Heavy(), batch_size=4, num_workers=2, max_workers=32, persistent_workers=True
+    Heavy(), batch_size=4, num_workers=2, autoscale=(1, 32), persistent_workers=True
 )
 refused, end = [], time.monotonic() + 90
 while not refused and time.monotonic() < end:

@@ -22,7 +22,9 @@ from .support import (
 def make(dataset, split=False, **options):
     """split: batches of a collate_fn are made in parts from the first one on."""
     torch.manual_seed(1234)
-    options = {"batch_size": 8, "num_workers": 3, "shuffle": True, "max_retries": 100, **options}
+    options = {"batch_size": 8, "num_workers": 3, "shuffle": True, **options}
+    if "scheduling" not in options and not isinstance(dataset, torch.utils.data.IterableDataset):
+        options.setdefault("max_retries", 100)
     loader = minato.DataLoader(dataset, **options)
     for cost in [10**6, 10**6, 10**6, 10**9] * 16 if split else []:
         memo_of(loader).costs.observe(-1, cost)

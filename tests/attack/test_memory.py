@@ -19,7 +19,7 @@ import torch.multiprocessing
 import minato
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
-from .support import SECONDS, copied, epochs, resources, same, wait_for
+from .support import PATIENCE, SECONDS, copied, epochs, resources, same, wait_for
 
 MIB = 1 << 20
 
@@ -287,6 +287,34 @@ def test_a_closed_loader_gives_its_pages_back():
     gc.collect()
     wait_for(lambda: full - shared_pages() > 100 * MIB, "the pages")
     next(second)
+
+
+def mapped() -> int:
+    """Bytes of shared memory that this process has touched and that are there still."""
+    for line in open("/proc/self/status"):
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_batches_that_are_let_go_give_their_pages_back(scheduling):
+    """Also those below one that is kept on, while the loader goes on with little."""
+    loader = make(Images(160, (512, 512)), persistent_workers=True, scheduling=scheduling)
+    before = mapped()
+    kept = list(loader)
+    assert all(map(right, kept))  # every page of them is this process's, too
+    assert mapped() - before > 120 * MIB
+    last = kept[-1]
+    del kept
+
+    def gone() -> bool:
+        for batch in loader:
+            assert right(batch)
+        return mapped() - before < 80 * MIB
+
+    wait_for(gone, "the pages", 2 * PATIENCE)
+    assert right(last)
 
 
 def test_early_breaks_with_little_memory():

@@ -198,7 +198,7 @@ claimer_main(void *arg)
         /* Plain fields of the descriptor are ours from the claim on. */
         CHECK_EQ(t->env_len, mn_word_gen(word));
         CHECK(t->lane < MN_LANE_WORKER || t->lane == MN_LANE_WORKER + c->number);
-        t->env_end = mn_word_gen(word);
+        t->wall_ns = mn_word_gen(word);
         uint32_t before = mn_a32_load_relaxed(&b->claimed[task]);
         CHECK(before != mn_word_gen(word));
         mn_a32_store_relaxed(&b->claimed[task], mn_word_gen(word));
@@ -226,7 +226,7 @@ everything_is_claimed_once(void)
         uint32_t task = (uint32_t)(r % TASKS), lane = (uint32_t)(r / 64 % LANES);
         enum mn_task_status st = status(&t, task);
         if (st == MN_TASK_DONE) {
-            CHECK_EQ(t.b->tasks[task].env_end, t.gens[task]);
+            CHECK_EQ(t.b->tasks[task].wall_ns, t.gens[task]);
             mn_a64_store_relaxed(&t.b->tasks[task].word, 0);
             reaped++;
         }

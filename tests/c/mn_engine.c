@@ -9,7 +9,6 @@
 
 #include "load/mn_engine_internal.h"
 #include "load/mn_worker_clock.h"
-#include "os/mn_memfd.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -324,47 +323,194 @@ closing_gives_the_pages_back(void)
     struct rig r = {.e = e, .scale = 100000};
     struct rig_worker w;
     struct rig_block b;
-    uint64_t resident;
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     CHECK_EQ(rig_plan(&r, 100, &b), MN_OK);
     take_now(&r, &w, &b);
-    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-    CHECK(resident > MIB);
+    CHECK(mn_test_resident(fd) > MIB);
     mn_engine_close(e);
-    CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-    CHECK(resident < MIB);
+    CHECK(mn_test_resident(fd) < MIB);
     close(fd);
 }
 
-/* Before rows have a form samples travel in envelopes: what those leave are holes that may be
- * too small for a batch. */
+/* ---- what goes back while the engine is open: the test says what time it is ---- */
+
+/* A load of equal ranges: of those that are there the oldest goes and a new one comes. */
+struct load {
+    struct mn_engine *e;
+    uint64_t now_ns, bytes, off[16];
+    uint32_t n, oldest;
+};
+
+static uint64_t
+take(struct mn_engine *e, uint64_t bytes)
+{
+    uint64_t off;
+    CHECK_EQ(mn_extents_alloc(e->arena, bytes, &off), 0);
+    memset(mn_at(&e->shm, off), 1, bytes);
+    return off;
+}
+
 static void
-holes_of_the_beginning_are_given_back(void)
+load_open(struct load *l, struct mn_engine *e, uint64_t bytes, uint32_t n)
+{
+    *l = (struct load){.e = e, .now_ns = 1, .bytes = bytes, .n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        l->off[i] = take(e, bytes);
+    }
+}
+
+static void
+load_close(struct load *l)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        CHECK_EQ(mn_extents_free(l->e->arena, l->off[i], l->bytes), 0);
+    }
+}
+
+/* Time goes by, and the engine does what it has to. */
+static void
+pass_time(struct load *l, uint64_t ns)
+{
+    for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
+        l->now_ns += 50000000 < end - l->now_ns ? 50000000 : end - l->now_ns;
+        mn_mutex_lock(&l->e->mutex);
+        while (mn_engine_reclaim(l->e, l->now_ns)) {
+        }
+        mn_mutex_unlock(&l->e->mutex);
+    }
+}
+
+static void
+load_for(struct load *l, uint64_t ns, uint64_t step_ns)
+{
+    for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
+        CHECK_EQ(mn_extents_free(l->e->arena, l->off[l->oldest], l->bytes), 0);
+        pass_time(l, step_ns / 2); /* its place is free for half of the step */
+        l->off[l->oldest] = take(l->e, l->bytes);
+        l->oldest = (l->oldest + 1) % l->n;
+        pass_time(l, step_ns - step_ns / 2);
+    }
+}
+
+#define SECOND UINT64_C(1000000000)
+
+/* Ranges of an epoch were kept and let go, but for one in the middle and the highest. */
+static void
+what_a_load_does_not_need_goes_back(void)
 {
     struct mn_engine *e = open_engine(1, 0, 4, true);
     int fd = dup(e->fd);
-    struct rig r = {.e = e, .scale = 100000};
-    struct rig_worker w;
-    struct rig_block b;
-    uint64_t off, resident;
-    attach(e, 0, &w, &r);
-    for (uint32_t layout = 0; layout < 2; layout++) {
-        rig_form(&r, layout);
-        CHECK_EQ(rig_plan(&r, 4, &b), MN_OK);
-        (void)mn_engine_step(e);
-        CHECK_EQ(mn_extents_alloc(e->arena, 8 * MIB, &off), 0);
-        memset(mn_at(&e->shm, off), 1, 8 * MIB);
-        CHECK_EQ(mn_batch_own(e->last, off, 8 * MIB), 0);
-        rig_form(&r, 1);
-        take_now(&r, &w, &b);
-        mn_engine_taken(e, b.sequence, b.off);
-        (void)mn_engine_step(e);
-        CHECK_EQ(mn_memfd_resident(fd, &resident), 0);
-        CHECK((resident > 8 * MIB) == (layout != 0)); /* with a form it will come again */
+    struct load l;
+    uint64_t kept[100], keep = MIB;
+    load_open(&l, e, MIB, 4);
+    uint64_t before = mn_test_resident(fd);
+    for (int i = 0; i < 100; i++) {
+        kept[i] = take(e, keep);
     }
+    load_for(&l, 3 * SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) >= before + 100 * keep);
+    for (int i = 0; i < 99; i++) {
+        if (i != 50) {
+            CHECK_EQ(mn_extents_free(e->arena, kept[i], keep), 0);
+        }
+    }
+    load_for(&l, SECOND * 5 / 8, SECOND / 20);
+    CHECK(mn_test_resident(fd) >= before + 100 * keep); /* it might have been needed again */
+    load_for(&l, SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) <= before + 2 * keep + MN_RECLAIM_SPARE);
+    load_for(&l, 25 * SECOND, SECOND / 20);
+    CHECK(mn_test_resident(fd) <= before + 2 * keep);
+    CHECK_EQ(mn_extents_warm(e->arena), 0);
+    for (uint64_t i = 0; i < keep; i++) { /* the neighbours of what went are whole */
+        CHECK(((char *)mn_at(&e->shm, kept[50]))[i] == 1);
+    }
+    CHECK_EQ(mn_extents_free(e->arena, kept[50], keep), 0);
+    CHECK_EQ(mn_extents_free(e->arena, kept[99], keep), 0);
+    load_close(&l);
     mn_engine_close(e);
     close(fd);
+}
+
+/* Whatever its pace: up to steps of some seconds its own pages are not taken from it. */
+static void
+a_steady_load_keeps_its_pages(void)
+{
+    static const uint64_t steps[] = {SECOND / 100, SECOND / 3, SECOND, 4 * SECOND, 8 * SECOND};
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        struct mn_engine *e = open_engine(1, 0, 4, true);
+        struct load l;
+        load_open(&l, e, 8 * MIB, 5);
+        load_for(&l, 20 * steps[i] + 20 * SECOND, steps[i]);
+        CHECK_EQ(e->reclaimed_bytes, 0);
+        load_close(&l);
+        mn_engine_close(e);
+    }
+}
+
+/* Between two epochs, or while a program does something else. */
+static void
+a_pause_gives_memory_back_later(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    int fd = dup(e->fd);
+    struct load l;
+    load_open(&l, e, 8 * MIB, 8);
+    load_for(&l, 2 * SECOND, SECOND / 20);
+    load_close(&l);
+    l.n = 0;
+    pass_time(&l, 7 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 0);
+    pass_time(&l, 3 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 64 * MIB - MN_RECLAIM_SPARE);
+    pass_time(&l, 200 * SECOND);
+    CHECK_EQ(e->reclaimed_bytes, 64 * MIB);
+    CHECK(mn_test_resident(fd) < MIB);
+    mn_engine_close(e);
+    close(fd);
+}
+
+/* What is warm counts: over the limit it goes sooner, and nothing is spared. */
+static void
+warm_memory_counts_against_the_limit(void)
+{
+    struct mn_engine *e = open_engine(1, 32 * MIB, 4, true);
+    struct load l;
+    load_open(&l, e, MIB, 2);
+    uint64_t off = take(e, 28 * MIB), more;
+    load_for(&l, SECOND, SECOND / 20);
+    more = take(e, 8 * MIB);
+    CHECK_EQ(mn_extents_free(e->arena, off, 28 * MIB), 0);
+    load_for(&l, SECOND * 5 / 8, SECOND / 20);
+    CHECK(used(e) + mn_extents_warm(e->arena) <= 32 * MIB);
+    CHECK(e->reclaimed_bytes != 0);
+    CHECK_EQ(mn_extents_free(e->arena, more, 8 * MIB), 0);
+    load_close(&l);
+    mn_engine_close(e);
+}
+
+static void
+open_without_proc(void *folder)
+{
+    struct mn_engine_config cfg = {.workers = 1, .window = 4, .in_order = true};
+    struct mn_engine *e;
+    if (chroot(folder) != 0 && (unshare(CLONE_NEWUSER) != 0 || chroot(folder) != 0)) {
+        exit(0); /* not allowed here */
+    }
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->limit >= MIB);
+    mn_engine_close(e);
+}
+
+/* How much memory there is can be found out in another way. */
+static void
+proc_is_not_needed(void)
+{
+    char folder[] = "/tmp/mn_engine.XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    int status = mn_test_reap(mn_test_fork(open_without_proc, folder));
+    CHECK(rmdir(folder) == 0);
+    CHECK_EQ(status, 0);
 }
 
 static void
@@ -425,6 +571,256 @@ head_over_the_limit_starts(void)
     }
     mn_engine_close(e);
     mn_costs_fini(&costs);
+}
+
+/* ---- what cannot be made ---- */
+
+/* Takes what must be an error. */
+static void
+take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
+{
+    uint64_t sequence, off = 1;
+    CHECK_EQ(mn_engine_next(r->e, WAIT_NS, &sequence, &off), MN_OK);
+    CHECK_EQ(sequence, b->sequence);
+    CHECK_EQ(off, 0);
+    struct mn_refusal refusal = mn_engine_refused(r->e, sequence);
+    CHECK_EQ(refusal.why, why);
+    mn_engine_taken(r->e, sequence, off);
+}
+
+static void
+refused_batches_are_errors_in_their_place(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[5];
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t row = r.row_bytes[0][1] + r.row_bytes[0][2];
+    uint32_t rows[5] = {10, (uint32_t)(256 * MIB / row) + 1, 10, 4000000, 10};
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(rig_plan(&r, rows[i], &b[i]), MN_OK);
+    }
+    for (uint32_t i = 0; i < 5; i += 2) {
+        take_now(&r, &w, &b[i]);
+        mn_engine_taken(e, b[i].sequence, b[i].off);
+        if (i < 4) {
+            take_refused(&r, &b[i + 1], i == 0 ? MN_REFUSED_ROWS : MN_REFUSED_RECORDS);
+        }
+    }
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->plan->refused, 0);
+    mn_engine_close(e);
+}
+
+/* The program holds what fills the arena, and waits for more. */
+static void
+kept_batches_leave_no_room_for_the_next(void)
+{
+    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct rig r = {.e = e, .scale = 20000};
+    struct rig_worker w;
+    struct rig_block b[2];
+    struct rig_range kept;
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint32_t rows = (uint32_t)(192 * MIB / (r.row_bytes[0][1] + r.row_bytes[0][2]));
+    CHECK_EQ(rig_plan(&r, rows, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[0]);
+    CHECK(rig_keep(&r, &b[0], &kept));
+    mn_engine_taken(e, b[0].sequence, b[0].off);
+    take_refused(&r, &b[1], MN_REFUSED_ROWS);
+    mn_engine_release(e, kept.off, kept.bytes);
+    CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
+    take_now(&r, &w, &b[1]);
+    mn_engine_taken(e, b[1].sequence, b[1].off);
+    mn_engine_close(e);
+}
+
+/* Samples that wait for others keep their descriptors. */
+static void
+descriptors_that_are_all_out(void)
+{
+    struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 64 * MIB, .window = 4};
+    struct mn_engine *e;
+    struct rig_worker w;
+    struct rig_block b;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct rig r = {.e = e, .scale = 8};
+    attach(e, 0, &w, &r);
+    rig_form(&r, 1);
+    uint64_t *out = calloc(e->shm.ctl->ntasks, sizeof(*out));
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+        take_now(&r, &w, &b);
+        mn_engine_detach(e, b.sequence);
+        out[i] = b.off;
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_refused(&r, &b, MN_REFUSED_TASKS);
+    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+        mn_engine_retire(e, out[i]);
+    }
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    take_now(&r, &w, &b);
+    mn_engine_taken(e, b.sequence, b.off);
+    free(out);
+    mn_engine_close(e);
+}
+
+/* ---- waiting for room ---- */
+
+/* Wants more than there is, as mn_worker_room does, without waiting for it. */
+static void
+want_room(struct rig_worker *w, uint64_t bytes)
+{
+    w->side.me->want_bytes = bytes;
+    w->side.me->used_end = w->side.used_end;
+    mn_a32_store_seqcst(&w->side.me->lease_state, MN_LEASE_WANT);
+}
+
+static uint32_t
+lease_of(const struct rig_worker *w)
+{
+    return mn_a32_load_acquire(&w->side.me->lease_state);
+}
+
+static struct mn_engine *
+two_workers(struct rig *r, struct rig_worker *w)
+{
+    struct mn_engine *e = open_engine(2, MIB, 4, true);
+    *r = (struct rig){.e = e, .scale = 100};
+    for (uint32_t i = 0; i < 2; i++) {
+        attach(e, i, &w[i], r);
+        mn_a32_store_release(&w[i].side.me->state, MN_WORKER_READY);
+    }
+    rig_form(r, 0);
+    return e;
+}
+
+/* A worker that waits for room needs none while another may go on without. */
+static void
+room_is_not_given_past_the_limit_beside_idle_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[3];
+    uint32_t task, first;
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
+    }
+    CHECK_EQ(mn_worker_try(&w[1].side, &first), MN_OK); /* the head */
+    CHECK_EQ(rig_run(&w[1], first), 0);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT); /* the third is on the board */
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
+    CHECK_EQ(rig_run(&w[1], task), 0);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+/* An idle worker that never takes what is there does not hold up the others for good. */
+static void
+room_is_given_past_the_limit_beside_stopped_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[2];
+    uint32_t task;
+    r.number = 1;
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    CHECK_EQ(rig_plan(&r, 1, &b[1]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    CHECK_EQ(rig_run(&w[0], task), 0);
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE);
+    uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS;
+    while (lease_of(&w[0]) == MN_LEASE_WANT) {
+        CHECK(mn_test_clock_ns() < stop);
+        (void)mn_engine_step(e);
+        sched_yield();
+    }
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+/* The next epoch's first batch has a smaller number than the last ones of this. */
+static void
+room_goes_by_the_order_over_epochs(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[2];
+    uint32_t task;
+    r.number = 900;
+    CHECK_EQ(rig_plan(&r, 1, &b[0]), MN_OK);
+    r.number = 0;
+    CHECK_EQ(rig_plan(&r, 1, &b[1]), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    want_room(&w[1], 8 * MIB);
+    (void)mn_engine_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
+    CHECK_EQ(lease_of(&w[1]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
+}
+
+struct waiter {
+    struct mn_worker_side *side;
+    int rc;
+};
+
+static void
+waiter_main(void *arg)
+{
+    struct waiter *t = arg;
+    uint64_t off;
+    t->rc = mn_worker_room(t->side, MIB, &off);
+}
+
+static void
+await_sleep(struct mn_bell *bell)
+{
+    uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS;
+    while (mn_a32_load_acquire(&bell->word) != MN_BELL_ASLEEP) {
+        CHECK(mn_test_clock_ns() < stop);
+        sched_yield();
+    }
+}
+
+/* One wake-up is for one task: a worker that waits for room would sleep on. */
+static void
+waiting_for_room_takes_no_ring_of_idle_workers(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct waiter waiter = {&w[0].side, 1};
+    struct mn_thread thread;
+    CHECK_EQ(mn_thread_start(&thread, "waiter", waiter_main, &waiter), 0);
+    await_sleep(&w[0].side.me->room);
+    mn_bell_announce(&w[1].side.me->bell); /* idle, about to sleep */
+    mn_engine_ring_workers(e, 1);
+    CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->bell.word), MN_BELL_AWAKE);
+    mn_engine_dismiss(e); /* ends it, too */
+    CHECK_EQ(mn_thread_join(&thread), 0);
+    CHECK_EQ(waiter.rc, MN_CLOSED);
+    mn_engine_close(e);
 }
 
 /* ---- threads ---- */
@@ -816,6 +1212,7 @@ ranges_come_back_from_another_thread(void)
 }
 
 static const struct mn_test tests[] = {
+    MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
@@ -826,9 +1223,19 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),
     MN_TEST("plain", closing_gives_the_pages_back),
-    MN_TEST("plain", holes_of_the_beginning_are_given_back),
+    MN_TEST("plain", what_a_load_does_not_need_goes_back),
+    MN_TEST("plain", a_steady_load_keeps_its_pages),
+    MN_TEST("plain", a_pause_gives_memory_back_later),
+    MN_TEST("plain", warm_memory_counts_against_the_limit),
     MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
+    MN_TEST("plain", refused_batches_are_errors_in_their_place),
+    MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
+    MN_TEST("plain", descriptors_that_are_all_out),
+    MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
+    MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
+    MN_TEST("plain", room_goes_by_the_order_over_epochs),
+    MN_TEST("thread", waiting_for_room_takes_no_ring_of_idle_workers),
     MN_TEST("thread", static_small_rows),
     MN_TEST("thread", static_large_rows_and_envelopes),
     MN_TEST("thread", static_envelopes_over_the_limit),

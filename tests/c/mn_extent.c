@@ -58,11 +58,15 @@ __wrap_free(void *p)
 
 enum { GRANULE = 4096, UNITS_MAX = 2048 };
 
+enum { FREE, USED, LENT }; /* LENT and above: neighbours that were lent apart differ */
+
 struct model {
     struct mn_extents *e;
     uint64_t base;
     uint32_t units;
+    uint32_t turn, lends;
     unsigned char used[UNITS_MAX];
+    uint32_t freed[UNITS_MAX]; /* turn + 1 of the last free; 0: used since, or not warm */
 };
 
 static void
@@ -127,22 +131,40 @@ check_tree(const struct mn_extents *e, const struct mn_extent *node)
 static void
 check_against(const struct model *m)
 {
-    uint64_t used = 0, top = m->base, largest = 0, run = 0;
+    uint64_t used = 0, lent = 0, warm = 0;
     tree_end = m->base;
     tree_free = 0;
     tree_nodes = 0;
     check_tree(m->e, m->e->root);
-    CHECK(m->e->spares >= m->e->promised);
+    CHECK(m->e->spares >= m->e->promised + m->e->lends);
     for (uint32_t i = 0; i < m->units; i++) {
-        used += m->used[i] ? GRANULE : 0;
-        top = m->used[i] ? model_off(m, i + 1) : top;
-        run = m->used[i] ? 0 : run + GRANULE;
-        largest = run > largest ? run : largest;
+        used += m->used[i] == USED ? GRANULE : 0;
+        lent += m->used[i] >= LENT ? GRANULE : 0;
+        warm += m->freed[i] != 0 ? GRANULE : 0;
     }
     CHECK_EQ(mn_extents_used(m->e), used);
-    CHECK_EQ(tree_free, (uint64_t)m->units * GRANULE - used);
-    CHECK_EQ(mn_extents_top(m->e), top);
-    CHECK_EQ(mn_extents_largest(m->e), largest);
+    CHECK_EQ(mn_extents_lent(m->e), lent);
+    CHECK_EQ(mn_extents_warm(m->e), warm);
+    CHECK_EQ(tree_free, (uint64_t)m->units * GRANULE - used - lent);
+}
+
+/* Walks what is warm and old enough, in pieces, and paints it on a copy. */
+static void
+check_cold(const struct model *m, uint32_t turns, uint64_t most)
+{
+    uint64_t from = m->base, off, len;
+    unsigned char seen[UNITS_MAX] = {0};
+    int rc;
+    while ((rc = mn_extents_cold(m->e, turns, most, &from, &off, &len)) != MN_EMPTY) {
+        CHECK(rc == MN_OK || rc == MN_FULL);
+        if (rc == MN_OK) {
+            CHECK(len > 0 && len <= most && from == off + len);
+            memset(seen + (off - m->base) / GRANULE, 1, len / GRANULE);
+        }
+    }
+    for (uint32_t i = 0; i < m->units; i++) {
+        CHECK_EQ(seen[i], m->freed[i] != 0 && m->turn + 1 - m->freed[i] >= turns);
+    }
 }
 
 /* Walks the free ranges from anywhere and paints them on a copy of the bitmap. */
@@ -179,7 +201,8 @@ step_alloc(struct model *m, uint64_t *random)
     }
     else if (rc == 0) {
         CHECK_EQ(off, model_off(m, unit));
-        memset(m->used + unit, 1, n);
+        memset(m->used + unit, USED, n);
+        memset(m->freed + unit, 0, n * sizeof(*m->freed));
     }
     else {
         CHECK_EQ(rc, -ENOMEM);
@@ -201,6 +224,9 @@ step_free(struct model *m, uint64_t *random)
     n += mn_test_random(random) % 8 == 0; /* sometimes too far */
     bool valid = unit + n <= m->units;
     for (uint32_t i = unit; valid && i < unit + n; i++) {
+        if (m->used[i] >= LENT) {
+            return; /* nobody frees what is lent: it cannot be told from what is used */
+        }
         valid = m->used[i];
     }
     uint64_t bytes = (uint64_t)n * GRANULE - mn_test_random(random) % GRANULE;
@@ -209,7 +235,43 @@ step_free(struct model *m, uint64_t *random)
         CHECK_EQ(rc, -EINVAL);
     }
     else if (rc == 0) {
-        memset(m->used + unit, 0, n);
+        memset(m->used + unit, FREE, n);
+        for (uint32_t i = unit; i < unit + n; i++) {
+            m->freed[i] = m->turn + 1;
+        }
+    }
+    else {
+        CHECK_EQ(rc, -ENOMEM);
+        CHECK(malloc_fails_one_in != 0);
+    }
+}
+
+/* Lends any range at all, or returns what is lent there. */
+static void
+step_lend(struct model *m, uint64_t *random)
+{
+    uint32_t unit = (uint32_t)(mn_test_random(random) % m->units);
+    uint32_t n = 1, state = m->used[unit];
+    while (unit + n < m->units && m->used[unit + n] == state
+           && (state >= LENT || mn_test_random(random) % 8 != 0)) {
+        n++;
+    }
+    if (state >= LENT) {
+        while (unit > 0 && m->used[unit - 1] == state) {
+            unit--;
+            n++;
+        }
+        mn_extents_return(m->e, model_off(m, unit), (uint64_t)n * GRANULE);
+        memset(m->used + unit, FREE, n);
+        return;
+    }
+    int rc = mn_extents_lend(m->e, model_off(m, unit), (uint64_t)n * GRANULE);
+    if (state == USED) {
+        CHECK_EQ(rc, -EINVAL);
+    }
+    else if (rc == 0) {
+        memset(m->used + unit, (int)(LENT + m->lends++ % 250), n);
+        memset(m->freed + unit, 0, n * sizeof(*m->freed));
     }
     else {
         CHECK_EQ(rc, -ENOMEM);
@@ -226,7 +288,10 @@ trace(struct model *m, uint64_t *random, int steps)
         if (i % 100 == 0) {
             allocs = 20 + (unsigned)(mn_test_random(random) % 60);
         }
-        if (mn_test_random(random) % 100 < allocs) {
+        if (mn_test_random(random) % 8 == 0) {
+            step_lend(m, random);
+        }
+        else if (mn_test_random(random) % 100 < allocs) {
             step_alloc(m, random);
         }
         else {
@@ -237,6 +302,12 @@ trace(struct model *m, uint64_t *random, int steps)
             uint64_t span = (uint64_t)m->units * GRANULE;
             check_iteration(m, m->base);
             check_iteration(m, m->base + mn_test_random(random) % span);
+            uint32_t turns = (uint32_t)(mn_test_random(random) % 6);
+            check_cold(m, turns, (1 + mn_test_random(random) % 40) * GRANULE);
+            if (m->turn < 250) { /* further ones cannot be told from the first */
+                mn_extents_turn(m->e);
+                m->turn++;
+            }
         }
     }
 }
@@ -277,11 +348,13 @@ promised_frees_cannot_fail(void)
     for (uint32_t i = 0; i < UNITS_MAX; i += 2) { /* every hole is a node of its own */
         CHECK_EQ(mn_extents_free(m.e, off[i], GRANULE), 0);
         m.used[i] = 0;
+        m.freed[i] = 1;
     }
     check_against(&m);
     for (uint32_t i = 1; i < UNITS_MAX; i += 2) {
         CHECK_EQ(mn_extents_free(m.e, off[i], GRANULE), 0);
         m.used[i] = 0;
+        m.freed[i] = 1;
     }
     malloc_fails = false;
     check_against(&m);
@@ -303,6 +376,7 @@ frees_in_announced_pieces_cannot_fail(void)
     for (uint32_t i = 0; i < 30; i++) {
         CHECK_EQ(mn_extents_free(m.e, model_off(&m, 3 * i), GRANULE), 0);
         m.used[3 * i] = 0;
+        m.freed[3 * i] = 1;
     }
     check_against(&m);
     /* Past the promises: refused, and nothing has changed. Joining needs no node, but the
@@ -314,6 +388,7 @@ frees_in_announced_pieces_cannot_fail(void)
     malloc_fails = false;
     CHECK_EQ(mn_extents_free(m.e, model_off(&m, 94), GRANULE), 0);
     m.used[94] = 0;
+    m.freed[94] = 1;
     check_against(&m);
     mn_extents_close(m.e);
 }
@@ -335,6 +410,61 @@ a_failed_alloc_changes_nothing(void)
     CHECK_EQ(off, 7 * GRANULE);
     mn_extents_close(m.e);
     mn_extents_close(NULL);
+}
+
+/* What a neighbour freed meanwhile leaves needs no node that is not there. */
+static void
+returning_cannot_fail(void)
+{
+    static struct model m;
+    uint64_t off;
+    model_open(&m, 0, 9);
+    for (uint32_t i = 0; i < 9; i++) {
+        CHECK_EQ(mn_extents_alloc(m.e, GRANULE, &off), 0);
+    }
+    for (uint32_t i = 0; i < 9; i++) {
+        CHECK_EQ(mn_extents_free(m.e, model_off(&m, i), GRANULE), 0);
+    }
+    for (uint32_t i = 0; i < 9; i += 2) {
+        CHECK_EQ(mn_extents_lend(m.e, model_off(&m, i), GRANULE), 0);
+    }
+    for (uint32_t i = 1; i < 9; i += 2) { /* else what is returned would join it */
+        CHECK_EQ(mn_extents_alloc(m.e, GRANULE, &off), 0);
+        CHECK_EQ(off, model_off(&m, i));
+    }
+    mn_extent_trim(m.e, m.e->promised);
+    malloc_fails = true;
+    for (uint32_t i = 0; i < 9; i += 2) {
+        mn_extents_return(m.e, model_off(&m, i), GRANULE);
+    }
+    malloc_fails = false;
+    CHECK_EQ(mn_extents_used(m.e), 4 * GRANULE);
+    CHECK_EQ(mn_extents_lent(m.e), 0);
+    CHECK_EQ(mn_extents_warm(m.e), 0);
+    mn_extents_close(m.e);
+}
+
+/* A long search is one of many looks, and none of them is for nothing. */
+static void
+a_search_goes_on_where_it_stopped(void)
+{
+    struct mn_extents *e = NULL;
+    uint64_t off, len, from = 0, n = (uint64_t)5 * MN_EXTENT_LOOK, found = 0;
+    CHECK_EQ(mn_extents_open(&e, 0, 2 * n * GRANULE, GRANULE), 0);
+    CHECK_EQ(mn_extents_alloc(e, n * GRANULE, &off), 0);
+    CHECK_EQ(mn_extents_free(e, 0, n * GRANULE), 0);
+    mn_extents_turn(e);
+    CHECK_EQ(mn_extents_alloc(e, GRANULE, &off), 0);
+    CHECK_EQ(mn_extents_lend(e, GRANULE, (n - 2) * GRANULE), 0);
+    mn_extents_return(e, GRANULE, (n - 2) * GRANULE);
+    int rc, looks = 0;
+    while ((rc = mn_extents_cold(e, 1, n * GRANULE, &from, &off, &len)) != MN_EMPTY) {
+        found += rc == MN_OK ? len : 0;
+        looks++;
+    }
+    CHECK_EQ(found, GRANULE);
+    CHECK(looks > 4 && looks < 8);
+    mn_extents_close(e);
 }
 
 static void
@@ -409,6 +539,8 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_failed_alloc_changes_nothing),
     MN_TEST("plain", promised_frees_cannot_fail),
     MN_TEST("plain", frees_in_announced_pieces_cannot_fail),
+    MN_TEST("plain", returning_cannot_fail),
+    MN_TEST("plain", a_search_goes_on_where_it_stopped),
     MN_TEST("plain", left_over_promises_go),
     MN_TEST("plain", many_holes_stay_shallow),
     MN_TEST("plain", random_traces),

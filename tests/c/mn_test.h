@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A test program is a table of cases, each of one kind: "plain" (one thread), "thread", or
- * "fork" (several processes; not run under ThreadSanitizer, which sees one mapping only).
- * It runs the kinds named on its command line, or all. A deadline by SIGALRM turns a hang
- * into a failure. Environment: MINATO_STRESS_SECONDS, MINATO_TEST_SEED,
+ * "fork" (several processes). It runs the kinds named on its command line, or all, and fails
+ * if that is none. A deadline by SIGALRM turns a hang into a failure. Environment: MINATO_STRESS_SECONDS, MINATO_TEST_SEED,
  * MINATO_TEST_DEADLINE.
  */
 #ifndef MN_TEST_H
@@ -21,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -73,6 +73,15 @@ static MN_UNUSED uint64_t
 mn_test_stop_ns(void)
 {
     return mn_test_clock_ns() + (uint64_t)(mn_test_env("MINATO_STRESS_SECONDS", 0.3) * 1e9);
+}
+
+/* Bytes of memory (and swap) that a file holds now; st_blocks counts 512 by definition. */
+static MN_UNUSED uint64_t
+mn_test_resident(int fd)
+{
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0);
+    return (uint64_t)st.st_blocks * 512;
 }
 
 /* splitmix64: any state will do, so a thread's seed is the test's plus a number. */
@@ -175,6 +184,7 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
 {
     alarm((unsigned)mn_test_env("MINATO_TEST_DEADLINE",
                                 120 + 40 * mn_test_env("MINATO_STRESS_SECONDS", 0)));
+    size_t ran = 0;
     for (size_t i = 0; i < n; i++) {
         bool wanted = argc < 2;
         for (int a = 1; a < argc; a++) {
@@ -184,7 +194,12 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
             printf("%s %s\n", tests[i].kind, tests[i].name);
             fflush(stdout);
             tests[i].fn();
+            ran++;
         }
+    }
+    if (ran == 0) {
+        fprintf(stderr, "no case is of the kinds asked for\n");
+        return 2;
     }
     return 0;
 }

@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
+#include <poll.h>
+
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -32,7 +34,8 @@ struct nursery {
     struct orders orders;
     struct mn_thread thread;
     pid_t pids[WORKERS];
-    uint64_t forks, deaths;
+    mn_a64 deaths; /* written by the thread, read while it runs */
+    uint64_t forks;
     pid_t parent;
 };
 
@@ -412,16 +415,51 @@ poison_is_given_up(void)
     CHECK_EQ(mn_engine_next(n.rig.e, WAIT_NS, &number, &off), MN_OK);
     CHECK_EQ(mn_engine_poll(n.rig.e, off), MN_BLOCK_LOST);
     uint32_t task = mn_block_tasks(mn_block_at(&n.rig.e->shm, off))[0];
-    const struct mn_task *t = mn_task_at(&n.rig.e->shm, task);
+    const struct mn_death *death = &n.rig.e->lost[task];
     CHECK_EQ(n.rig.e->retries, 2);
     CHECK_EQ(mn_a32_load_relaxed(&n.orders.rows[0]), 3);
-    CHECK_EQ((int64_t)t->env_len, -SIGKILL);
-    CHECK(t->env_off > 1 && n.rig.e->lost_worker[task] < WORKERS);
+    CHECK_EQ(death->status, -SIGKILL);
+    CHECK(death->pid > 1 && death->worker < WORKERS);
     mn_engine_taken(n.rig.e, number, off);
     close_nursery(&n);
 }
 
+/* The trainer and whoever forked the workers are killed while one waits for room. */
+static void
+waiting_for_room_ends_with_the_trainer(void)
+{
+    int fd[2];
+    char c;
+    CHECK(pipe(fd) == 0);
+    pid_t trainer = fork();
+    CHECK(trainer >= 0);
+    if (trainer == 0) {
+        struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 16 * MIB};
+        struct mn_engine *e;
+        struct mn_worker_side side;
+        uint64_t off;
+        CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+        if (fork() != 0) {
+            close(fd[1]);
+            pause();
+        }
+        CHECK_EQ(mn_worker_attach(&side, &e->shm, 0), 0);
+        CHECK(write(fd[1], "!", 1) == 1);
+        CHECK_EQ(mn_worker_room(&side, MIB, &off), MN_CLOSED);
+        _exit(0);
+    }
+    close(fd[1]);
+    CHECK(read(fd[0], &c, 1) == 1);
+    CHECK(kill(trainer, SIGKILL) == 0);
+    (void)mn_test_reap(trainer);
+    struct pollfd p = {.fd = fd[0], .events = POLLIN};
+    CHECK(poll(&p, 1, 20000) == 1);
+    CHECK(read(fd[0], &c, 1) == 0); /* the worker has ended */
+    close(fd[0]);
+}
+
 static const struct mn_test tests[] = {
+    MN_TEST("fork", waiting_for_room_ends_with_the_trainer),
     MN_TEST("fork", die_before_claim),   MN_TEST("fork", die_after_claim),
     MN_TEST("fork", die_before_done),    MN_TEST("fork", die_after_done),
     MN_TEST("fork", die_announced),      MN_TEST("fork", die_before_waking_engine),

@@ -397,6 +397,30 @@ def test_timeout(loader: Kind, limit: float) -> None:
     iterator._shutdown_workers()
 
 
+def test_timeout_under_a_timer_of_signals(loader: Kind) -> None:
+    # A profiler's: none of the sleeps of this wait ends by its own time.
+    entered, gate = Gate(), Gate()
+    iterator = iter(loader(Blocking(1, {0}, entered, gate), num_workers=1, timeout=0.5))
+    assert entered.wait(GATE_S)
+    ticks = 0
+
+    def tick(*_: object) -> None:
+        nonlocal ticks
+        ticks += 1
+        assert ticks < 100 * GATE_S, "the time is long over"
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with pytest.raises(RuntimeError, match="timed out after 0.5 seconds"):
+            next(iterator)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gate.set()
+    iterator._shutdown_workers()
+
+
 def test_timeout_never_repeats_work(loader: Kind) -> None:
     # After the timeout the sample is still under way; it is delivered when it is done.
     entered, gate = Gate(), Gate()

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import minato
+
 from .datasets import Numbers, Sharded
 from .support import Kind, all_gone, flat, worker_pids
 
@@ -328,3 +330,59 @@ def test_iterable_iterator_length(loader: Kind) -> None:
             iterator._shutdown_workers()
 
     assert outcome(loader) == outcome(DataLoader)
+
+
+class Piped(torch.utils.data.IterDataPipe):
+    """What torch's own workers serve."""
+
+    def __iter__(self) -> Any:
+        return iter(range(6))
+
+
+ENDING: dict[str, tuple[type, dict[str, Any]]] = {
+    "inline": (Numbers, {"num_workers": 0}),
+    "balanced": (Numbers, {}),
+    "whole batches": (Numbers, {"collate_fn": list}),
+    "single samples": (Numbers, {"batch_size": None}),
+    "autoscale": (Numbers, {"autoscale": (1, 4)}),
+    "autoscale, out of order": (Numbers, {"autoscale": (1, 4), "in_order": False}),
+    "ready": (Numbers, {"batching": "ready", "in_order": False}),
+    "ready, autoscale": (
+        Numbers, {"batching": "ready", "in_order": False, "autoscale": (1, 4)}
+    ),
+    "static": (Numbers, {"scheduling": "static"}),
+    "iterable": (Sharded, {}),
+    "torch's": (Piped, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument")
+@pytest.mark.parametrize("case", ENDING)
+def test_next_after_the_end_says_so_again(case: str, persistent: bool) -> None:
+    """Libraries that go through several loaders at once ask ended ones again."""
+    kind, options = ENDING[case]
+    options = {"num_workers": 2, **options}
+    persistent = persistent and options["num_workers"] > 0  # torch refuses it without workers
+    dataset = kind() if kind is Piped else kind(6)
+    for pinned in (False, True):
+        iterator = iter(minato.DataLoader(dataset, pin_memory=pinned, persistent_workers=persistent,
+                                          **options))  # fmt: skip
+        for _ in iterator:
+            pass
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(iterator)
+        assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_next_after_the_end_of_an_epoch_whose_successor_has_begun(epochs: int) -> None:
+    made = minato.DataLoader(Numbers(6), num_workers=2, persistent_workers=True,
+                             prefetch_next_epoch=True)  # fmt: skip
+    for _ in range(epochs):
+        iterator = iter(made)
+        assert flat(iterator) == list(range(6))
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(iterator)

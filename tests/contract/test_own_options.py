@@ -66,6 +66,59 @@ def test_static_with_seeded_samples_makes_no_sense(own: Kind) -> None:
         own.cls(Numbers(2), scheduling="static", seed_per_sample=True)
 
 
+IGNORED: dict[str, Any] = {
+    "seed_per_sample": True, "max_retries": 2, "autoscale": (1, 4), "straggler_threshold": 0.5,
+    "prefetch_next_epoch": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize("case", ["iterable", "static"])
+def test_an_option_that_would_be_ignored_is_refused(case: str, name: str) -> None:
+    from minato import DataLoader
+
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    if case == "static":
+        options["scheduling"] = "static"
+    dataset = Uneven([3, 3]) if case == "iterable" else Numbers(2)
+    DataLoader(dataset, **options)
+    with pytest.raises(ValueError, match=rf"{name}.*{case}"):
+        DataLoader(dataset, **options, **{name: IGNORED[name]})
+
+
+def test_defaults_written_out_are_not_refused() -> None:
+    from minato import DataLoader
+
+    options: dict[str, Any] = {
+        "seed_per_sample": False, "max_retries": 1, "autoscale": None, "batching": "sampler",
+        "straggler_threshold": "auto", "prefetch_next_epoch": False, "worker_type": "process",
+    }  # fmt: skip
+    for dataset in (Uneven([2]), Numbers(2)):
+        for scheduling in ("balanced", "static"):
+            made = DataLoader(dataset, num_workers=1, scheduling=scheduling, **options)
+            assert len(list(made)) == 2
+    DataLoader(Uneven([2]), num_workers=1, straggler_threshold=None, max_retries=0)
+
+
+@pytest.mark.parametrize("bounds", [None, (2, 2)])
+def test_no_standby_worker_without_autoscale(bounds: Any) -> None:
+    from minato import DataLoader
+
+    with pytest.raises(ValueError, match="straggler_threshold=0.5 has no effect without autosc"):
+        DataLoader(Numbers(2), num_workers=2, autoscale=bounds, straggler_threshold=0.5)
+
+
+@pytest.mark.parametrize("name, value", [*IGNORED.items(), ("memory_limit", "1GiB")])
+def test_what_torchs_workers_would_ignore(name: str, value: Any) -> None:
+    from minato import DataLoader
+
+    pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    with pytest.raises(ValueError, match=f"{name}.*DataPipes"):
+        DataLoader(pipe, **options, **{name: value})
+    assert flat(DataLoader(pipe, **options)) == [1, 2]
+
+
 @pytest.mark.parametrize("limit", ["8GiB", "64 MiB", "70MB", "1g", 1 << 26])
 def test_ways_to_write_a_limit(own: Kind, limit: Any) -> None:
     made = own(Numbers(4), num_workers=1, memory_limit=limit)
@@ -89,21 +142,16 @@ def test_keeping_more_than_the_limit(own: Kind, limit: str, persistent: bool) ->
 
 
 def test_batch_larger_than_the_limit(own: Kind) -> None:
-    # Either it is delivered by other means or the error says what is wrong.
+    # One batch may always be under way, or nothing would ever be delivered.
     made = own(Images(4, 600), batch_size=2, num_workers=1, memory_limit="1MiB")
-    iterator = iter(made)
-    try:
-        images = [batch["image"] for batch in iterator]
-    except (MemoryError, RuntimeError) as error:
-        assert "memory" in str(error)
-    else:
-        assert [image[1].unique().tolist() for image in images] == [[1], [3]]
-    finally:
-        iterator._shutdown_workers()
+    images = [batch["image"] for batch in made]
+    assert images[0].nbytes > 1 << 20
+    assert [image[1].unique().tolist() for image in images] == [[1], [3]]
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_number_of_retries(own: Kind, retries: int) -> None:
+    retries = retries if own.balanced else min(retries, 1)
     deadly = DieOnce(multiprocessing, deadly=1000)
     iterator = iter(own(Failing(5, {2}, deadly), num_workers=1, max_retries=retries))
     with pytest.raises(RuntimeError, match="is killed by signal: Killed"):
@@ -156,7 +204,7 @@ def test_streams_are_never_retried(own: Kind) -> None:
                     deadly(0)
                 yield item
 
-    iterator = iter(own(Stream([9]), num_workers=1, max_retries=5))
+    iterator = iter(own(Stream([9]), num_workers=1, max_retries=1))
     with pytest.raises(RuntimeError, match="killed by signal"):
         list(iterator)
     iterator._shutdown_workers()
@@ -199,6 +247,7 @@ def test_retries_are_for_deaths_not_for_errors(own: Kind) -> None:
             calls.value += 1
         _raise(index)
 
-    iterator = iter(own(Failing(4, {1}, count), num_workers=1, max_retries=3))
+    retries = 3 if own.balanced else 1
+    iterator = iter(own(Failing(4, {1}, count), num_workers=1, max_retries=retries))
     assert drain(iterator) == [0, ("error", ValueError), 2, 3]
     assert calls.value == 1

@@ -93,7 +93,7 @@ def test_every_batch_is_pinned_once_in_a_thread(
 @pytest.mark.parametrize("options", [
     {"in_order": False},
     {"in_order": False, "batching": "ready"},
-    {"max_workers": 3},
+    {"autoscale": (1, 3)},
     {"in_order": False, "persistent_workers": True, "prefetch_next_epoch": True},
     {"persistent_workers": True, "prefetch_next_epoch": True},
     {"collate_fn": list},

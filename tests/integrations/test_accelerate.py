@@ -61,7 +61,7 @@ def test_a_rebuilt_loader_is_minatos() -> None:
 
 def test_minatos_options_are_kept() -> None:
     integration.install()
-    given = loader("minato", scheduling="static", max_retries=7, memory_limit="1GiB")
+    given = loader("minato", scheduling="static", max_retries=0, memory_limit="1GiB")
     for again in (prepared(given), sharded(given), library.skip_first_batches(given, 2)):
         base = getattr(again, "base_dataloader", again)
         assert type(base) is minato.DataLoader

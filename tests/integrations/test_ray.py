@@ -49,7 +49,7 @@ def prepare(
 
 
 def test_a_rebuilt_loader_is_minatos_with_its_options(prepare: Callable[[Any], Any]) -> None:
-    given = loader("minato", scheduling="static", max_retries=7, persistent_workers=False)
+    given = loader("minato", scheduling="static", max_retries=0, persistent_workers=False)
     assert not isinstance(prepare(given), minato.DataLoader)
     integration.install()
     again = prepare(given)

@@ -298,17 +298,50 @@ def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):
 def test_compare_runs_each_loader_and_draws(data_folder, tmp_path, capsys):
     status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
                            "pytorch,synthetic", "--repeats", "1", "--epochs", "1", "--",
-                           *TINY, "--step-ms", "5"])
+                           *[a for a in TINY if a != "--hash-content"], "--step-ms", "5"])
     assert status == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "pytorch" in printed and "bounds of an epoch" in printed
-    assert "steps are pauses of 5 ms, a stand-in for an accelerator" in printed
+    printed = capsys.readouterr()
+    [head, *lines] = [line.split() for line in printed.out.splitlines() if line[:6] in (
+        "loader", "pytorc", "synthe")]
+    assert head[:3] == ["loader", "epoch,", "s"] and [line[0] for line in lines] == [
+        "pytorch", "synthetic"]
+    assert "bounds of an epoch" in printed.out
+    assert "steps are pauses of 5 ms, a stand-in for an accelerator" in printed.out
+    assert "of the data in the page cache: " in printed.out
+    # bytes are compared in a run of their own, with nothing timed beside it
+    assert "comparing bytes: pytorch" in printed.err
+    for run, hashed in (("check-pytorch", True), ("warm-pytorch-1", False)):
+        [row] = json.loads((tmp_path / run / "result.json").read_text())["epochs"]
+        assert (row["content_hash"] is not None) == hashed, run
+    assert "wait ms mean/p50/p99/max" in (tmp_path / "compare.txt").read_text()
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
     with open(tmp_path / "compare.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["loader"] for row in rows] == ["pytorch", "synthetic"]
     assert float(rows[1]["relative"]) == 1.0
+    assert rows[0]["work_bound_s"] == rows[1]["work_bound_s"]
+    assert float(rows[1]["bound_s"]) <= float(rows[0]["bound_s"])  # it has no work to wait for
     assert plot.main([str(tmp_path), "--out", str(tmp_path / "again.png")]) == 0
+
+
+def test_a_cache_that_is_not_warm_is_told(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1 << 16))
+    compare.warm_up([path])
+    for share, told in ((None, "an unknown share"), (1.0, "100%"), (0.25, "25%")):
+        monkeypatch.setattr(compare.pagecache, "mean_share", lambda paths, share=share: share)
+        assert compare.cached([path], "before") == f"{told} before"
+        assert ("warning: 25% of the data is cached before" in capsys.readouterr().err) == (
+            share == 0.25)
+
+
+def test_each_kind_of_work_has_bounds_of_its_own():
+    bounds = {"reference": {"work_bound_s": 4.0, "synthetic_bound_s": 1.0},
+              "native": {"work_bound_s": 0.5, "synthetic_bound_s": 1.0}, "dali": {}}
+    largest = {name: compare.own_bounds(name, bounds).get("bound_s") for name in (
+        "minato", "pytorch", "minato-native", "pytorch-native", "dali", "synthetic")}
+    assert largest == {"minato": 4.0, "pytorch": 4.0, "minato-native": 1.0,
+                       "pytorch-native": 1.0, "dali": None, "synthetic": 1.0}
 
 
 def _result(content, indices="aa", seeding="sample"):
@@ -319,6 +352,7 @@ def _result(content, indices="aa", seeding="sample"):
 def test_compare_refuses_different_work():
     compare.check_same_work({"pytorch": [_result("1")], "minato": [_result("1")],
                              "synthetic": [_result("2")]})
+    compare.check_same_work({"pytorch": [_result(None)], "minato": [_result("3")]})
     compare.check_same_work({"pytorch": [_result("1", seeding="loader")],
                              "minato": [_result("3", seeding="loader")]})
     for other in (_result("3"), _result("1", indices="bb")):

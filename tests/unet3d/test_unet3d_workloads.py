@@ -230,14 +230,18 @@ def test_compare_runs_the_workload(folders, tmp_path, capsys, monkeypatch, name,
                            *ONE_RUN[4:], *options])
     found = capsys.readouterr()
     assert status == 0, found.err
-    assert "posix_fadvise" in found.err and "bounds of an epoch, cold run: work" in found.out
+    assert "posix_fadvise" in found.err
+    assert "bounds of an epoch, cold run, reference samples: work" in found.out
     facts = json.loads((tmp_path / plot.JSON_NAME).read_text())
     assert [row["loader"] for row in facts["rows"]] == names.split(",")
     runs = [runs[0]["epochs"][0] for runs in facts["runs"]["cold"].values()]
     assert [row["samples"] for row in runs] == [COUNT] * 2
     assert runs[0]["steps"] == 4
     if "synthetic" not in names:
-        assert runs[0]["content_hash"] == runs[1]["content_hash"]
+        checked = [json.loads((tmp_path / f"check-{loader}" / "result.json").read_text())
+                   ["epochs"][0]["content_hash"] for loader in names.split(",")]
+        assert checked[0] == checked[1] is not None
+        assert [run["content_hash"] for run in runs] == [None, None]
         row = facts["rows"][0]
         assert facts["profile"]["slow"] == [4, 9] and row["slow_share"] == 2 / COUNT
         assert len(row["slow_shares"]) == 4 and row["slow_batch_max"] > 0

@@ -1,0 +1,75 @@
+/* Which free memory of the arena goes back to the system, and when.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   Pages that were in use are several times as fast to write as fresh ones, so what the
+ *   load will need again is kept, and what it does not need is given back. What it needs
+ *   shows in what it has used lately: the allocator hands out the lowest address first, so
+ *   under a steady load the same ranges come round again and again, and what is left over
+ *   from more is not touched.
+ *
+ * Terms
+ *   turn   the unit of age: MN_RECLAIM_TURN_NS in which memory was allocated, or
+ *          MN_RECLAIM_PAUSE_NS in which none was. A loader whose consumer pauses, or that is
+ *          between two epochs, ages ten times as slowly as one at work.
+ *   warm   free, and may hold pages
+ *   pass   one walk over the free ranges, from the lowest address up; one a turn at most
+ *
+ * Rule
+ *   Warm memory that was freed MN_RECLAIM_COLD turns ago goes back, but for a spare: a quarter
+ *   of what batches in the making or ready use, MN_RECLAIM_SPARE at least, of the lowest
+ *   addresses. That is what comes and goes as slow samples do.
+ *   Every MN_RECLAIM_COLD * MN_RECLAIM_LONG turns what is as old as that goes, without a spare.
+ *   What is warm counts against the memory limit: over it there is no spare but for the room
+ *   that is left, and half of the age is enough.
+ *
+ * So memory that a load at work does not need goes back after about a second, the spare in
+ * ten to twenty; when nothing is loaded, in eight to ten seconds, and the spare
+ * in a hundred to two hundred.
+ *
+ * A pure state machine: no clock, no lock, no system call.
+ */
+#ifndef MN_POLICY_RECLAIM_H
+#define MN_POLICY_RECLAIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MN_RECLAIM_TURN_NS UINT64_C(250000000)
+#define MN_RECLAIM_PAUSE_NS UINT64_C(2500000000)
+/* Turns, longer than memory lies idle at an ordinary pace of the consumer: a step of up to
+ * some seconds is a pause of one or two turns. */
+#define MN_RECLAIM_COLD 4u
+#define MN_RECLAIM_LONG 10u
+/* A batch or two of large samples. */
+#define MN_RECLAIM_SPARE (UINT64_C(16) << 20)
+
+/* Bytes. */
+struct mn_reclaim_view {
+    uint64_t used;  /* allocated */
+    uint64_t kept;  /* of these by the program */
+    uint64_t warm;
+    uint64_t limit;
+};
+
+struct mn_reclaim {
+    uint64_t turned_ns; /* begin of the present turn, 0 before the first */
+    uint64_t allocs;    /* allocations until then */
+    uint32_t turns;     /* since the last pass without a spare */
+    uint32_t age;       /* what the present pass looks for: turns, 0 when there is none */
+    uint64_t spare;     /* bytes that it leaves where they are */
+};
+
+/* Whether a turn is over; then a pass may begin. allocs: allocations so far. */
+bool
+mn_reclaim_turn(struct mn_reclaim *r, uint64_t now_ns, uint64_t allocs);
+
+/* Begins a pass where there may be something for it to find. */
+void
+mn_reclaim_begin(struct mn_reclaim *r, const struct mn_reclaim_view *view);
+
+/* The pass has found len bytes of the age it looks for: how many of them, the first, stay. */
+uint64_t
+mn_reclaim_keep(struct mn_reclaim *r, uint64_t len);
+
+#endif /* MN_POLICY_RECLAIM_H */

@@ -1,0 +1,88 @@
+"""Seeding in the program's own process: ``num_workers=0``, and a collate_fn that runs there.
+
+What is seeded are the program's own generators, so they are put back after each batch: the
+program draws on as if workers had done it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._job import by_sample, fetches_batches
+from ._seeding import find_of, seeder_of
+
+#: what a place in the epoch stands for: domains of the seeds, as in _worker.py
+SAMPLE, GETITEMS, COLLATE = range(3)
+
+
+def _put_back(generator: Any) -> Callable[[], Any]:
+    """What puts a generator back into the state in which it is now."""
+    it: Any = generator  # for type checkers, which would take each for one of its kind
+    if isinstance(generator, random.Random):
+        return partial(it.setstate, it.getstate())
+    if isinstance(generator, torch.Generator):
+        return partial(it.set_state, it.get_state())
+    if isinstance(generator, np.random.RandomState):
+        return partial(it.set_state, it.get_state(legacy=False))
+    bits = getattr(it, "bit_generator", it)
+    return partial(setattr, bits, "state", bits.state)
+
+
+class SeededHere:
+    """Seeds what a worker would seed for this dataset, and puts it back; but for what the
+    dataset's seed_sample() does, which nobody else can undo. hooks: whether to call that."""
+
+    def __init__(self, dataset: Any, hooks: bool) -> None:
+        found = find_of(dataset)
+        self._seeder = seeder_of(found if hooks else found._replace(hooks=[]))
+        rand = np.random.mtrand._rand  # type: ignore[attr-defined]
+        everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
+        self._generators = [*everybodys, *found.generators]
+        self.seed = self._seeder.seed
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """The program's generators are after it what they are before it."""
+        before = [_put_back(generator) for generator in self._generators]
+        try:
+            yield
+        finally:
+            for put in before:
+                put()
+
+
+class SeededFetcher:
+    """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        self._here = SeededHere(fetcher.dataset, hooks=True)
+        self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
+
+    def fetch(self, index: Any) -> Any:
+        """The batch of an index, or of a list of them."""
+        with self._here.undisturbed():
+            return self._fetch(index, *self.place)
+
+    def _fetch(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
+        seed, dataset = self._here.seed, self._fetcher.dataset
+        if not self._fetcher.auto_collation:
+            seed(base_seed, epoch, position, SAMPLE)
+            data = dataset[index]
+        elif fetches_batches(dataset):
+            seed(base_seed, epoch, number, GETITEMS)
+            data = dataset.__getitems__(index)
+        else:
+            data, dataset = [], by_sample(dataset)
+            for k, i in enumerate(index):
+                seed(base_seed, epoch, position + k, SAMPLE)
+                data.append(dataset[i])
+        seed(base_seed, epoch, number, COLLATE)
+        return self._fetcher.collate_fn(data)

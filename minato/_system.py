@@ -1,0 +1,79 @@
+"""Whether minato's engine is there, and what stands in its place where it cannot be.
+
+The engine is written for Linux. On other systems the package has no extension modules: the
+loader checks its options all the same and torch's iterators serve it, so that a program for
+a Linux machine starts on a laptop. No module that imports an extension is imported there.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+#: whether the extension modules are there
+CORE = find_spec("minato._core") is not None
+
+NEEDS_LINUX = f"minato's engine needs Linux, and this is {sys.platform}"
+
+_told = False
+
+
+def tell_of_torch(loader: Any) -> None:
+    """Warns, once, that torch's loader serves, and which options then have no effect."""
+    global _told
+    options = [
+        name
+        for name in ("autoscale", "straggler_threshold", "memory_limit", "batching",
+                     "prefetch_next_epoch")
+        if getattr(loader, name) != getattr(type(loader), name)
+    ]  # fmt: skip
+    if loader.seed_per_sample:
+        options.append("seed_per_sample")
+    if not _told and (options or loader.num_workers > 0):
+        _told = True
+        without = f" (without effect: {', '.join(options)})" if options else ""
+        warnings.warn(
+            f"{NEEDS_LINUX}: torch's own loader serves in its place{without}.", stacklevel=4
+        )
+
+
+def unavailable(name: str) -> NoReturn:
+    raise RuntimeError(f"{name} cannot be used: {NEEDS_LINUX}")
+
+
+def check_determinism(*_args: Any, **_options: Any) -> NoReturn:
+    """Of minato.determinism, whose workers are the engine's."""
+    unavailable("minato.check_determinism")
+
+
+class Absent:
+    """In place of an extension module: raises for whatever it is asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):  # who looks a module over asks for these
+            raise AttributeError(attribute)
+        unavailable(self._name)
+
+
+class NoCosts:
+    """In place of the core's CostModel: measures nothing, and keeps what a state has brought
+    for the state that it is asked for."""
+
+    def __init__(self, _length: int = 0) -> None:
+        self._parts: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+
+    def load(self, indices: bytes, wall_ns: bytes, cpu_ns: bytes) -> None:
+        self._parts = indices, wall_ns, cpu_ns
+
+    def save(self) -> tuple[bytes, bytes, bytes]:
+        return self._parts
+
+    def summary(self) -> dict[str, Any]:
+        times = ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns")
+        counts = ("samples", "known")
+        return {"slow_ns": None, "split": False, **dict.fromkeys((*times, *counts), 0)}

@@ -1,0 +1,105 @@
+"""Batches of any size: they are made, or their error comes in their place and says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+from minato import _balanced
+
+from .support import PATIENCE
+
+
+class Wide(torch.utils.data.Dataset):
+    """Rows of 128 KiB."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((128, 1024), index % 251, dtype=torch.uint8)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def options(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """Of every engine from now on."""
+    own = _balanced.BalancedIterator._engine_options
+    monkeypatch.setattr(
+        _balanced.BalancedIterator, "_engine_options", lambda self: {**own(self), **more}
+    )
+
+
+def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
+    made = minato.DataLoader(
+        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+    )
+    for _epoch in range(2):  # rows have a form, and samples keep descriptors, in the second
+        first, last = made
+        assert (len(first), len(last)) == (4500, 100)
+        assert sorted(torch.cat([first, last]).tolist()) == list(range(4600))
+
+
+def test_ready_batch_for_which_there_are_too_few_descriptors(monkeypatch) -> None:
+    options(monkeypatch, blocks=0)
+    made = minato.DataLoader(
+        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+    )
+    assert len(list(made)) == 2
+    with pytest.raises(MemoryError, match=r"sample \d+ cannot be made.*descriptors.*4096"):
+        next(iter(made))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batch_that_is_larger_than_the_arena(monkeypatch, in_order: bool) -> None:
+    """As under a limit on address space. The batches around it are whole."""
+    options(monkeypatch, arena_bytes=16 << 20)
+    wanted = [[0, 1], [2, 3], list(range(200)), [4, 5], [6, 7]]
+    made = minato.DataLoader(
+        Wide(), batch_sampler=wanted, num_workers=2, timeout=PATIENCE, in_order=in_order,
+        persistent_workers=True,
+    )
+    for epoch in range(2):  # rows have a form from the second on
+        iterator, got, errors = iter(made), [], []
+        for _ in wanted:
+            try:
+                got.append(next(iterator)[:, 0, 0].tolist())
+            except MemoryError as error:
+                errors.append(str(error))
+        assert sorted(got) == sorted(b for b in wanted if len(b) == 2)
+        (text,) = errors
+        if epoch == 1:
+            assert "batch 2 cannot be made: it needs 26214400 bytes" in text
+            assert "has 16777216" in text and "ulimit -v" in text
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def test_batch_whose_indices_do_not_fit(monkeypatch) -> None:
+    options(monkeypatch, arena_bytes=16 << 20)
+
+    class Long(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: Any) -> int:
+            return len(index)
+
+    wanted = [["a"], ["b" * (65 << 20)], ["cc"]]
+    made = iter(minato.DataLoader(Long(), batch_sampler=wanted, num_workers=1, timeout=PATIENCE))
+    assert next(made).tolist() == [1]
+    with pytest.raises(MemoryError, match="batch 1 cannot be made.*indices"):
+        next(made)
+    assert next(made).tolist() == [2]

@@ -1,0 +1,455 @@
+/* mn_results: every field that a worker writes, with values that make no sense.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The trainer finds out before it uses any of them, has another worker do the task again, tells
+ * the one that wrote it to leave, and frees nothing that is not free.
+ */
+#define _GNU_SOURCE
+#include "mn_rig.h"
+
+#include "load/mn_engine_internal.h"
+#include "load/mn_scheduler.h"
+#include "os/mn_clock.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define WAIT_NS INT64_C(10000000000)
+
+struct bench {
+    struct rig r;
+    struct rig_worker w[2];
+    struct rig_block b, other; /* damaged; and one that is in flight beside it */
+};
+
+/* A batch of one task, and who made it, may have an envelope beside its rows. */
+static struct mn_engine *
+set_up(struct bench *s, bool envelope, uint32_t retries)
+{
+    struct mn_engine_config cfg = {.workers = 2, .max_workers = 3, .max_retries = retries,
+                                   .respawn = true, .arena_bytes = 64 * MIB, .window = 4,
+                                   .in_order = true};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    memset(s, 0, sizeof(*s));
+    s->r = (struct rig){.e = e, .scale = 90000, .env_max = envelope ? 200000 : 0};
+    for (uint32_t i = 0; i < 2; i++) {
+        s->w[i].scale = s->r.scale;
+        s->w[i].env_max = s->r.env_max;
+        CHECK_EQ(mn_worker_attach(&s->w[i].side, &e->shm, i), 0);
+        mn_a32_store_release(&s->w[i].side.me->state, MN_WORKER_READY);
+    }
+    uint64_t off;
+    for (uint32_t i = 0; i < 2; i++) { /* room is there: nobody has to wait for it */
+        CHECK_EQ(mn_extents_alloc(e->arena, MIB, &off), 0);
+        CHECK_EQ(mn_lease_give(e, i, off, MIB), 0);
+        s->w[i].side.lease_off = s->w[i].side.used_end = off;
+        s->w[i].side.lease_end = off + MIB;
+    }
+    rig_form(&s->r, 1);
+    return e;
+}
+
+static uint32_t
+claim(struct rig_worker *w)
+{
+    uint32_t task;
+    CHECK_EQ(mn_worker_try(&w->side, &task), MN_OK);
+    return task;
+}
+
+static void
+plan_both(struct bench *s)
+{
+    CHECK_EQ(rig_plan(&s->r, 1, &s->b), MN_OK);
+    CHECK_EQ(rig_plan(&s->r, 1, &s->other), MN_OK);
+}
+
+static void
+die(struct bench *s, uint32_t number)
+{
+    struct mn_worker *k = s->w[number].side.me;
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
+    (void)mn_engine_step(s->r.e);
+    CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
+}
+
+/* Everything came back. */
+static void
+tear_down(struct bench *s)
+{
+    struct mn_engine *e = s->r.e;
+    for (uint32_t i = 0; i < 2; i++) {
+        die(s, i);
+    }
+    CHECK_EQ(mn_extents_used(e->arena), 0);
+    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
+static void
+take(struct bench *s, struct rig_block *b)
+{
+    uint64_t sequence;
+    CHECK_EQ(mn_engine_next(s->r.e, WAIT_NS, &sequence, &b->off), MN_OK);
+    CHECK_EQ(sequence, b->sequence);
+    rig_check(&s->r, b);
+    mn_engine_taken(s->r.e, sequence, b->off);
+}
+
+/* ---- one finished task ---- */
+
+struct record {
+    struct mn_engine *e;
+    struct mn_task *t;
+    struct mn_block *block;
+    struct mn_report *report;
+    struct mn_envelope *env;
+    struct mn_envelope_part *part;
+    const struct bench *s;
+};
+
+typedef void (*spoil_fn)(struct record *r);
+
+#define SPOIL(name, statement)                                                             \
+    static void name(struct record *r)                                                     \
+    {                                                                                      \
+        statement;                                                                         \
+    }
+
+static void
+set_word(struct record *r, uint32_t gen, uint32_t worker, uint32_t status)
+{
+    uint64_t was = mn_a64_load_relaxed(&r->t->word);
+    mn_a64_store_release(&r->t->word,
+                         mn_task_word(mn_word_gen(was) + gen, worker, 0,
+                                      (enum mn_task_status)status));
+}
+
+SPOIL(word_status, set_word(r, 0, 0, 99))
+SPOIL(word_free, set_word(r, 0, 0, MN_TASK_FREE))
+SPOIL(word_cancelled, set_word(r, 0, 0, MN_TASK_CANCELLED))
+SPOIL(word_worker, set_word(r, 0, 999, MN_TASK_DONE))
+SPOIL(word_held_by_nobody, set_word(r, 0, 999, MN_TASK_RUNNING))
+SPOIL(word_generation, set_word(r, 1, 0, MN_TASK_DONE))
+SPOIL(flags, r->t->flags = 0xff00u)
+SPOIL(both_flags, r->t->flags = MN_FLAG_NO_ROOM | MN_FLAG_ENVELOPE)
+SPOIL(wall, r->t->wall_ns = UINT64_MAX)
+SPOIL(cpu, r->t->cpu_ns = UINT64_MAX)
+SPOIL(done, r->t->done_ns = UINT64_MAX)
+SPOIL(done_soon, r->t->done_ns = mn_now_ns() + UINT64_C(1000000000000))
+SPOIL(report_status, r->report->status = 77)
+SPOIL(report_none, r->report->status = MN_ROW_NONE)
+SPOIL(report_elsewhere, r->report->status = MN_ROW_ENVELOPE)
+SPOIL(report_wall, r->report->wall_ns = UINT64_MAX)
+SPOIL(no_envelope, r->t->flags = MN_FLAG_ENVELOPE)
+SPOIL(env_nowhere, r->t->env_off = 0)
+SPOIL(env_outside, r->t->env_off = r->e->shm.ctl->total_bytes)
+SPOIL(env_far_outside, r->t->env_off = UINT64_MAX & ~UINT64_C(4095))
+SPOIL(env_within_a_page, r->t->env_off += 8)
+SPOIL(env_of_the_other, r->t->env_off = r->s->w[1].side.lease_off)
+SPOIL(env_of_rows, r->t->env_off = mn_block_fields(r->block)[0] & ~UINT64_C(4095))
+SPOIL(env_len_huge, r->t->env_len = UINT64_MAX)
+SPOIL(env_len_past_the_lease, r->t->env_len = 2 * MIB)
+SPOIL(env_len_none, r->t->env_len = 0)
+SPOIL(env_len_less_than_its_head, r->t->env_len = sizeof(struct mn_envelope) - 1)
+SPOIL(pickle_at, r->env->pickle_at = UINT64_MAX)
+SPOIL(pickle_bytes, r->env->pickle_bytes = UINT64_MAX)
+SPOIL(pickle_past_the_end, r->env->pickle_bytes++)
+SPOIL(parts, r->env->nparts = UINT64_MAX)
+SPOIL(parts_past_the_end, r->env->nparts = r->t->env_len / sizeof(struct mn_envelope_part))
+SPOIL(part_at, r->env->nparts = 1; r->part->at = UINT64_MAX; r->part->bytes = 1)
+SPOIL(part_bytes, r->env->nparts = 1; r->part->at = 0; r->part->bytes = UINT64_MAX)
+SPOIL(part_within_a_page,
+      r->env->nparts = 1; r->part->at = 8; r->part->bytes = MN_FIELD_BIG)
+
+/* The trainer's own words, and times for people: nothing follows from what they are. */
+SPOIL(trainers_own,
+      r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->lane = r->t->why = 12345)
+
+struct spoiled {
+    const char *name;
+    spoil_fn fn;
+    bool envelope;
+    enum mn_damage found;
+};
+
+#define ROWS(fn, found) {#fn, fn, false, found}
+#define ENVELOPE(fn, found) {#fn, fn, true, found}
+
+static const struct spoiled cases[] = {
+    ROWS(word_status, MN_DAMAGE_WORD),
+    ROWS(word_free, MN_DAMAGE_WORD),
+    ROWS(word_cancelled, MN_DAMAGE_WORD),
+    ROWS(word_worker, MN_DAMAGE_WORD),
+    ROWS(word_held_by_nobody, MN_DAMAGE_WORD),
+    ROWS(word_generation, MN_DAMAGE_WORD),
+    ROWS(flags, MN_DAMAGE_ENVELOPE),
+    ROWS(both_flags, MN_DAMAGE_ENVELOPE),
+    ROWS(wall, MN_DAMAGE_TIMES),
+    ROWS(cpu, MN_DAMAGE_TIMES),
+    ROWS(done, MN_DAMAGE_TIMES),
+    ROWS(done_soon, MN_DAMAGE_TIMES),
+    ROWS(report_status, MN_DAMAGE_REPORTS),
+    ROWS(report_none, MN_DAMAGE_REPORTS),
+    ROWS(report_elsewhere, MN_DAMAGE_REPORTS),
+    ROWS(report_wall, MN_DAMAGE_REPORTS),
+    ROWS(no_envelope, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_nowhere, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_outside, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_far_outside, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_within_a_page, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_of_the_other, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_of_rows, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_len_huge, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_len_past_the_lease, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_len_none, MN_DAMAGE_ENVELOPE),
+    ENVELOPE(env_len_less_than_its_head, MN_DAMAGE_PARTS),
+    ENVELOPE(pickle_at, MN_DAMAGE_PARTS),
+    ENVELOPE(pickle_bytes, MN_DAMAGE_PARTS),
+    ENVELOPE(pickle_past_the_end, MN_DAMAGE_PARTS),
+    ENVELOPE(parts, MN_DAMAGE_PARTS),
+    ENVELOPE(parts_past_the_end, MN_DAMAGE_PARTS),
+    ENVELOPE(part_at, MN_DAMAGE_PARTS),
+    ENVELOPE(part_bytes, MN_DAMAGE_PARTS),
+    ENVELOPE(part_within_a_page, MN_DAMAGE_PARTS),
+    ENVELOPE(trainers_own, MN_SOUND),
+};
+
+static void
+spoil(struct bench *s, const struct spoiled *c, uint32_t task)
+{
+    struct record r = {.e = s->r.e, .s = s};
+    r.t = mn_task_at(&r.e->shm, task);
+    r.block = mn_block_at(&r.e->shm, r.t->block_off);
+    r.report = mn_block_reports(r.block);
+    if (c->envelope) {
+        CHECK(r.t->flags == MN_FLAG_ENVELOPE);
+        r.env = mn_at(&r.e->shm, r.t->env_off);
+        r.part = (struct mn_envelope_part *)(r.env + 1);
+    }
+    c->fn(&r);
+}
+
+/* Worker 0 leaves a damaged record; worker 1 does it again. */
+static void
+retry_after(const struct spoiled *c)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, c->envelope, 1);
+    uint64_t sequence, off;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]);
+    uint32_t other = claim(&s.w[1]);
+    CHECK_EQ(rig_run(&s.w[0], task), 0);
+    CHECK_EQ(rig_run(&s.w[1], other), 0);
+    spoil(&s, c, task);
+    if (c->found == MN_SOUND) {
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+        mn_engine_taken(e, sequence, off);
+    }
+    else {
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(e->retries, 1);
+        CHECK_EQ(claim(&s.w[1]), task);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.b);
+        bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
+        CHECK_EQ(e->ndeaths, named);
+        CHECK(!named || e->death.status == MN_STATUS_DAMAGED + (int32_t)c->found);
+        CHECK_EQ(mn_worker_try(&s.w[0].side, &task), named ? MN_CLOSED : MN_EMPTY);
+    }
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
+static void
+damaged_records_are_done_again(void)
+{
+    for (uint32_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        printf("  %s\n", cases[i].name);
+        fflush(stdout);
+        retry_after(&cases[i]);
+    }
+}
+
+/* The same where nobody may try again: the batch is lost, and says by what. */
+static void
+damaged_records_are_told(void)
+{
+    for (uint32_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, cases[i].envelope, 0);
+        uint64_t sequence, off;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        spoil(&s, &cases[i], task);
+        bool lost = cases[i].found != MN_SOUND;
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+        CHECK_EQ(mn_engine_settle(e, off), lost ? MN_BLOCK_LOST : MN_BLOCK_DONE);
+        CHECK(!lost || e->lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
+        mn_engine_taken(e, sequence, off);
+        task = claim(&s.w[1]);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
+}
+
+/* Its worker dies, or its batch is given up, before anybody has read it. */
+static void
+damaged_records_free_nothing(void)
+{
+    for (uint32_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct spoiled *c = &cases[i / 2];
+        struct bench s;
+        struct mn_engine *e = set_up(&s, c->envelope, 1);
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        if (c->fn == word_held_by_nobody) {
+            mn_engine_close(e); /* nobody ends it */
+            continue;
+        }
+        spoil(&s, c, task);
+        if (i % 2 == 0) {
+            die(&s, 0);
+        }
+        mn_engine_plan_clear(e);
+        (void)mn_engine_step(e);
+        CHECK_EQ(e->inflight, 0);
+        tear_down(&s);
+    }
+}
+
+/* An envelope that is sent twice is freed once. */
+static void
+an_envelope_belongs_to_one_task(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, true, 0);
+    struct mn_task *t[2];
+    uint64_t sequence, off;
+    CHECK_EQ(rig_plan(&s.r, 1, &s.b), MN_OK);
+    s.r.position = 3;
+    CHECK_EQ(rig_plan(&s.r, 1, &s.other), MN_OK);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t task = claim(&s.w[0]);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        t[i] = mn_task_at(&e->shm, task);
+    }
+    t[1]->env_off = t[0]->env_off;
+    t[1]->env_len = t[0]->env_len;
+    take(&s, &s.b);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+    CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
+    mn_engine_taken(e, sequence, off);
+    tear_down(&s);
+}
+
+/* ---- the worker's entry ---- */
+
+static void
+lease_with(uint64_t used_end, uint64_t want, bool sound)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, true, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    uint64_t before = mn_extents_used(e->arena);
+    k->used_end = used_end != 1 ? used_end : s.w[0].side.used_end;
+    k->want_bytes = want;
+    mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
+    (void)mn_engine_step(e);
+    CHECK(mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT);
+    CHECK_EQ(e->leases[0].damage == MN_SOUND, sound);
+    CHECK_EQ(mn_a32_load_acquire(&k->leave) == 0, sound);
+    CHECK(sound || mn_extents_used(e->arena) == before);
+    tear_down(&s);
+}
+
+static void
+leases_that_make_no_sense(void)
+{
+    lease_with(0, MIB, false);
+    lease_with(UINT64_MAX, MIB, false);
+    lease_with(8, MIB, false);
+    lease_with(1, 0, false);
+    lease_with(1, UINT64_MAX, false);
+    lease_with(1, MIB, true);
+    lease_with(1, UINT64_C(1) << 40, true); /* more than there is: refused */
+}
+
+/* What says "no room" of a worker that has lied about it is not the program's error. */
+static void
+no_room_of_a_damaged_worker(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, true, 0);
+    uint64_t sequence, off;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]);
+    mn_worker_damaged(e, 0, MN_DAMAGE_LEASE);
+    s.w[0].side.used_end = s.w[0].side.lease_end;
+    mn_task_at(&e->shm, task)->flags = MN_FLAG_NO_ROOM;
+    mn_block_reports(mn_block_at(&e->shm, mn_task_at(&e->shm, task)->block_off))->status =
+        MN_ROW_ENVELOPE;
+    CHECK_EQ(mn_worker_done(&s.w[0].side, task), MN_NO_TASK);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+    CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
+    mn_engine_taken(e, sequence, off);
+    mn_engine_plan_clear(e);
+    tear_down(&s);
+}
+
+/* Whatever stands in the rest of the entry and in the lanes, the trainer goes on. */
+static void
+entries_that_make_no_sense(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    uint64_t now = mn_now_ns();
+    plan_both(&s);
+    for (int turn = 0; turn < 4; turn++) {
+        uint64_t value = turn % 2 == 0 ? UINT64_MAX : UINT64_C(1) << 62;
+        mn_a64 *fields[] = {&k->running, &k->since_ns, &k->row, &k->tasks_done, &k->rows_done,
+                            &k->busy_ns, &k->cpu_ns};
+        for (uint32_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            mn_a64_store_relaxed(fields[i], value);
+        }
+        k->pid = k->tid = k->starts = UINT32_MAX;
+        k->exit_status = INT32_MIN;
+        mn_a32_store_relaxed(&k->bell.word, 77);
+        mn_a32_store_relaxed(&k->room.word, 77);
+        mn_a32_store_relaxed(&k->lease_state, 77);
+        mn_a64_store_relaxed(&mn_lane_at(&e->shm, MN_LANE_NORMAL)->hint, value);
+        (void)mn_engine_step(e);
+        mn_mutex_lock(&e->mutex);
+        mn_scheduler_saw(e, 0, 4);
+        mn_scheduler_tick(e, now += 3000000000u);
+        mn_mutex_unlock(&e->mutex);
+    }
+    CHECK_EQ(mn_bell_sleep(&k->bell, WAIT_NS), 0); /* it does not spin */
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t task = claim(&s.w[1]);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+    }
+    take(&s, &s.b);
+    take(&s, &s.other);
+    mn_a32_store_relaxed(&k->leave, 0);
+    die(&s, 0);
+    CHECK(e->death.status >= 0 && e->death.status < 256);
+    mn_engine_close(e);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", damaged_records_are_done_again),
+    MN_TEST("plain", damaged_records_are_told),
+    MN_TEST("plain", damaged_records_free_nothing),
+    MN_TEST("plain", an_envelope_belongs_to_one_task),
+    MN_TEST("plain", leases_that_make_no_sense),
+    MN_TEST("plain", no_room_of_a_damaged_worker),
+    MN_TEST("plain", entries_that_make_no_sense),
+};
+
+MN_TEST_MAIN(tests)

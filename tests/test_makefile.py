@@ -1,0 +1,48 @@
+"""What the Makefile's targets run is there, and is what their names say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = "".join(path.read_text() for path in (ROOT / "tests").rglob("*") if path.suffix in (
+    ".py", ".h", ".c"))
+
+
+def commands(target: str) -> str:
+    """What a target would run; nothing is run."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "-n", target, "SEED=7"], cwd=ROOT, env=own,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.replace("\\\n", " ")
+
+
+@pytest.mark.parametrize("target", ["test", "train", "bench", "stress", "sanitize", "nightly"])
+def test_what_is_run_is_there(target: str) -> None:
+    text = commands(target)
+    named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    modules = re.findall(r"-m (unet3d\.\w+)", text)
+    assert all((ROOT / (name.replace(".", "/") + ".py")).exists() for name in modules)
+    told = set(re.findall(r"(MINATO_(?!WERROR|SANITIZE)\w+)=", text))
+    assert [name for name in told if name not in TESTS] == []
+
+
+def test_long_runs_have_what_the_short_ones_leave_out() -> None:
+    text = commands("nightly")
+    assert "MINATO_TEST_MUTANTS=1" in text and "MINATO_TEST_SEED=7" in text
+    fuzz = re.search(r"MINATO_FUZZ_SECONDS=(\d+) .*--hypothesis-seed=7 .*differential", text)
+    assert fuzz is not None and int(fuzz[1]) >= 120
+    exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
+    assert exits is not None and int(exits[1]) >= 30
+    assert "-m unet3d.compare" in commands("train") and "--step-ms" in commands("train")
