@@ -87,6 +87,7 @@ class _WorkerEntry(TypedDict):
     rows: int
     busy_ns: int
     cpu_ns: int
+    init_states: tuple[int, int, int]
 
 class _Health(TypedDict):
     zygote_lost: bool
@@ -298,7 +299,7 @@ class Worker:
         set_epoch: Callable[[int], Any] | None = None,
         user_epoch: int = 0,
     ) -> Worker: ...
-    def ready(self) -> None: ...
+    def ready(self, random: int = 0, numpy: int = 0, torch: int = 0, /) -> None: ...
     def next(
         self,
     ) -> (

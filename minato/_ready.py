@@ -122,8 +122,7 @@ class ReadyIterator(BalancedIterator):
         got = self._received()
         if got is None:
             self._progress.finished = True
-            if not self._persistent_workers:
-                self._shutdown_workers()
+            self._end_epoch()
             raise StopIteration
         samples, data = got
         self._fill()

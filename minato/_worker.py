@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core
+from . import _codec, _core, _init_states
 from ._errors import Failure
 from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
+from ._resume import all_global
 from ._split import sendable, sending_ns
 
 #: kinds of tasks, numbers of csrc/load/mn_message.h
@@ -55,9 +56,13 @@ class _Runner:
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
+        self.init_states = _init_states.UNCHANGED
         try:
             if job.worker_init_fn is not None:
+                before = all_global() if job.seed_per_sample else {}
                 job.worker_init_fn(number)
+                if job.seed_per_sample:
+                    self.init_states = _init_states.left_by(before)
             if job.seed_per_sample:
                 from ._seeding import make_seeder
 
@@ -260,7 +265,7 @@ def main(job: Job, number: int) -> None:
         job.user_epoch,
     )
     runner.mark = worker.mark
-    worker.ready()
+    worker.ready(*runner.init_states)
     while True:
         task = worker.next()
         if task is None:

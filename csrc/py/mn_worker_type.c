@@ -519,9 +519,16 @@ worker_mark(PyObject *self, PyObject *arg)
 }
 
 static PyObject *
-worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
+worker_ready(PyObject *self, PyObject *args)
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
+    unsigned long long states[3] = {0, 0, 0};
+    if (!PyArg_ParseTuple(args, "|KKK", &states[0], &states[1], &states[2])) {
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        o->side.me->init_states[i] = states[i];
+    }
     /* Large arrays that a dataset makes and drops for each sample should come from the heap
      * again, not from the kernel: page faults on fresh blocks cost more than the copy. 32
      * MiB is the most glibc takes for the threshold. */
@@ -534,7 +541,9 @@ worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef worker_methods[] = {
-    {"ready", worker_ready, METH_NOARGS, PyDoc_STR("ready(): the loop begins.")},
+    {"ready", worker_ready, METH_VARARGS,
+     PyDoc_STR("ready(random=0, numpy=0, torch=0): the loop begins. Hashes of the states that\n"
+               "worker_init_fn has left their generators in, 0 where it has not.")},
     {"next", worker_next, METH_NOARGS, next_doc},
     {"mark", worker_mark, METH_O, mark_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},
