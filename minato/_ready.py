@@ -230,7 +230,7 @@ class ReadyIterator(BalancedIterator):
             self._here = SeededHere(self._dataset, hooks=False)
         seed = self._base_seed & (2**64 - 1)
         with super()._as_worker(number), self._here.undisturbed():
-            self._here.seed(seed, self._epoch, self._formed - 1, COLLATE)
+            self._here.seeder.seed(seed, self._epoch, self._formed - 1, COLLATE)
             yield
 
     def _gathered(self, samples: list[_Done], layout: Any) -> Any:

@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import signal
+from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -150,32 +152,27 @@ class _Runner:
     def _fetch(
         self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
     ) -> Any:
-        job = self.job
-        if not (seeded and self.seeder is not None):
+        job, seeder = self.job, self.seeder if seeded else None
+        if seeder is None:
             if not job.splits:
                 return self.fetcher.fetch(index)
-            seed: Any = _unseeded
-        else:
-            seed = self.seeder.seed
+            seeder = _Unseeded
         if not job.auto_collation:
-            seed(base_seed, epoch, position, 0)
-            data = job.dataset[index]
+            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
         elif fetches_batches(job.dataset):
-            seed(base_seed, epoch, number, 1)
-            data = job.dataset.__getitems__(index)
+            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
                 self.row = (k,)
-                seed(base_seed, epoch, position + k, 0)
-                data.append(dataset[i])
+                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
                 self.mark(k)
             self.row = ()
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)
-        seed(base_seed, epoch, number, 2)
+        seeder.seed(base_seed, epoch, number, 2)
         return job.collate_fn(data)
 
     def resume(self) -> tuple:
@@ -204,8 +201,27 @@ def _load_index(data: bytes) -> Any:
         return _IndexError(error)
 
 
-def _unseeded(*_place: int) -> None:
+class _Unseeded:
     """In place of a seeder."""
+
+    @staticmethod
+    def seed(*_place: int) -> None:
+        pass
+
+    @staticmethod
+    def renew() -> bool:
+        return False
+
+
+def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
+    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
+    of its own the first time: what it drew from that, no other worker would."""
+    seeder.seed(*place)
+    data = make(*what)
+    if seeder.renew():
+        seeder.seed(*place)
+        data = make(*what)
+    return data
 
 
 def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
