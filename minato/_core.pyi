@@ -88,6 +88,7 @@ class _WorkerEntry(TypedDict):
     rows: int
     busy_ns: int
     cpu_ns: int
+    init_states: tuple[int, int, int]
 
 class _Health(TypedDict):
     zygote_lost: bool
@@ -302,7 +303,7 @@ class Worker:
         set_epoch: Callable[[int], Any] | None = None,
         user_epoch: int = 0,
     ) -> Worker: ...
-    def ready(self) -> None: ...
+    def ready(self, random: int = 0, numpy: int = 0, torch: int = 0, /) -> None: ...
     def next(
         self,
     ) -> (
@@ -343,6 +344,14 @@ class Seeder:
         force: Literal["setstate"] | None = None,
     ) -> Seeder: ...
     def seed(self, base_seed: int, epoch: int, position: int, domain: int = 0) -> None: ...
+    def watch(
+        self,
+        dicts: Sequence[dict[Any, Any]],
+        find: Callable[[], tuple[Sequence[Any], Sequence[dict[Any, Any]]] | None],
+        globals: int,
+        /,
+    ) -> None: ...
+    def renew(self) -> bool: ...
     def describe(self) -> dict[str, str]: ...
     @staticmethod
     def _peek(obj: Any, /) -> bytes: ...

@@ -251,7 +251,8 @@ class Sources:
                 ) from error
 
 
-def _all_global() -> dict[str, bytes]:
+def all_global() -> dict[str, bytes]:
+    """States of the global generators, by role."""
     states = {role: get() for role, (get, _set) in _GLOBALS.items()}
     return {role: data for role, data in states.items() if data is not None}
 
@@ -361,7 +362,7 @@ class Counted:
         if start is None or start["base_seed"] is None:
             yield
         else:  # the program that goes on draws nothing here
-            with global_generators(_all_global()):
+            with global_generators(all_global()):
                 yield
             self._base_seed = start["base_seed"]
         memo.iterator = weakref.ref(self)

@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import signal
+from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core
+from . import _codec, _core, _init_states
 from ._errors import Failure
 from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
+from ._resume import all_global
 from ._split import sendable, sending_ns
 
 #: kinds of tasks, numbers of csrc/load/mn_message.h
@@ -55,9 +58,13 @@ class _Runner:
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
+        self.init_states = _init_states.UNCHANGED
         try:
             if job.worker_init_fn is not None:
+                before = all_global() if job.seed_per_sample else {}
                 job.worker_init_fn(number)
+                if job.seed_per_sample:
+                    self.init_states = _init_states.left_by(before)
             if job.seed_per_sample:
                 from ._seeding import make_seeder
 
@@ -145,32 +152,27 @@ class _Runner:
     def _fetch(
         self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
     ) -> Any:
-        job = self.job
-        if not (seeded and self.seeder is not None):
+        job, seeder = self.job, self.seeder if seeded else None
+        if seeder is None:
             if not job.splits:
                 return self.fetcher.fetch(index)
-            seed: Any = _unseeded
-        else:
-            seed = self.seeder.seed
+            seeder = _Unseeded
         if not job.auto_collation:
-            seed(base_seed, epoch, position, 0)
-            data = job.dataset[index]
+            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
         elif fetches_batches(job.dataset):
-            seed(base_seed, epoch, number, 1)
-            data = job.dataset.__getitems__(index)
+            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
                 self.row = (k,)
-                seed(base_seed, epoch, position + k, 0)
-                data.append(dataset[i])
+                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
                 self.mark(k)
             self.row = ()
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)
-        seed(base_seed, epoch, number, 2)
+        seeder.seed(base_seed, epoch, number, 2)
         return job.collate_fn(data)
 
     def resume(self) -> tuple:
@@ -199,8 +201,27 @@ def _load_index(data: bytes) -> Any:
         return _IndexError(error)
 
 
-def _unseeded(*_place: int) -> None:
+class _Unseeded:
     """In place of a seeder."""
+
+    @staticmethod
+    def seed(*_place: int) -> None:
+        pass
+
+    @staticmethod
+    def renew() -> bool:
+        return False
+
+
+def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
+    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
+    of its own the first time: what it drew from that, no other worker would."""
+    seeder.seed(*place)
+    data = make(*what)
+    if seeder.renew():
+        seeder.seed(*place)
+        data = make(*what)
+    return data
 
 
 def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
@@ -260,7 +281,7 @@ def main(job: Job, number: int) -> None:
         job.user_epoch,
     )
     runner.mark = worker.mark
-    worker.ready()
+    worker.ready(*runner.init_states)
     while True:
         task = worker.next()
         if task is None:

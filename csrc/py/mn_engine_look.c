@@ -152,7 +152,7 @@ mn_engine_lost(PyObject *self, PyObject *block)
 const char mn_engine_workers_doc[] =
     "workers() -> one dict a worker: state (0 none, 1 wanted, 2 starting, 3 ready,\n"
     "4 exited, 5 swept), pid, status, running (batch, row) or None, since_ns, tasks, rows,\n"
-    "busy_ns, cpu_ns";
+    "busy_ns, cpu_ns, init_states (three hashes, see mn_message.h)";
 
 static PyObject *
 running_of(struct mn_engine *e, struct mn_worker *k)
@@ -190,14 +190,17 @@ mn_engine_workers(PyObject *self, PyObject *ignored)
             running == NULL
                 ? NULL
                 : Py_BuildValue(
-                      "{sI sI si sN sK sK sK sK sK}", "state",
+                      "{sI sI si sN sK sK sK sK sK s(KKK)}", "state",
                       mn_a32_load_acquire(&k->state), /* [S2] */
                       "pid", k->pid, "status", k->exit_status, "running", running, "since_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
                       (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
                       (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
-                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns));
+                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns), "init_states",
+                      (unsigned long long)k->init_states[0],
+                      (unsigned long long)k->init_states[1],
+                      (unsigned long long)k->init_states[2]);
         if (one == NULL) {
             Py_CLEAR(out);
             break;
