@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger("minato")
 
 #: in place of a worker's exit code: it could not be started, for this error number
 NOT_STARTED = 1000
@@ -21,24 +25,16 @@ _ADVICE = {
     errno.EFBIG: "The limit on the size of a file holds for shared memory, too: raise it "
     "(`ulimit -f`).",
 }
-_SANDBOX = (
-    "Worker processes need the system calls memfd_create and pidfd_open (Linux 5.3 and "
-    "later), and a sandbox or a container's seccomp profile may refuse them: allow them "
-    "there, or load with num_workers=0."
-)
-
-
 def advice(number: int) -> str:
     """What helps against an error number of the system; empty where nothing is known."""
     return _ADVICE.get(number, "")
 
 
 @contextlib.contextmanager
-def explained(sandbox: bool = False) -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Around the start of workers: an error of the system says what it means and what helps.
 
-    The exception keeps its type and its number. With sandbox also calls that are forbidden
-    or missing are explained.
+    The exception keeps its type and its number.
     """
     try:
         yield
@@ -48,14 +44,34 @@ def explained(sandbox: bool = False) -> Iterator[None]:
     except OSError as error:
         number = error.errno or 0
         helps = advice(number)
-        if sandbox and number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-            helps = _SANDBOX
         if not helps:
             raise
         text = f"DataLoader workers cannot be started: {error.strerror}. {helps}"
         raise OSError(number, text) from error
 
 
-def check_system() -> None:
-    """Asks for a pidfd once, before there is any process to clean up after."""
-    os.close(os.pidfd_open(os.getpid()))
+@functools.cache
+def refused() -> str | None:
+    """A system call of minato's workers that this system does not have, or that a sandbox
+    forbids; None where both are there. Asked once, and told once.
+
+    That the C library's locks need futex is why nobody gets here without it.
+    """
+    calls: dict[str, Callable[[], int]] = {
+        "memfd_create": lambda: os.memfd_create("minato-probe"),
+        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
+    }
+    for name, call in calls.items():
+        try:
+            os.close(call())
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                why = f"the system call {name} is refused here ({error.strerror})"
+                log.warning(
+                    "minato.DataLoader uses torch's own workers: %s. It takes Linux 5.3, and a "
+                    "sandbox or seccomp profile that allows it.", why,
+                )  # fmt: skip
+                return why
+        except AttributeError:  # Python was built where the call was not known
+            return f"this Python does not know the system call {name}"
+    return None

@@ -16,7 +16,7 @@ import torch
 
 from . import _core, _zygote
 from ._job import Job, Memory, ThreadsBefore
-from ._limits import check_system, explained
+from ._limits import explained
 
 if TYPE_CHECKING:
     from ._core import _WorkerEntry
@@ -128,8 +128,7 @@ class Pool:
         options: dict[str, Any],
         job: dict[str, Any],
     ) -> None:
-        with explained(sandbox=True):
-            check_system()
+        with explained():
             self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
         self.stopped = False
         self._entries: list[_WorkerEntry] | None = None

@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._balanced import BalancedIterator
 from ._inline import InlineIterator
+from ._limits import refused
 from ._memo import memo_of
 from ._native import impossible, why_not
 from ._ready import ReadyIterator
@@ -347,4 +348,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         context = self.multiprocessing_context
         if context is not None and type(context) not in _STANDARD_CONTEXTS:
             return f"{type(context).__name__} needs torch's workers (no standard context)"
-        return None
+        return refused()
