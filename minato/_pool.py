@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import time
 import warnings
@@ -27,6 +27,8 @@ log = logging.getLogger("minato")
 _ALIVE = (1, 2, 3)
 #: how long a shutdown waits for the zygote, which itself is bounded (see _zygote.py)
 STOP_SECONDS = 0.8
+#: how long it waits for what it had to kill
+KILL_SECONDS = 5.0
 
 
 class WorkerHandle:
@@ -82,13 +84,9 @@ class WorkerHandle:
             time.sleep(0.002)
 
     def _signal(self, number: int) -> None:
-        pid = self.pid
-        if pid and self.is_alive():
+        if self.pid and self.is_alive():
             self._pool.engine.retire_worker(self._number)
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+            self._pool.engine.kill_worker(self._number, number)
 
     def terminate(self) -> None:
         """Ends the worker; it is not replaced, others take its work."""
@@ -210,19 +208,24 @@ class Pool:
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
-        self.zygote.kill()
-        self.zygote.join()
-        pids = [e["pid"] for e in self.engine.workers() if e["state"] in _ALIVE and e["pid"]]
-        watched = []
-        for pid in pids:
-            try:
-                watched.append(os.pidfd_open(pid))
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for fd in watched:
-            select.select([fd], [], [], 5.0)
-            os.close(fd)
+        deadline = time.monotonic() + KILL_SECONDS
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        else:
+            self.zygote.kill()
+        self.zygote.join(KILL_SECONDS)
+        left = set(range(self.engine.segment.workers))
+        while left and time.monotonic() < deadline:
+            left = {number for number in left if self._may_live(number)}
+            time.sleep(0.001)
+
+    def _may_live(self, number: int) -> bool:
+        """Kills a worker. Whether it may still have been there."""
+        try:
+            return self.engine.kill_worker(number, signal.SIGKILL)
+        except OSError:  # no descriptor is left to find that out by
+            return True
 
 
 def start_method_context(loader: Any) -> Any:

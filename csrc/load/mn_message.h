@@ -219,6 +219,7 @@ struct mn_worker {
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
+    uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     uint32_t pad1;

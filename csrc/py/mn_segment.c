@@ -89,7 +89,7 @@ segment_starting(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-/* Both the zygote after its fork and the worker itself write the same pid. */
+/* Both the zygote after its fork and the worker itself write the same. */
 static PyObject *
 segment_set_pid(PyObject *self, PyObject *args)
 {
@@ -99,6 +99,7 @@ segment_set_pid(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
         return NULL;
     }
+    (void)mn_proc_start_time((pid_t)pid, &k->born); /* unknown: nobody can be killed by it */
     k->pid = pid;
     Py_RETURN_NONE;
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import struct
+import subprocess
 import time
 
 import pytest
@@ -131,6 +134,31 @@ def test_killed_trainer_takes_all_with_it(dataset, method):
     finally:
         kill(process.pid)
         process.communicate()
+
+
+def test_nobody_is_killed_for_having_a_workers_process_id():
+    """A worker that is gone may have left its id to another process by now."""
+    engine = minato._core.Engine(1, 0, False)
+    other = subprocess.Popen(["sleep", "100"])
+    time.sleep(0.05)  # start times are told in hundredths of a second
+    gone = subprocess.Popen(["sleep", "100"])
+    try:
+        engine.segment.set_pid(0, gone.pid)
+        assert engine.kill_worker(0, signal.SIGCONT)
+        (entry,) = struct.unpack("Q", os.pread(engine.fd, 8, 24))  # mn_ctl.workers_off
+        record = os.pread(engine.fd, 64, entry)
+        at = record.index(struct.pack("I", gone.pid))
+        os.pwrite(engine.fd, struct.pack("I", other.pid), entry + at)
+        assert not engine.kill_worker(0, signal.SIGKILL)
+        os.pwrite(engine.fd, struct.pack("I", gone.pid), entry + at)
+        assert engine.kill_worker(0, signal.SIGKILL)
+        assert gone.wait() == -signal.SIGKILL
+        assert not engine.kill_worker(0, signal.SIGKILL)
+        assert other.poll() is None
+    finally:
+        for process in (gone, other):
+            process.kill()
+            process.wait()
 
 
 def test_stopped_workers_go_on(seed):
