@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core
+from . import _codec, _core, _signals, _threads
 from ._errors import Failure
 from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
@@ -32,7 +32,7 @@ def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     _utils.signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    job.threads.limit()
+    _threads.limit(job.one_thread)
     seed = job.base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
@@ -242,10 +242,12 @@ def _orphaned(segment: Any, parent: int) -> bool:
 
 def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
     parent = os.getppid()
     segment = job.memory.segment
-    job.memory.settle()
+    if job.pickled is not None:
+        _threads.limit(job.one_thread)
+        job.load()
+    job.settle()
     segment.dontfork()
     prepare(job, number)
     runner = _Runner(job, number)
@@ -306,6 +308,7 @@ class _Init(Exception):
 
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
+    _signals.released(job.blocked)
     try:
         main(job, number)
     except KeyboardInterrupt:

@@ -21,11 +21,13 @@ from typing import Any
 
 import torch
 
-from . import _seeding_plans, _worker
+from . import _seeding_plans, _signals, _threads, _worker
 from ._job import Job, count_threads
 from ._limits import NOT_STARTED
+from ._pickled import opened_here
 
 WANTED = 1  # of csrc/load/mn_message.h
+FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
 #: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together
 #: with the loader's own patience this keeps a shutdown within about a second.
@@ -85,19 +87,24 @@ class Zygote:
         self.commands = commands
         self.method = method
         self.children: dict[int, _Child] = {}
-        self.direct = self._must_start_directly()
-        if not self.direct:
-            job.memory.settle()
+        self.start = FORKED if method == "fork" else self._load()
+        self.segment.set_start(self.start)  # under fork it was known before
+        if self.start == FORKED:
+            job.settle()
+        else:
+            job.unload()
 
-    def _must_start_directly(self) -> bool:
-        """Loading the dataset left something behind that does not survive a fork."""
-        if self.method == "fork":
-            return False  # torch forks the very same process
-        return (
-            threading.active_count() > 1
-            or count_threads() > self.job.threads.count
-            or (torch.cuda.is_available() and torch.cuda.is_initialized())
-        )
+    def _load(self) -> int:
+        """Loads the dataset; how workers are to be started. What that has left behind, or the
+        import of the main module, may not survive a fork, or not be for several processes."""
+        threads = count_threads()
+        self.job.load()
+        if torch.cuda.is_initialized():
+            return ACCELERATOR
+        if threading.active_count() > 1 or count_threads() > threads:
+            return THREADS
+        passed = {self.commands.fileno()} | self.job.descriptors()
+        return OPENED if opened_here(passed) else FORKED
 
     # ---- starting --------------------------------------------------------------------
 
@@ -106,7 +113,8 @@ class Zygote:
             if self.segment.state(number) == WANTED:
                 self.segment.starting(number)
                 try:
-                    child = self._start(number) if self.direct else self._fork(number)
+                    forked = self.start == FORKED
+                    child = self._fork(number) if forked else self._start(number)
                     self.segment.set_pid(number, child.pid)
                 except OSError as error:
                     child = _Stillborn(number, error)
@@ -161,6 +169,8 @@ class Zygote:
             process.start()  # daemons may not have children: here they may
         finally:
             me._config["daemon"] = daemon
+        # multiprocessing reaps the dead among its children whenever it starts another
+        vars(multiprocessing.process)["_children"].discard(process)
         return _Child(number, process.pid, process)
 
     # ---- watching --------------------------------------------------------------------
@@ -175,10 +185,7 @@ class Zygote:
         self.start_wanted()
         while not self.segment.stopped():
             pending = self._report()
-            try:
-                ready = dict(self.poller.poll(ACK_SECONDS * 1000 if pending else None))
-            except InterruptedError:
-                continue
+            ready = dict(self.poller.poll(1000 * ACK_SECONDS if pending else None))
             if self.trainer in ready:
                 self._end(0.0, 0.0)
                 return
@@ -196,7 +203,6 @@ class Zygote:
         self._end(LEAVE_SECONDS, TERM_SECONDS)
 
     def _listen(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -207,6 +213,8 @@ class Zygote:
         self.poller = select.poll()
         for fd in (self.wake_read, self.trainer, self.commands.fileno()):
             self.poller.register(fd, select.POLLIN)
+        self.woken = select.poll()
+        self.woken.register(self.wake_read, select.POLLIN)
 
     def _terminated(self) -> None:
         """multiprocessing ends its daemons so when the interpreter exits."""
@@ -260,10 +268,7 @@ class Zygote:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            try:
-                select.select([self.wake_read], [], [], min(left, 0.02))
-            except InterruptedError:
-                pass
+            self.woken.poll(1000 * min(left, 0.02))
             self._drain()
 
     def _end(self, leave: float, term: float) -> None:
@@ -278,12 +283,13 @@ class Zygote:
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
     """Target of the zygote's process object."""
+    _signals.released(job.blocked)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    job.threads.limit()
+    _threads.limit(job.one_thread)
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
-    if job.seed_per_sample and not zygote.direct:
+    if job.seed_per_sample and zygote.start == FORKED:
         _seeding_plans.probe_globals()
     gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
     zygote.run()

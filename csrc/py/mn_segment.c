@@ -158,6 +158,17 @@ segment_trainer_lives(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+segment_set_start(PyObject *self, PyObject *how)
+{
+    unsigned long start = PyLong_AsUnsignedLong(how);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_a32_store_release(&((struct mn_segment *)self)->shm.ctl->start, (uint32_t)start);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_segment *s = (struct mn_segment *)self;
@@ -174,6 +185,8 @@ static PyMethodDef segment_methods[] = {
     {"reap", segment_reap, METH_O, reap_doc},
     {"stopped", segment_stopped, METH_NOARGS, PyDoc_STR("whether the loader is closing")},
     {"trainer_lives", segment_trainer_lives, METH_NOARGS, trainer_lives_doc},
+    {"set_start", segment_set_start, METH_O,
+     PyDoc_STR("set_start(how): enum mn_start, how the zygote starts workers.")},
     {"dontfork", segment_dontfork, METH_NOARGS,
      PyDoc_STR("Keeps the mapping out of processes that a worker forks.")},
     {NULL, NULL, 0, NULL},
@@ -193,8 +206,17 @@ segment_get_trainer(PyObject *self, void *closure)
     return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->trainer_pid);
 }
 
+static PyObject *
+segment_get_start(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
+    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
+}
+
 static PyGetSetDef segment_getset[] = {
     {"workers", segment_get_workers, NULL, PyDoc_STR("number of worker entries"), NULL},
+    {"start", segment_get_start, NULL, PyDoc_STR("how workers are started: enum mn_start"), NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
