@@ -106,6 +106,7 @@ class Job:
     pickled: Pickled | None = None  # these three, where processes do not inherit them
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes
+    zygote: int = 0  # its process id
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}

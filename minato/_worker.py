@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -235,14 +236,16 @@ def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Fai
     return entries[0][0], ERROR, failure
 
 
-def _orphaned(segment: Any, parent: int) -> bool:
-    """No zygote any more and no trainer either."""
-    return os.getppid() != parent and not segment.trainer_lives()
+def _end_starter(zygote: int) -> None:
+    """The trainer is gone. A zygote that works would have ended this process long before a
+    second is over; one that was stopped, or hangs, is ended with it."""
+    time.sleep(1.0)
+    if os.getppid() == zygote:
+        os.kill(zygote, signal.SIGKILL)
 
 
 def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
-    parent = os.getppid()
     segment = job.memory.segment
     if job.pickled is not None:
         _threads.limit(job.one_thread)
@@ -266,8 +269,8 @@ def main(job: Job, number: int) -> None:
     while True:
         task = worker.next()
         if task is None:
-            if _orphaned(segment, parent):
-                return
+            if not segment.trainer_lives():
+                return _end_starter(job.zygote)
             continue
         if task is False:
             return

@@ -287,6 +287,7 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
     _threads.limit(job.one_thread)
+    job.zygote = os.getpid()
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
     if job.seed_per_sample and zygote.start == FORKED:

@@ -136,6 +136,31 @@ def test_killed_trainer_takes_all_with_it(dataset, method):
         process.communicate()
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_killed_trainer_beside_a_stopped_zygote(method):
+    """Workers see for themselves that the trainer is gone, and end who cannot."""
+    script = (
+        "import minato\nfrom attack.datasets import *\n"
+        "if __name__ == '__main__':\n"
+        "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
+        f"        multiprocessing_context={method!r}))\n"
+        "    list(it)\n"
+        "    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
+        "    input()\n"
+    )
+    process = start_script(script, stdin=subprocess.PIPE)
+    try:
+        family = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(family) == 3
+        kill(family[0], signal.SIGSTOP)
+        kill(process.pid)
+        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
+    finally:
+        for pid in (process.pid, *family):
+            kill(pid)
+        process.communicate()
+
+
 def test_nobody_is_killed_for_having_a_workers_process_id():
     """A worker that is gone may have left its id to another process by now."""
     engine = minato._core.Engine(1, 0, False)
