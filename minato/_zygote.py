@@ -15,6 +15,7 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,6 +36,8 @@ LEAVE_SECONDS = 0.35
 TERM_SECONDS = 0.15
 #: how often a death that the loader has not looked at yet is asked about again
 ACK_SECONDS = 0.01
+#: how long a replacement that the system refuses is tried again before the loader hears of it
+REFUSED_SECONDS = 10.0
 
 
 class _Child:
@@ -80,6 +83,15 @@ class _Stillborn(_Child):
         """There is nothing left of it."""
 
 
+@dataclass
+class _Refusals:
+    """The system will not make another process just now."""
+
+    since: float
+    pause: float = 0.02
+    again: float = 0.0
+
+
 class Zygote:
     def __init__(self, job: Job, commands: Connection, method: str) -> None:
         self.job = job
@@ -87,6 +99,8 @@ class Zygote:
         self.commands = commands
         self.method = method
         self.children: dict[int, _Child] = {}
+        self.lived: set[int] = set()  # numbers of workers that there have been
+        self.refusals: dict[int, _Refusals] = {}  # of their replacements
         self.start = FORKED if method == "fork" else self._load()
         self.segment.set_start(self.start)  # under fork it was known before
         if self.start == FORKED:
@@ -110,15 +124,39 @@ class Zygote:
 
     def start_wanted(self) -> None:
         for number in range(self.segment.workers):
-            if self.segment.state(number) == WANTED:
-                self.segment.starting(number)
-                try:
-                    forked = self.start == FORKED
-                    child = self._fork(number) if forked else self._start(number)
-                    self.segment.set_pid(number, child.pid)
-                except OSError as error:
-                    child = _Stillborn(number, error)
-                self.children[number] = child
+            refusals = self.refusals.get(number)
+            waits = refusals is not None and time.monotonic() < refusals.again
+            if self.segment.state(number) != WANTED or waits:
+                continue
+            self.segment.starting(number)
+            try:
+                forked = self.start == FORKED
+                child = self._fork(number) if forked else self._start(number)
+                self.segment.set_pid(number, child.pid)
+                self.lived.add(number)
+            except OSError as error:
+                if number in self.lived and self._put_off(number):
+                    self.segment.not_started(number)
+                    continue
+                child = _Stillborn(number, error)
+            self.children[number] = child
+            self.refusals.pop(number, None)
+
+    def _put_off(self, number: int) -> bool:
+        """Whether a replacement is to be tried again: limits that others have reached, too,
+        are often gone a moment later."""
+        now = time.monotonic()
+        refusals = self.refusals.setdefault(number, _Refusals(now))
+        refusals.again = now + refusals.pause
+        refusals.pause = min(2 * refusals.pause, 1.0)
+        return now < refusals.since + REFUSED_SECONDS
+
+    def _patience(self, pending: bool) -> float | None:
+        """Milliseconds until something is to be looked at that nobody reports."""
+        times = [ACK_SECONDS] if pending else []
+        now = time.monotonic()
+        times += [max(0.0, refusals.again - now) for refusals in self.refusals.values()]
+        return 1000 * min(times) if times else None
 
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
@@ -185,7 +223,7 @@ class Zygote:
         self.start_wanted()
         while not self.segment.stopped():
             pending = self._report()
-            ready = dict(self.poller.poll(1000 * ACK_SECONDS if pending else None))
+            ready = dict(self.poller.poll(self._patience(pending)))
             if self.trainer in ready:
                 self._end(0.0, 0.0)
                 return

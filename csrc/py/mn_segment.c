@@ -89,6 +89,20 @@ segment_starting(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+/* The system has refused to: the zygote will try again. */
+static PyObject *
+segment_not_started(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    k->starts--;
+    mn_a32_store_release(&k->state, MN_WORKER_WANTED);
+    Py_RETURN_NONE;
+}
+
 /* Both the zygote after its fork and the worker itself write the same. */
 static PyObject *
 segment_set_pid(PyObject *self, PyObject *args)
@@ -179,6 +193,8 @@ segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef segment_methods[] = {
     {"state", segment_state, METH_O, PyDoc_STR("state(number) of a worker's entry")},
     {"starting", segment_starting, METH_O, PyDoc_STR("starting(number): about to fork it")},
+    {"not_started", segment_not_started, METH_O,
+     PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
     {"set_pid", segment_set_pid, METH_VARARGS, PyDoc_STR("set_pid(number, pid)")},
     {"exited", segment_exited, METH_VARARGS,
      PyDoc_STR("exited(number, status): it is dead; exit code, or minus the signal")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import torch
 
 import minato
 from minato._memo import memo_of
+from minato._zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
@@ -159,6 +161,26 @@ def test_killed_trainer_beside_a_stopped_zygote(method):
         for pid in (process.pid, *family):
             kill(pid)
         process.communicate()
+
+
+def test_a_replacement_that_is_refused_is_tried_again(monkeypatch):
+    """It is no further death: there may be room for a process a moment later."""
+    fork, tries = Zygote._fork, []
+
+    def refused(self, number):
+        tries.append(number)  # in the zygote
+        if 2 < len(tries) < 8:
+            raise BlockingIOError(errno.EAGAIN, "no")
+        return fork(self, number)
+
+    monkeypatch.setattr(Zygote, "_fork", refused)
+    iterator = iter(make(Slow(400, 0.001), num_workers=2, persistent_workers=True))
+    next(iterator)
+    kill(workers_of(iterator)[0])
+    wait_for(lambda: iterator._engine.health()["deaths"] == 1, "its death")
+    wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "a replacement")
+    assert len(list(iterator)) == 49
+    assert iterator._engine.health()["deaths"] == 1
 
 
 def test_nobody_is_killed_for_having_a_workers_process_id():
