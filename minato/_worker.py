@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import time
 from collections.abc import Callable
 from operator import getitem
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core, _init_states
+from . import _codec, _core, _init_states, _signals, _threads
 from ._errors import Failure
 from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
@@ -35,7 +36,7 @@ def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     _utils.signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    job.threads.limit()
+    _threads.limit(job.one_thread)
     seed = job.base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
@@ -256,17 +257,21 @@ def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Fai
     return entries[0][0], ERROR, failure
 
 
-def _orphaned(segment: Any, parent: int) -> bool:
-    """No zygote any more and no trainer either."""
-    return os.getppid() != parent and not segment.trainer_lives()
+def _end_starter(zygote: int) -> None:
+    """The trainer is gone. A zygote that works would have ended this process long before a
+    second is over; one that was stopped, or hangs, is ended with it."""
+    time.sleep(1.0)
+    if os.getppid() == zygote:
+        os.kill(zygote, signal.SIGKILL)
 
 
 def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
-    parent = os.getppid()
     segment = job.memory.segment
-    job.memory.settle()
+    if job.pickled is not None:
+        _threads.limit(job.one_thread)
+        job.load()
+    job.settle()
     segment.dontfork()
     prepare(job, number)
     runner = _Runner(job, number)
@@ -285,8 +290,8 @@ def main(job: Job, number: int) -> None:
     while True:
         task = worker.next()
         if task is None:
-            if _orphaned(segment, parent):
-                return
+            if not segment.trainer_lives():
+                return _end_starter(job.zygote)
             continue
         if task is False:
             return
@@ -327,6 +332,7 @@ class _Init(Exception):
 
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
+    _signals.released(job.blocked)
     try:
         main(job, number)
     except KeyboardInterrupt:

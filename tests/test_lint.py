@@ -15,7 +15,7 @@ import pytest
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
-FILE_LINES = 600
+FILE_LINES = 700
 FUNCTION_LINES = 80
 
 #: What the files of a folder may include, besides their own folder.

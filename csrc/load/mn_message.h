@@ -215,6 +215,16 @@ enum mn_worker_state {
     MN_WORKER_SWEPT = 5,     /* trainer: its tasks are taken back; reap it */
 };
 
+/* How worker processes come to be. Where loading the dataset left behind what forks cannot
+ * have, or not together, each loads its own. */
+enum mn_start {
+    MN_START_UNKNOWN = 0, /* the dataset is not loaded yet */
+    MN_START_FORKED = 1,
+    MN_START_THREADS = 2,
+    MN_START_ACCELERATOR = 3,
+    MN_START_OPENED = 4,
+};
+
 enum mn_lease_state {
     MN_LEASE_IDLE = 0,
     MN_LEASE_WANT = 1,
@@ -238,6 +248,7 @@ struct mn_worker {
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
+    uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
@@ -308,7 +319,7 @@ struct mn_ctl {
     uint32_t nlanes;
     uint32_t spin_ns;
     uint32_t trainer_pid;
-    uint32_t zygote_pid;
+    mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a

@@ -1,10 +1,12 @@
 /* mn_engine_look.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <errno.h>
 #include <string.h>
 
 #include "load/mn_scheduler.h"
 #include "os/mn_memfd.h"
+#include "os/mn_proc.h"
 #include "py/mn_engine_object.h"
 #include "py/mn_envelope.h"
 
@@ -224,6 +226,31 @@ mn_engine_retire_worker(PyObject *self, PyObject *number)
         mn_mutex_unlock(&e->mutex);
     }
     Py_RETURN_NONE;
+}
+
+const char mn_engine_kill_worker_doc[] =
+    "kill_worker(number, signal) -> bool: signals the worker's process, whoever watches it, and\n"
+    "nobody who has got its id since. Whether it lived.";
+
+PyObject *
+mn_engine_kill_worker(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned int w;
+    int sig;
+    if (e == NULL || !PyArg_ParseTuple(args, "Ii", &w, &sig)) {
+        return NULL;
+    }
+    if (w >= e->shm.ctl->nworkers) {
+        PyErr_SetString(PyExc_IndexError, "no such worker");
+        return NULL;
+    }
+    const struct mn_worker *k = mn_worker_at(&e->shm, w);
+    int rc = k->pid != 0 ? mn_proc_kill((pid_t)k->pid, k->born, sig) : -ESRCH;
+    if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(rc == 0);
 }
 
 static PyObject *

@@ -460,6 +460,7 @@ static PyMethodDef engine_methods[] = {
     {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
     {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
     {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},
+    {"kill_worker", mn_engine_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
     {"retire_worker", mn_engine_retire_worker, METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},

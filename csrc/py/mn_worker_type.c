@@ -13,6 +13,7 @@
 #include "load/mn_results.h"
 #include "load/mn_worker_clock.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
 #include "py/mn_envelope.h"
 #include "py/mn_seed.h"
 #include "py/mn_state.h"
@@ -562,6 +563,7 @@ worker_ready(PyObject *self, PyObject *args)
      * MiB is the most glibc takes for the threshold. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
+    (void)mn_proc_start_time(getpid(), &o->side.me->born);
     o->side.me->pid = (uint32_t)getpid();
     mn_worker_waited(&o->clock);
     mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
