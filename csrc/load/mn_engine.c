@@ -14,6 +14,7 @@
 #include "load/mn_scheduler.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
+#include "os/mn_futex.h"
 #include "os/mn_mem.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
@@ -224,6 +225,10 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         return rc;
     }
     rc = map_arena(e);
+    if (rc == 0) {
+        rc = mn_futex_wake(&e->shm.ctl->engine.word, 1); /* without, nothing here can wait */
+        rc = rc < 0 ? rc : 0;
+    }
     if (rc == 0) {
         rc = alloc_private(e);
     }
