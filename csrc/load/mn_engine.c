@@ -369,6 +369,25 @@ mn_engine_close(struct mn_engine *e)
     }
 }
 
+void
+mn_engine_pin(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    e->refs++;
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_unpin(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    bool last = --e->refs == 0;
+    mn_mutex_unlock(&e->mutex);
+    if (last) {
+        destroy(e);
+    }
+}
+
 /* Handed-out ranges: the mapping lives until the last of them is back. */
 
 void

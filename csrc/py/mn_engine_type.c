@@ -302,9 +302,13 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     uint64_t block;
-    int rc = mn_engine_submit(e, &s, &block);
-    uint32_t inflight = e->inflight;
+    e = mn_engine_get(self); /* dumps may have closed it */
+    int rc = e != NULL ? mn_engine_submit(e, &s, &block) : 0;
     Py_DECREF(owned);
+    if (e == NULL) {
+        return NULL;
+    }
+    uint32_t inflight = e->inflight;
     if (rc == 0) {
         return PyLong_FromUnsignedLongLong(block);
     }
