@@ -43,7 +43,7 @@ class Program(NamedTuple):
 PROGRAMS = {
     "mn_base": Program(),
     "mn_futex": Program(),
-    "mn_memfd": Program(("memfd_create", "ftruncate", "fallocate", "mmap", "madvise")),
+    "mn_memfd": Program(("memfd_create", "ftruncate", "mmap", "madvise")),
     "mn_thread": Program(("pthread_create",)),
     "mn_proc": Program(),
     "mn_limits": Program(),

@@ -70,24 +70,6 @@ mn_memfd_unmap(void *addr, uint64_t bytes)
     return munmap(addr, (size_t)bytes) == 0 ? 0 : -errno;
 }
 
-int
-mn_memfd_punch(int fd, uint64_t off, uint64_t len)
-{
-    if (len == 0) {
-        return 0;
-    }
-    if (off > INT64_MAX || len > INT64_MAX) {
-        return -EINVAL;
-    }
-    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    while (fallocate(fd, mode, (off_t)off, (off_t)len) != 0) {
-        if (errno != EINTR) {
-            return -errno;
-        }
-    }
-    return 0;
-}
-
 /* madvise over all pages that the range meets. */
 static int
 mn_memfd_advise(void *addr, uint64_t len, int advice)

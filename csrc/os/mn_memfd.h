@@ -9,7 +9,7 @@
  *
  *   mn_memfd_create      close(fd)
  *   mn_memfd_map         mn_memfd_unmap
- *   mn_memfd_populate    mn_memfd_punch     (page in, page out)
+ *   mn_memfd_populate    mn_memfd_punch_mapped     (page in, page out)
  *
  * All functions return 0 or a negative errno unless they say otherwise. Ranges given by
  * address are widened to whole pages; ranges given by file offset for punching free whole
@@ -31,12 +31,7 @@ mn_memfd_map(int fd, uint64_t bytes, void **out);
 int
 mn_memfd_unmap(void *addr, uint64_t bytes);
 
-/* Gives the pages of the file's range [off, off + len) back; they read as zero. */
-int
-mn_memfd_punch(int fd, uint64_t off, uint64_t len);
-
-/* The same through a mapping, when the descriptor is closed by now; only pages that lie
- * wholly in the range go. */
+/* Gives the pages that lie wholly in the range back; they read as zero. */
 int
 mn_memfd_punch_mapped(void *addr, uint64_t len);
 
