@@ -74,6 +74,8 @@ work(void *arg)
         CHECK_EQ(failure.rc, -EIO);
         CHECK(strcmp(failure.text, text) == 0);
         mn_a32_add_relaxed(&t->plant->failures, 1);
+        /* as if there were no room for what says so */
+        mn_task_at(&t->side.shm, task)->flags = MN_FLAG_NO_ROOM;
         mn_worker_account(&t->side, &t->clock, task);
         (void)mn_worker_done(&t->side, task);
     }
