@@ -281,6 +281,9 @@ engine_main(void *arg)
     struct mn_bell *bell = &e->shm.ctl->engine;
     for (;;) {
         mn_bell_announce(bell);
+        if (e->scheduler != NULL) {
+            mn_scheduler_look(e, mn_now_ns());
+        }
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
