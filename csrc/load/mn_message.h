@@ -30,8 +30,10 @@
  *        its partner is the bell's announce [B1] before the trainer's re-check [T4].
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
- *   [S1] zygote: worker state -> EXITED, release     with [S2] trainer: state, acquire
- *   [L1] worker: lease WANT, release                 with [L2] trainer: acquire
+ *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
+ *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
+ *        both are followed by a ring of the engine, and its look lies between its announce and
+ *        its sleep: as mn_bell.h asks
  *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
  *
  * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a lane

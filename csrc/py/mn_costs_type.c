@@ -186,17 +186,6 @@ costs_sends(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-costs_predict(PyObject *self, PyObject *arg)
-{
-    int64_t index = PyLong_AsLongLong(arg), ns;
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    mn_costs_predict(own(self), &index, 1, &ns);
-    return PyLong_FromLongLong(ns);
-}
-
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
 "              slow_ns, collate_ns, send_ns, split}\n\n"
@@ -235,7 +224,6 @@ static PyMethodDef costs_methods[] = {
     {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
     {"sends", costs_sends, METH_O,
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
-    {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
     {"save", costs_save, METH_NOARGS, save_doc},
     {"slowest", costs_slowest, METH_O, slowest_doc},
     {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns, cpu_ns) -> taken")},
