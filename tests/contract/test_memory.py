@@ -170,6 +170,53 @@ def test_multiprocessing_queue(loader: Kind) -> None:
     assert found == [(sum(_want(n % 6)) * pixels, _want(n % 6)) for n in range(12)]
 
 
+def _read_later(queue: Any, answers: Any, gate: Any, count: int) -> None:
+    gate.wait(40)
+    found = []
+    for _ in range(count):
+        batch = queue.get()
+        found.append((_values(batch["image"]), batch["label"].tolist()))
+    answers.put(found)
+    answers.close()
+    answers.join_thread()
+
+
+def test_batches_that_wait_in_a_queue(loader: Kind) -> None:
+    """They are dropped here at once, and others take their place before they are read."""
+    context = torch.multiprocessing.get_context("fork")
+    queue, answers, gate = context.Queue(), context.Queue(), context.Event()
+    process = context.Process(target=_read_later, args=(queue, answers, gate, 24))
+    process.start()
+    made = loader(Images(24), batch_size=2, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        for batch in made:
+            queue.put(batch)
+            del batch
+    for batch in made:
+        batch["image"].fill_(-7)
+    _churn(loader)
+    gate.set()
+    found = answers.get(timeout=40)
+    process.join(40)
+    assert process.exitcode == 0
+    assert found == [(_want(n % 12), _want(n % 12)) for n in range(24)]
+
+
+def test_what_a_forked_child_writes_is_seen(loader: Kind) -> None:
+    """Batches are shared memory, whatever is_shared() says of it: also where a worker's are."""
+    made = loader(Images(8), batch_size=2, num_workers=1, persistent_workers=True)
+    for batch in made:  # the first ones may be copies
+        pass
+    batch = next(iter(made))
+    process = torch.multiprocessing.get_context("fork").Process(
+        target=batch["image"].fill_, args=(5,)
+    )
+    process.start()
+    process.join(40)
+    assert process.exitcode == 0
+    assert _values(batch["image"]) == [5, 5]
+
+
 def test_queue_within_one_process(loader: Kind) -> None:
     queue = torch.multiprocessing.get_context("fork").Queue()
     for number, batch in enumerate(loader(Images(8), batch_size=2, num_workers=1)):
