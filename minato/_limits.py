@@ -1,11 +1,14 @@
-"""What to do when the system refuses what workers need: processes, descriptors, memory."""
+"""What workers may take of the machine, and what to do when the system refuses what they need:
+processes, descriptors, memory."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from . import _core
 
 #: in place of a worker's exit code: it could not be started, for this error number
 NOT_STARTED = 1000
@@ -26,6 +29,31 @@ _SANDBOX = (
     "later), and a sandbox or a container's seccomp profile may refuse them: allow them "
     "there, or load with num_workers=0."
 )
+
+
+#: how many processes like this one a launcher has started on this machine: torchrun and what
+#: does as it does, Open MPI, and the MPIs with Hydra
+_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_MOST_RANKS = 1024
+#: bytes of memory for each byte of page tables that a process needs to see them
+_MAPPED = 512
+
+
+def ranks_here(environ: Mapping[str, str] = os.environ) -> int:
+    """How many processes share this machine's memory with this one, it included; 1 where no
+    launcher says so in numbers that make sense."""
+    for name in _RANKS:
+        text = environ.get(name, "").strip()
+        if text.isdecimal() and 1 <= int(text) <= _MOST_RANKS:
+            return int(text)
+    return 1
+
+
+def fair_memory(workers: int) -> int:
+    """Bytes for a loader that names no memory_limit: this rank's share of half of what is
+    available, less the page tables of its processes. 0 where nothing is known of it."""
+    share: int = _core.machine()["memory_available"] // 2 // ranks_here()
+    return share * _MAPPED // (_MAPPED + workers + 1)
 
 
 def advice(number: int) -> str:

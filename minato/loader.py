@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._balanced import BalancedIterator
 from ._inline import InlineIterator
+from ._limits import fair_memory
 from ._memo import memo_of
 from ._native import impossible, why_not
 from ._ready import ReadyIterator
@@ -137,7 +138,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``cost_hint(index) -> seconds``, a first guess of what a sample costs).
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
-            are copied to ordinary memory. ``None``: half of what is available.
+            are copied to ordinary memory. ``None``: half of what is available,
+            shared between the processes that a launcher such as torchrun has started here.
         batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
             whichever samples are ready first, slow ones with their natural share and none
             further than ``minato._ready.DISPLACEMENT`` batches from its place; needs
@@ -259,7 +261,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _check_worker_type(self)
 
     def _memory_limit_bytes(self) -> int:
-        return 0 if self.memory_limit is None else parse_bytes(self.memory_limit)
+        if self.memory_limit is None:
+            return fair_memory(max(self.num_workers, self.max_workers or 0))
+        return parse_bytes(self.memory_limit)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from test_native import Recipe
 
 import minato
+from minato import _limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -185,3 +187,31 @@ def test_workers_that_wait_for_room_do_not_hold_up_the_end() -> None:
         watch.rest()
         watch.end()
         del it, loader
+
+
+@pytest.mark.parametrize(
+    "environ, ranks",
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"LOCAL_WORLD_SIZE": " 2 ", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 2),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "", "MPI_LOCALNRANKS": "3"}, 3),
+        *(({"LOCAL_WORLD_SIZE": text}, 1) for text in ("0", "-4", "1e3", "9" * 30, "many", "²")),
+    ],
+)
+def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
+    assert _limits.ranks_here(environ) == ranks
+
+
+def test_ranks_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it for all of them together, page tables of every process included."""
+    machine = types.SimpleNamespace(machine=lambda: {"memory_available": 64 * 1024 * MIB})
+    monkeypatch.setattr(_limits, "_core", machine)
+    limits = []
+    for ranks in (1, 8):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        iterator = iter(minato.DataLoader(Blocks(8), num_workers=1))
+        limits.append(iterator._engine.memory()["limit"])
+        assert limits[-1] * ranks <= 32 * 1024 * MIB * 512 // 514
+    assert limits[0] // 8 - 4096 <= limits[1] and limits[0] > 31 * 1024 * MIB

@@ -78,7 +78,7 @@ map_arena(struct mn_engine *e)
     uint64_t bytes = e->cfg.arena_bytes;
     if (bytes == 0) {
         bytes = mn_mem_total() * 4;
-        if (bytes > UINT64_C(1) << 40) {
+        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
             bytes = UINT64_C(1) << 40;
         }
     }

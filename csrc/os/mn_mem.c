@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 
 #include "os/mn_cgroup.h"
 
@@ -49,6 +50,19 @@ mn_mem_group(void *arg, int version, const char *dir)
     mn_mem_lower(&facts->available, limit > used ? limit - used : 0);
 }
 
+/* Where /proc cannot be read: too little, because the cache that could be dropped is not in it. */
+static struct mn_mem_facts
+mn_mem_ask(void)
+{
+    struct mn_mem_facts facts = {0, 0};
+    struct sysinfo info;
+    if (sysinfo(&info) == 0) {
+        facts.total = (uint64_t)info.totalram * info.mem_unit;
+        facts.available = ((uint64_t)info.freeram + info.bufferram) * info.mem_unit;
+    }
+    return facts;
+}
+
 static struct mn_mem_facts
 mn_mem_read(const char *root)
 {
@@ -59,7 +73,7 @@ mn_mem_read(const char *root)
     if (len < 0 || (size_t)len >= sizeof(dir)
         || mn_cgroup_read(dir, "meminfo", text, sizeof(text)) != 0
         || mn_cgroup_keyed(text, "MemTotal", &facts.total) != 0) {
-        return facts;
+        return root[0] == '\0' ? mn_mem_ask() : facts;
     }
     facts.total *= 1024; /* the file says kB and means KiB */
     if (mn_cgroup_keyed(text, "MemAvailable", &facts.available) != 0) {

@@ -4,7 +4,8 @@
  * The machine's figures from /proc/meminfo, lowered by every memory limit from this
  * process's control group up to the root (versions 1 and 2). What a group uses counts
  * without its inactive file cache, which the kernel drops before it refuses memory; pages
- * of shared memory files do count. 0 means that nothing could be read.
+ * of shared memory files do count. Where /proc is not to be read the kernel is asked, which
+ * knows of no group. 0 means that nothing could be found out.
  */
 #ifndef MN_MEM_H
 #define MN_MEM_H

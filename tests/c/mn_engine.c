@@ -490,6 +490,30 @@ warm_memory_counts_against_the_limit(void)
 }
 
 static void
+open_without_proc(void *folder)
+{
+    struct mn_engine_config cfg = {.workers = 1, .window = 4, .in_order = true};
+    struct mn_engine *e;
+    if (chroot(folder) != 0 && (unshare(CLONE_NEWUSER) != 0 || chroot(folder) != 0)) {
+        exit(0); /* not allowed here */
+    }
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->limit >= MIB);
+    mn_engine_close(e);
+}
+
+/* How much memory there is can be found out in another way. */
+static void
+proc_is_not_needed(void)
+{
+    char folder[] = "/tmp/mn_engine.XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    int status = mn_test_reap(mn_test_fork(open_without_proc, folder));
+    CHECK(rmdir(folder) == 0);
+    CHECK_EQ(status, 0);
+}
+
+static void
 memory_limit_is_kept(void)
 {
     struct mn_engine *e = open_engine(1, 4 * MIB, 64, true);
@@ -938,6 +962,7 @@ ranges_come_back_from_another_thread(void)
 }
 
 static const struct mn_test tests[] = {
+    MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
