@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 
 from . import _core
 from ._memo import memo_of
@@ -162,11 +161,7 @@ def _costs(s: Any) -> dict[str, Any]:
 
 
 def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
-    index, wall, _cpu = (np.frombuffer(part, np.int64) for part in costs.save())
-    if index.size == 0:
-        return []
-    first = np.argsort(-wall, kind="stable")[:most]
-    return [(int(index[i]), float(wall[i]) * _NS) for i in first]
+    return [(index, wall * _NS) for index, wall in costs.slowest(most)]
 
 
 def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:

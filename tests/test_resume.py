@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
 
 import minato
-from minato._resume import pack
+from minato import _core
+from minato._resume import pack, pack_costs, unpack_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -619,8 +620,9 @@ def good() -> dict:
         ({"delivered_beyond": ["a"]}, "whole number"), ({"delivered_beyond": 3}, "beyond"),
         ({"base_seed": "x"}, "base_seed"), ({"generators": []}, "generators"),
         ({"generators": {"sampler": "%%%"}}, "damaged"), ({"generators": {"sampler": 3}}, "damaged"),
-        ({"generators": {"sampler": "AAAA"}}, "damaged"), ({"costs": []}, "three"),
-        ({"costs": ["x", "y", "z"]}, "damaged"), ({"costs": None}, "costs"),
+        ({"generators": {"sampler": "AAAA"}}, "damaged"), ({"costs": []}, "two"),
+        ({"costs": ["x", "y"]}, "damaged"), ({"costs": None}, "costs"),
+        ({"costs": [pack(b"1234"), pack(b"\x80\xff")]}, "no time"),
         ({"dataset_length": 7}, "dataset_length=7"), ({"batch_size": 3}, "batch_size=3"),
         ({"delivered_by_worker": [1, 1]}, "iterable"), ({"unit": "sample"}, "counts by"),
     ],
@@ -634,9 +636,32 @@ def test_bad_states(good: dict, change: Any, words: str) -> None:
 
 
 def test_costs_of_different_lengths(good: dict) -> None:
-    costs = [good["costs"][0], pack(b"12345678"), good["costs"][2]]
-    with pytest.raises(ValueError, match="lengths differ"):
+    costs = [good["costs"][0], pack(b"12345678")]
+    with pytest.raises(ValueError, match="lengths of costs differ"):
         make("generator").load_state_dict({**good, "costs": costs})
+
+
+def test_costs_are_kept_to_eight_bits() -> None:
+    model = _core.CostModel(5_000_000)
+    want = {index: 3**k for k, index in enumerate((0, 1, 7, 4_000_000, 4_999_999))}
+    for index, wall in want.items():
+        model.observe(index, 1000 * wall)
+    texts = pack_costs(model.save())
+    index, wall, cpu = (np.frombuffer(p, np.int64) for p in unpack_costs(texts))
+    assert index.tolist() == list(want) and not cpu.any()
+    assert wall.tolist() == pytest.approx([1000 * w for w in want.values()], rel=2**-8)
+    other = _core.CostModel(5_000_000)
+    assert other.load(index, wall, cpu) == len(want)
+    assert pack_costs(other.save()) == texts  # however often it travels
+    assert unpack_costs(pack_costs((b"", b"", b""))) == [b"", b"", b""]
+
+
+def test_states_of_the_first_format_are_read(good: dict) -> None:
+    old = {**good, "version": 1, "costs": [pack(p) for p in unpack_costs(good["costs"])]}
+    first, second = make("generator"), make("generator")
+    first.load_state_dict(old)
+    second.load_state_dict(good)
+    assert first.stats()["slow"] == second.stats()["slow"] != []
 
 
 @pytest.mark.parametrize("field", ["epoch", "base_seed", "generators", "delivered", "costs"])

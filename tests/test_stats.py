@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import minato
-from minato import _stats, _verdict
+from minato import _core, _stats, _verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -400,3 +401,16 @@ def test_cpu_time_of_tasks_that_follow_a_wait_counts(scheduling: str) -> None:
     assert len(list(loader)) == 12
     [worker] = loader.stats()["workers"]
     assert 0.12 <= worker["cpu"] <= worker["busy"] + 0.01
+
+
+def test_the_slowest_are_found_without_sorting_all():
+    rng, model = random.Random(2), _core.CostModel(500)
+    walls = {i: rng.choice((100, 200, rng.randrange(1000))) for i in rng.sample(range(500), 400)}
+    for index, wall in walls.items():
+        model.observe(index, wall)
+    model.hint(next(i for i in range(500) if i not in walls), 10**9)  # a guess is no cost
+    order = sorted(walls.items(), key=lambda pair: (-pair[1], pair[0]))
+    for most in (0, 1, 7, 100):
+        assert model.slowest(most) == order[:most]
+    assert len(model.slowest(10**9)) == 100 and model.slowest(-1) == []
+    assert _core.CostModel(0).slowest(3) == _core.CostModel(9).slowest(3) == []

@@ -1,11 +1,10 @@
-"""minato._torch, where it was built; pinned memory itself only beside an accelerator."""
+"""minato._torch, where it was built."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,105 +15,6 @@ import minato
 ROOT = Path(__file__).resolve().parents[1]
 
 ext = pytest.importorskip("minato._torch", exc_type=ImportError)
-
-accelerator = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no accelerator to pin memory for"
-)
-
-
-def samples() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        torch.rand(3, 5, generator=generator),
-        torch.rand(4, 6, generator=generator).t(),
-        torch.rand(2, 3, 4, 5, generator=generator).to(memory_format=torch.channels_last),
-        torch.arange(7, dtype=torch.int16),
-        torch.tensor(True),
-        torch.empty(0, 3),
-        torch.rand(3, generator=generator).to(torch.bfloat16),
-        torch.rand(3, dtype=torch.complex64, generator=generator),
-    ]
-
-
-@pytest.mark.parametrize("tensor", samples(), ids=lambda t: f"{t.dtype} {tuple(t.shape)}")
-def test_fill_copies_every_byte(tensor: torch.Tensor) -> None:
-    target = torch.empty_like(tensor)
-    assert ext.fill(target, tensor) is None
-    assert torch.equal(target, tensor) and target.stride() == tensor.stride()
-
-
-@pytest.mark.parametrize(
-    "target",
-    [torch.empty(3, 4), torch.empty(4, 3).t(), torch.empty(3, 3, dtype=torch.float64)],
-)
-def test_fill_refuses_another_layout(target: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="differ"):
-        ext.fill(target, torch.rand(3, 3))
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.rand(4, 4)[:, ::2],
-        torch.rand(2).expand(3, 2),
-        torch.rand(3).to_sparse(),
-        torch.rand(3, requires_grad=True),
-        torch.rand(3, dtype=torch.complex64).conj(),
-        torch.empty(3, device="meta"),
-    ],
-)
-def test_what_is_not_plain_bytes_is_refused(tensor: torch.Tensor) -> None:
-    for use in (ext.pin, ext.pinned_empty_like):
-        with pytest.raises(ValueError, match="dense tensor on the CPU"):
-            use(tensor)
-
-
-def test_other_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match="list"):
-        ext.pin([1])
-    with pytest.raises(TypeError):
-        ext.fill(torch.rand(1))
-
-
-def test_fill_runs_beside_other_threads() -> None:
-    """Many threads at once, each into its own; torch and the GIL stay sound."""
-    source = torch.rand(1 << 16)
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        target = torch.empty_like(source)
-        for _ in range(20):
-            target.zero_()
-            ext.fill(target, source)
-            if not torch.equal(target, source):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
-def test_without_an_accelerator_torchs_error_is_raised() -> None:
-    with pytest.raises(RuntimeError) as ours:
-        ext.pin(torch.rand(3))
-    with pytest.raises(RuntimeError) as theirs:
-        torch.empty(3, pin_memory=True)
-    assert str(ours.value) == str(theirs.value)
-
-
-@accelerator
-@pytest.mark.parametrize("tensor", samples(), ids=lambda t: f"{t.dtype} {tuple(t.shape)}")
-def test_pinned_copies(tensor: torch.Tensor) -> None:
-    pinned = ext.pin(tensor)
-    assert torch.equal(pinned, tensor) and pinned.stride() == tensor.stride()
-    assert torch.equal(pinned.to("cuda", non_blocking=True).cpu(), tensor)
-    if tensor.numel():
-        assert pinned.is_pinned() and ext.pin(pinned) is pinned
-        assert ext.pinned_empty_like(tensor).is_pinned()
 
 
 def test_it_says_which_torch_it_was_built_for() -> None:

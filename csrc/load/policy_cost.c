@@ -143,6 +143,26 @@ mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *ind
 }
 
 int64_t
+mn_cost_slowest(const struct mn_cost *m, int64_t most, int64_t *index, int64_t *wall_ns)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        int64_t wall = (int64_t)m->cells[i].wall_ns;
+        if (m->cells[i].seen == 0 || most == 0 || (n == most && wall <= wall_ns[n - 1])) {
+            continue;
+        }
+        int64_t at = n < most ? n++ : n - 1;
+        for (; at > 0 && wall_ns[at - 1] < wall; at--) {
+            index[at] = index[at - 1];
+            wall_ns[at] = wall_ns[at - 1];
+        }
+        index[at] = i;
+        wall_ns[at] = wall;
+    }
+    return n;
+}
+
+int64_t
 mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns,
              const int64_t *cpu_ns)
 {

@@ -103,6 +103,11 @@ int64_t
 mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *index,
              int64_t *wall_ns, int64_t *cpu_ns);
 
+/* The observed cells of the largest wall time, largest first, of equal ones the lowest index; at
+ * most so many. Returns how many. One walk over all cells. */
+int64_t
+mn_cost_slowest(const struct mn_cost *m, int64_t most, int64_t *index, int64_t *wall_ns);
+
 /* Takes n saved cells as one observation each. Indices outside the array are left
  * out (the dataset has shrunk). Returns how many were taken. */
 int64_t

@@ -119,6 +119,37 @@ fail:
     return NULL;
 }
 
+/* More than anybody wants to read. */
+#define MOST_SLOWEST 100
+
+PyDoc_STRVAR(slowest_doc,
+"slowest(most) -> [(index, wall_ns), ...]: of the indices that were observed those that cost\n"
+"most, at most 100.");
+
+static PyObject *
+costs_slowest(PyObject *self, PyObject *arg)
+{
+    struct mn_costs *c = own(self);
+    int64_t most = PyLong_AsLongLong(arg), index[MOST_SLOWEST], wall[MOST_SLOWEST];
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    most = most < 0 ? 0 : most < MOST_SLOWEST ? most : MOST_SLOWEST;
+    mn_mutex_lock(&c->mutex);
+    int64_t n = mn_cost_slowest(&c->model, most, index, wall);
+    mn_mutex_unlock(&c->mutex);
+    PyObject *out = PyList_New((Py_ssize_t)n);
+    for (Py_ssize_t i = 0; out != NULL && i < n; i++) {
+        PyObject *pair = Py_BuildValue("LL", (long long)index[i], (long long)wall[i]);
+        if (pair == NULL) {
+            Py_CLEAR(out);
+            break;
+        }
+        PyList_SET_ITEM(out, i, pair);
+    }
+    return out;
+}
+
 static PyObject *
 costs_load(PyObject *self, PyObject *args)
 {
@@ -206,6 +237,7 @@ static PyMethodDef costs_methods[] = {
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
     {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
     {"save", costs_save, METH_NOARGS, save_doc},
+    {"slowest", costs_slowest, METH_O, slowest_doc},
     {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns, cpu_ns) -> taken")},
     {"summary", costs_summary, METH_NOARGS, summary_doc},
     {NULL, NULL, 0, NULL},

@@ -1,11 +1,6 @@
-/* minato._torch: memory of torch's own pinned allocator, filled without the GIL; and a short
- * way for the core to see where a tensor's values lie.
+/* minato._torch: a short way for the core to see where a tensor's values lie, and to make small
+ * tensors.
  * SPDX-License-Identifier: Apache-2.0
- *
- * Pinned memory that a caller gets must come from torch's allocator, because only it knows
- * which copies to a device are still pending.  What this adds to Tensor.pin_memory(): the
- * bytes can also go into pinned memory that is there already, and one memcpy by the calling
- * thread does it, where torch's copy may wake its thread pool.  Neither holds the GIL.
  *
  * Optional, and the only C++ of the project: built where torch's headers are found, against
  * torch's C++ ABI, which changes with each minor release.  The module therefore refuses to
@@ -16,7 +11,6 @@
 #include <ATen/DLConvertor.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -27,124 +21,6 @@
 #include <cstring>
 
 namespace {
-
-/* The GIL is given up for as long as this lives, also when an exception passes. */
-struct WithoutGil {
-    PyThreadState *state = PyEval_SaveThread();
-    WithoutGil() = default;
-    WithoutGil(const WithoutGil &) = delete;
-    WithoutGil &operator=(const WithoutGil &) = delete;
-    ~WithoutGil() { PyEval_RestoreThread(state); }
-};
-
-/* An argument whose bytes are its values; NULL with TypeError or ValueError. */
-const at::Tensor *
-plain(PyObject *obj)
-{
-    if (!THPVariable_CheckExact(obj)) {
-        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %s", Py_TYPE(obj)->tp_name);
-        return nullptr;
-    }
-    const at::Tensor &t = THPVariable_Unpack(obj);
-    if (t.layout() != at::kStrided || !t.device().is_cpu() || t.is_quantized() || t.is_neg()
-        || t.is_conj() || t.requires_grad() || !t.is_non_overlapping_and_dense()) {
-        PyErr_SetString(PyExc_ValueError,
-                        "expected a dense tensor on the CPU that needs no gradient");
-        return nullptr;
-    }
-    return &t;
-}
-
-at::Tensor
-pinned_like(const at::Tensor &t)
-{
-    return at::empty_strided(t.sizes(), t.strides(), t.options().pinned_memory(true));
-}
-
-void
-copy_bytes(const at::Tensor &to, const at::Tensor &from)
-{
-    if (from.nbytes() != 0) {
-        std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-    }
-}
-
-PyDoc_STRVAR(pinned_empty_like_doc,
-"pinned_empty_like($module, tensor, /)\n--\n\n"
-"A tensor of the same dtype, shape and strides in torch's pinned memory, not initialised.\n"
-"tensor is dense, on the CPU and needs no gradient, else ValueError.  RuntimeError of torch\n"
-"where there is no accelerator.");
-
-PyObject *
-pinned_empty_like(PyObject *, PyObject *obj)
-{
-    HANDLE_TH_ERRORS
-    const at::Tensor *t = plain(obj);
-    if (t == nullptr) {
-        return nullptr;
-    }
-    at::Tensor made;
-    {
-        WithoutGil free;
-        made = pinned_like(*t);
-    }
-    return THPVariable_Wrap(std::move(made));
-    END_HANDLE_TH_ERRORS
-}
-
-PyDoc_STRVAR(pin_doc,
-"pin($module, tensor, /)\n--\n\n"
-"A copy of tensor in torch's pinned memory, made without the GIL; tensor itself if it is\n"
-"pinned already.  Errors as pinned_empty_like.");
-
-PyObject *
-pin(PyObject *, PyObject *obj)
-{
-    HANDLE_TH_ERRORS
-    const at::Tensor *t = plain(obj);
-    if (t == nullptr) {
-        return nullptr;
-    }
-    at::Tensor from = *t, made; /* our own reference: without the GIL obj may be changed */
-    {
-        WithoutGil free;
-        if (!from.is_pinned()) {
-            made = pinned_like(from);
-            copy_bytes(made, from);
-        }
-    }
-    return made.defined() ? THPVariable_Wrap(std::move(made)) : Py_NewRef(obj);
-    END_HANDLE_TH_ERRORS
-}
-
-PyDoc_STRVAR(fill_doc,
-"fill($module, to, source, /)\n--\n\n"
-"Copies the bytes of source into to, without the GIL.  Both are dense, on the CPU, need no\n"
-"gradient, and have the same dtype, shape and strides, else ValueError.");
-
-PyObject *
-fill(PyObject *, PyObject *args)
-{
-    HANDLE_TH_ERRORS
-    PyObject *objects[2];
-    const at::Tensor *to, *from;
-    if (!PyArg_ParseTuple(args, "OO:fill", &objects[0], &objects[1])
-        || (to = plain(objects[0])) == nullptr || (from = plain(objects[1])) == nullptr) {
-        return nullptr;
-    }
-    if (to->dtype() != from->dtype() || to->sizes() != from->sizes()
-        || to->strides() != from->strides()) {
-        PyErr_SetString(PyExc_ValueError, "dtypes, shapes or strides differ");
-        return nullptr;
-    }
-    at::Tensor target = *to, source = *from;
-    {
-        WithoutGil free;
-        copy_bytes(target, source);
-    }
-    Py_RETURN_NONE;
-    END_HANDLE_TH_ERRORS
-}
 
 /* As DLPack numbers dtypes; false for those that rows do not hold. */
 bool
@@ -266,13 +142,6 @@ exec(PyObject *module)
     return rc;
 }
 
-PyMethodDef methods[] = {
-    {"pinned_empty_like", pinned_empty_like, METH_O, pinned_empty_like_doc},
-    {"pin", pin, METH_O, pin_doc},
-    {"fill", fill, METH_VARARGS, fill_doc},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(exec)},
     {0, nullptr},
@@ -280,8 +149,8 @@ PyModuleDef_Slot slots[] = {
 
 PyModuleDef torch_module = {
     PyModuleDef_HEAD_INIT, "minato._torch",
-    PyDoc_STR("torch's pinned memory, filled without the GIL."),
-    0, methods, slots, nullptr, nullptr, nullptr,
+    PyDoc_STR("A short way between torch's tensors and minato's core."),
+    0, nullptr, slots, nullptr, nullptr, nullptr,
 };
 
 } // namespace
