@@ -73,6 +73,9 @@ class NoCosts:
     def save(self) -> tuple[bytes, bytes, bytes]:
         return self._parts
 
+    def slowest(self, _most: int) -> list[tuple[int, int]]:
+        return []
+
     def summary(self) -> dict[str, Any]:
         times = ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns")
         counts = ("samples", "known")
