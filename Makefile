@@ -93,9 +93,7 @@ extensions: build
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  $(abspath $(BIN))/pytest -q tests/test_loader.py tests/contract/test_fetch.py \
-	  tests/contract/test_collate.py tests/contract/test_transport.py \
-	  tests/ops/test_operators.py tests/ops/test_boxes.py tests/ops/test_dataset.py \
-	  tests/ops/test_npy.py
+	  tests/contract/test_collate.py tests/contract/test_transport.py
 
 # Installed one by one, beside the torch that is there: not all are there for every Python.
 LIBRARIES ?= accelerate datasets lightning monai pytorch-ignite ray[train] skorch torch_geometric \

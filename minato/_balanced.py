@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from . import _codec
+from . import _codec, _init_states
 from ._errors import Failure, WorkerLost, describe_death
 from ._iterator import _Batch, _MinatoIterator, _no_room, _note, _refused, _Told
 from ._job import fetches_batches, offered
@@ -92,6 +92,7 @@ class BalancedIterator(_MinatoIterator):
 
     def __init__(self, loader: Any) -> None:
         self._seeds = loader.seed_per_sample is not False
+        self._seeds_unasked = loader.seed_per_sample is None
         self._shape = memo_of(loader).shape if self._rows_possible(loader) else _WHOLE
         if self._unit == "batch" and collates_more():
             self._shape.doubt()
@@ -409,8 +410,7 @@ class BalancedIterator(_MinatoIterator):
             self._progress.finished = True
             if self._early is not None:
                 self._memo.progress = self._early.progress
-            if not self._persistent_workers:
-                self._shutdown_workers()
+            self._end_epoch()
             raise StopIteration
         batch, data = self._received()
         if self._drawn_ahead() <= self._enough:
@@ -423,6 +423,14 @@ class BalancedIterator(_MinatoIterator):
             self._errors += 1
             data.reraise()
         return data
+
+    def _end_epoch(self) -> None:
+        """Workers leave, unless they are kept; and what they know of worker_init_fn is told."""
+        looks = self._seeds_unasked and self._worker_init_fn is not None and self._living()
+        workers = self._engine.workers() if looks else []
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        _init_states.tell(_init_states.look(workers, self._base_seed))
 
     def _at_end(self) -> bool:
         if self._early is not None:

@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
 )
 
-from . import _codec
+from . import _codec, _signals
 from ._errors import DAMAGED, Failure, WorkerLost, describe_death
 from ._in_hand import ReceivesAhead
 from ._limits import NOT_STARTED
@@ -95,8 +95,13 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
 
     def _start_pool(self, loader: Any) -> None:
         trace_writer()  # a file that cannot be made is no reason to leave workers behind
-        self._pool = self._make_pool(loader)
-        self._engine = self._pool.engine
+        self._pool = pool = self._make_pool(loader)
+        self._engine = pool.engine
+        try:
+            pool.start()
+        except BaseException:
+            pool.stop()
+            raise
         self._trace = tracer(self, self._memo)
         if self._pin_memory:
             self._start_pinner()
@@ -223,20 +228,36 @@ class _MinatoIterator(ReceivesAhead, Counted, _MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         if _utils is None or _utils.python_exit_status is not False:
             return  # the interpreter exits: multiprocessing ends the zygote
-        self._stop_pinner()
-        pool = self._pool
-        if pool is not None and not self._shutdown:
+        try:
+            self._stop_pinner()
+        finally:
+            pool = self._pool
+            if pool is not None and not self._shutdown:
+                self._stop_pool(pool)
+
+    def _stop_pool(self, pool: Pool | NativePool) -> None:
+        health = None
+        with _signals.Held():
+            if self._shutdown:
+                return  # another thread was here first
             self._shutdown = True
-            health = self._engine.health() if pool.mine() else None
-            if health is not None:
-                self._memo.last_stats = engine_stats(self)
-                if self._balanced:
-                    self._memo.keep_scheduler(self._bounds(), self._engine)
-                if self._trace is not None:
-                    self._trace.ended()
-            pool.stop()
-            if health is not None and health["deaths"] and NOT_STARTED <= health["status"] < DAMAGED:
-                self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+            try:
+                if pool.mine() and pool.started:
+                    health = self._engine.health()
+                    self._tell_last()
+            finally:
+                pool.stop()
+        unstarted = health is not None and NOT_STARTED <= health["status"] < DAMAGED
+        if health is not None and health["deaths"] and unstarted:
+            self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+
+    def _tell_last(self) -> None:
+        """What the program may ask for when the workers are gone."""
+        self._memo.last_stats = engine_stats(self)
+        if self._balanced:
+            self._memo.keep_scheduler(self._bounds(), self._engine)
+        if self._trace is not None:
+            self._trace.ended()
 
 
 class _Told(Failure):

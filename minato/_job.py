@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import Any, Callable
 
 import numpy  # noqa: F401  (its pool's threads are among those counted)
-import torch
 from torch.utils.data import Subset
 
-from . import _core, _threads
+from . import _core
+from ._pickled import Pickled
 
 
 def count_threads() -> int:
@@ -61,29 +62,6 @@ def by_sample(dataset: Any) -> Any:
     return _OneByOne(subsets) if subsets else dataset
 
 
-class ThreadsBefore:
-    """Unpickles first: quiets the pools before a dataset is loaded, and counts threads."""
-
-    def __init__(self, one_each: bool, count: int = 0) -> None:
-        self.one_each = one_each  # whether that goes for all libraries, see _threads.py
-        self.count = count
-
-    def __reduce__(self):
-        return _threads_before, (self.one_each,)
-
-    def limit(self) -> None:
-        torch.set_num_threads(1)
-        if self.one_each:
-            _threads.limit()
-
-
-def _threads_before(one_each: bool) -> ThreadsBefore:
-    threads = ThreadsBefore(one_each)
-    threads.limit()
-    threads.count = count_threads()
-    return threads
-
-
 class Memory:
     """The shared mapping on its way: inherited under fork, else by its descriptor."""
 
@@ -98,8 +76,11 @@ class Memory:
         self._fd = dup.detach()
         self.segment = _core.Segment(self._fd)
 
+    def descriptors(self) -> set[int]:
+        return {self._fd} if self._fd >= 0 else set()
+
     def settle(self) -> None:
-        """In zygote and workers: the mapping will not be sent on, its descriptor can go."""
+        """Frees the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -107,14 +88,11 @@ class Memory:
 
 @dataclass
 class Job:
-    """Everything a worker needs; the order of fields is the order of unpickling.
+    """Everything a worker needs."""
 
-    dataset, collate_fn and worker_init_fn travel in one pickle, so identities between them
-    survive.
-    """
-
-    threads: ThreadsBefore
     memory: Memory
+    one_thread: bool  # in all libraries, see _threads.py
+    blocked: frozenset[int]  # signals, in the trainer
     num_workers: int
     base_seed: int
     dataset_kind: int
@@ -125,6 +103,36 @@ class Job:
     dataset: Any = None
     collate_fn: Any = None
     worker_init_fn: Callable | None = None
+    pickled: Pickled | None = None  # these three, where processes do not inherit them
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes
-    sys_path: list[str] = field(default_factory=list)
+    zygote: int = 0  # its process id
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}
+
+    def pickle(self) -> None:
+        """For processes that inherit nothing. One pickle, so identities survive."""
+        self.pickled = Pickled((self.dataset, self.collate_fn, self.worker_init_fn))
+
+    def load(self) -> None:
+        """In a process that has not inherited them."""
+        if self.pickled is not None:
+            self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
+
+    def unload(self) -> None:
+        """Lets go of what loading has opened."""
+        self.dataset = self.collate_fn = self.worker_init_fn = None
+        gc.collect()
+
+    def descriptors(self) -> set[int]:
+        """Those that it holds."""
+        pickled = self.pickled.descriptors() if self.pickled is not None else set()
+        return self.memory.descriptors() | pickled
+
+    def settle(self) -> None:
+        """In zygote and workers: it will not be sent on, and its descriptors can go."""
+        self.memory.settle()
+        if self.pickled is not None:
+            self.pickled.close()
+            self.pickled = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from . import _core
+log = logging.getLogger("minato")
 
 #: in place of a worker's exit code: it could not be started, for this error number
 NOT_STARTED = 1000
@@ -24,13 +26,6 @@ _ADVICE = {
     errno.EFBIG: "The limit on the size of a file holds for shared memory, too: raise it "
     "(`ulimit -f`).",
 }
-_SANDBOX = (
-    "Worker processes need the system calls memfd_create and pidfd_open (Linux 5.3 and "
-    "later), and a sandbox or a container's seccomp profile may refuse them: allow them "
-    "there, or load with num_workers=0."
-)
-
-
 #: how many processes like this one a launcher has started on this machine: torchrun and what
 #: does as it does, Open MPI, and the MPIs with Hydra
 _RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -52,6 +47,8 @@ def ranks_here(environ: Mapping[str, str] = os.environ) -> int:
 def fair_memory(workers: int) -> int:
     """Bytes for a loader that names no memory_limit: this rank's share of half of what is
     available, less the page tables of its processes. 0 where nothing is known of it."""
+    from . import _core  # not at import: there is none where the engine cannot be
+
     share: int = _core.machine()["memory_available"] // 2 // ranks_here()
     return share * _MAPPED // (_MAPPED + workers + 1)
 
@@ -62,11 +59,10 @@ def advice(number: int) -> str:
 
 
 @contextlib.contextmanager
-def explained(sandbox: bool = False) -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Around the start of workers: an error of the system says what it means and what helps.
 
-    The exception keeps its type and its number. With sandbox also calls that are forbidden
-    or missing are explained.
+    The exception keeps its type and its number.
     """
     try:
         yield
@@ -76,14 +72,34 @@ def explained(sandbox: bool = False) -> Iterator[None]:
     except OSError as error:
         number = error.errno or 0
         helps = advice(number)
-        if sandbox and number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-            helps = _SANDBOX
         if not helps:
             raise
         text = f"DataLoader workers cannot be started: {error.strerror}. {helps}"
         raise OSError(number, text) from error
 
 
-def check_system() -> None:
-    """Asks for a pidfd once, before there is any process to clean up after."""
-    os.close(os.pidfd_open(os.getpid()))
+@functools.cache
+def refused() -> str | None:
+    """A system call of minato's workers that this system does not have, or that a sandbox
+    forbids; None where both are there. Asked once, and told once.
+
+    That the C library's locks need futex is why nobody gets here without it.
+    """
+    calls: dict[str, Callable[[], int]] = {
+        "memfd_create": lambda: os.memfd_create("minato-probe"),
+        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
+    }
+    for name, call in calls.items():
+        try:
+            os.close(call())
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                why = f"the system call {name} is refused here ({error.strerror})"
+                log.warning(
+                    "minato.DataLoader uses torch's own workers: %s. It takes Linux 5.3, and a "
+                    "sandbox or seccomp profile that allows it.", why,
+                )  # fmt: skip
+                return why
+        except AttributeError:  # Python was built where the call was not known
+            return f"this Python does not know the system call {name}"
+    return None

@@ -26,7 +26,7 @@ import numpy as np
 from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core
+from . import _codec, _core, _signals
 from ._errors import Failure, native_impossible
 from ._job import behind_subsets, by_sample, offered
 from ._layout import INT, TENSOR, TUPLE, Layout, is_default_collate
@@ -306,32 +306,41 @@ class NativePool:
         self._owner = os.getpid()
         self._entries: list[_WorkerEntry] | None = None
         self._threads: dict[threading.Thread, threading.Event] = {}
-        try:
+        self.handles: list[NativeHandle] = []
+        segment = self.engine.segment
+        for number in range(segment.workers):
+            worker = _core.NativeWorker(
+                segment, number, offer.capsule, STREAM_HOOK, offer.indices
+            )
+            runner = _Runner(dataset, collate_fn, offer.hook, number)
+            ended = threading.Event()
+            thread = threading.Thread(
+                target=_work,
+                args=(worker, runner, ended),
+                name=f"minato-native-{number}",
+                daemon=True,  # or the interpreter would wait before it calls _stop_all
+            )
+            self._threads[thread] = ended
+        self._workers = workers
+        self.started = False
+
+    def start(self) -> None:
+        """Starts the threads. What an exception leaves behind is for ``stop()``; Ctrl-C comes
+        before or after."""
+        with _signals.Held():
+            self.started = True
             self.engine.start(-1, -1)
-            segment = self.engine.segment
-            for number in range(segment.workers):
-                worker = _core.NativeWorker(
-                    segment, number, offer.capsule, STREAM_HOOK, offer.indices
-                )
-                runner = _Runner(dataset, collate_fn, offer.hook, number)
-                ended = threading.Event()
-                thread = threading.Thread(
-                    target=_work,
-                    args=(worker, runner, ended),
-                    name=f"minato-native-{number}",
-                    daemon=True,  # or the interpreter would wait before it calls _stop_all
-                )
-                self._threads[thread] = ended
             _start_quietly(self._threads)
-        except BaseException:
-            self.stop()
-            raise
-        self.handles = [NativeHandle(self, w) for w in range(workers)]
-        _pools.add(self)
+            self.handles += [NativeHandle(self, w) for w in range(self._workers)]
+            _pools.add(self)
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which that is a parent."""
         return not self.stopped and self._owner == os.getpid()
+
+    def starts_workers(self) -> bool:
+        """As ``Pool``'s: they are there from the start."""
+        return False
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         if self._owner != os.getpid():

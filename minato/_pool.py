@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import time
 import warnings
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _core, _zygote
-from ._job import Job, Memory, ThreadsBefore
-from ._limits import check_system, explained
+from . import _core, _signals, _zygote
+from ._job import Job, Memory
+from ._limits import explained
 
 if TYPE_CHECKING:
     from ._core import _WorkerEntry
@@ -27,6 +30,11 @@ log = logging.getLogger("minato")
 _ALIVE = (1, 2, 3)
 #: how long a shutdown waits for the zygote, which itself is bounded (see _zygote.py)
 STOP_SECONDS = 0.8
+#: how long it waits for what it had to kill
+KILL_SECONDS = 5.0
+#: how long somebody who asks for a worker's process id waits for it. A start takes that long
+#: where a dataset is large, or a main module imports a lot on a busy machine.
+PID_SECONDS = 60.0
 
 
 class WorkerHandle:
@@ -47,11 +55,14 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Process id; waits for a worker that is just being started."""
-        deadline = time.monotonic() + 60
+        """Process id. Waits for a worker that is just being started, because torch's workers
+        have theirs at once: as long as there is somebody who might start it, and no longer
+        than a minute. None for one that is not there."""
+        deadline = time.monotonic() + PID_SECONDS
         while True:
             entry = self._entry()
-            if entry["pid"] or entry["state"] not in _ALIVE or time.monotonic() > deadline:
+            coming = entry["state"] in _ALIVE and self._pool.starts_workers()
+            if entry["pid"] or not coming or time.monotonic() > deadline:
                 self._last = entry
                 return entry["pid"] or None
             time.sleep(0.001)
@@ -82,13 +93,9 @@ class WorkerHandle:
             time.sleep(0.002)
 
     def _signal(self, number: int) -> None:
-        pid = self.pid
-        if pid and self.is_alive():
+        if self.pid and self.is_alive():
             self._pool.engine.retire_worker(self._number)
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+            self._pool.engine.kill_worker(self._number, number)
 
     def terminate(self) -> None:
         """Ends the worker; it is not replaced, others take its work."""
@@ -128,50 +135,63 @@ class Pool:
         options: dict[str, Any],
         job: dict[str, Any],
     ) -> None:
-        with explained(sandbox=True):
-            check_system()
-            self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
-        self.stopped = False
+        self.started = self.stopped = False
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1
-        method = context.get_start_method()
+        self._commands: Connection | None = None
+        self.zygote: Any = None
+        self._context = context
+        self._method = method = context.get_start_method()
         with explained():
-            reader, self._commands = multiprocessing.Pipe(duplex=False)
-        os.set_blocking(self._commands.fileno(), False)
-        full_job = Job(threads=ThreadsBefore(one_thread), memory=Memory(self.engine), **job)
-        inherited = self._commands if method == "fork" else None
-        self.zygote = context.Process(
-            target=_zygote.main,
-            args=(full_job, reader, inherited, method),
-            name="minato-zygote",
-            daemon=True,
+            self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
+        self.handles: list[WorkerHandle] = []
+        self._workers = workers
+        self._job: Job | None = Job(
+            memory=Memory(self.engine), one_thread=one_thread, blocked=frozenset(), **job
         )
+        if method != "fork":
+            with _warned(), explained():
+                self._job.pickle()
+
+    def start(self) -> None:
+        """Starts the zygote, and it the workers. What an exception leaves behind is for
+        ``stop()``; Ctrl-C comes before or after."""
+        if self._method != "fork":
+            # Now, because they outlive the signals blocked below and would pass that on.
+            resource_tracker.ensure_running()
+        if self._method == "forkserver":
+            forkserver.ensure_running()
+        with _signals.Held() as held, explained():
+            self._start(held)
+            self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
+
+    def _start(self, held: _signals.Held) -> None:
+        self.started = True
+        job, self._job = self._job, None
+        assert job is not None
+        job.blocked = frozenset(held.blocked)
+        if self._method == "fork":
+            self.engine.segment.set_start(_zygote.FORKED)
+        reader, self._commands = multiprocessing.Pipe(duplex=False)
         try:
-            with explained():
-                self._start_zygote(method)
-                self._pidfd = os.pidfd_open(self.zygote.pid)
-                self.engine.start(self._pidfd, self._commands.fileno())
-        except BaseException:
-            self.stop()
-            raise
+            os.set_blocking(self._commands.fileno(), False)
+            inherited = self._commands if self._method == "fork" else None
+            zygote = self._context.Process(
+                target=_zygote.main,
+                args=(job, reader, inherited, self._method),
+                name=_signals.Deaf("minato-zygote"),
+                daemon=True,
+            )
+            with _warned():
+                zygote.start()
+            self.zygote = zygote
+            self._pidfd = os.pidfd_open(zygote.pid)
+            self.engine.start(self._pidfd, self._commands.fileno())
         finally:
             reader.close()
-        self.handles = [WorkerHandle(self, w) for w in range(workers)]
-
-    def _start_zygote(self, method: str) -> None:
-        try:
-            self.zygote.start()
-        except (TypeError, AttributeError, pickle.PicklingError):
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process. This might be "
-                "because the worker Process arguments are not picklable. Python 3.14+ changed "
-                "the multiprocessing start method in non-Mac POSIX platforms to 'forkserver', "
-                "which requires the worker Process arguments to be picklable. You can also "
-                "try multiprocessing.set_start_method('fork').",
-                stacklevel=2,
-            )
-            raise
+            if job.pickled is not None:
+                job.pickled.close()
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which that is a parent."""
@@ -183,47 +203,89 @@ class Pool:
         entries = self._entries if self._entries is not None else self.engine.workers()
         return entries[number]
 
+    def starts_workers(self) -> bool:
+        """Whether somebody does who might start one that is wanted."""
+        return self.mine() and not self.engine.health()["zygote_lost"]
+
     def stop(self) -> None:
-        """Ends workers and zygote within about a second and frees the memory."""
+        """Ends workers and zygote within about a second and frees the memory. Each step is
+        taken whatever became of those before; Ctrl-C comes after the last."""
         if self.stopped or self._owner != os.getpid():
             return
-        self.stopped = True
-        self.engine.stop()
-        try:
-            os.write(self._commands.fileno(), b"!")
-        except OSError:
-            pass
-        if self.zygote.pid is not None:  # else it never came to be
-            self.zygote.join(STOP_SECONDS)
-            if self.zygote.exitcode != 0:
-                self._kill_all()  # it hangs, or died before it could end its workers
-        self._entries = entries = self.engine.workers()
+        with _signals.Held(), contextlib.ExitStack() as last_first:
+            self.stopped = True
+            if self._pidfd >= 0:
+                last_first.callback(os.close, self._pidfd)
+            if self._commands is not None:
+                last_first.callback(self._commands.close)
+            last_first.callback(self.engine.close)
+            last_first.callback(self._keep_entries)
+            if self.zygote is not None:  # else it never came to be
+                last_first.callback(self._close_zygote)
+                last_first.callback(self._end_zygote)
+            self.engine.stop()
+
+    def _keep_entries(self) -> None:
+        entries = self.engine.workers()
         for entry in entries:
             entry["state"] = 0
-        self.engine.close()
-        self._commands.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
+        self._entries = entries
+
+    def _end_zygote(self) -> None:
         try:
+            self._poke()
+            self.zygote.join(STOP_SECONDS)
+        finally:
+            if self.zygote.exitcode != 0:
+                self._kill_all()  # it hangs, or died before it could end its workers
+
+    def _poke(self) -> None:
+        assert self._commands is not None
+        with contextlib.suppress(OSError):
+            os.write(self._commands.fileno(), b"!")
+
+    def _close_zygote(self) -> None:
+        with contextlib.suppress(ValueError):
+            # somebody else has reaped it: nothing is left to free but its sentinel
             self.zygote.close()
-        except ValueError:
-            pass  # somebody else has reaped it: nothing is left to free but its sentinel
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
-        self.zygote.kill()
-        self.zygote.join()
-        pids = [e["pid"] for e in self.engine.workers() if e["state"] in _ALIVE and e["pid"]]
-        watched = []
-        for pid in pids:
-            try:
-                watched.append(os.pidfd_open(pid))
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for fd in watched:
-            select.select([fd], [], [], 5.0)
-            os.close(fd)
+        deadline = time.monotonic() + KILL_SECONDS
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        else:
+            self.zygote.kill()
+        self.zygote.join(KILL_SECONDS)
+        left = set(range(self.engine.segment.workers))
+        while left and time.monotonic() < deadline:
+            left = {number for number in left if self._may_live(number)}
+            time.sleep(0.001)
+
+    def _may_live(self, number: int) -> bool:
+        """Kills a worker. Whether it may still have been there."""
+        try:
+            return self.engine.kill_worker(number, signal.SIGKILL)
+        except OSError:  # no descriptor is left to find that out by
+            return True
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """Around what pickles a dataset: torch's warning where that cannot be."""
+    try:
+        yield
+    except (TypeError, AttributeError, pickle.PicklingError):
+        warnings.warn(
+            "Got pickle error when attempting to start a worker Process. This might be "
+            "because the worker Process arguments are not picklable. Python 3.14+ changed "
+            "the multiprocessing start method in non-Mac POSIX platforms to 'forkserver', "
+            "which requires the worker Process arguments to be picklable. You can also "
+            "try multiprocessing.set_start_method('fork').",
+            stacklevel=4,
+        )
+        raise
 
 
 def start_method_context(loader: Any) -> Any:

@@ -127,8 +127,7 @@ class ReadyIterator(BalancedIterator):
         got = self._received()
         if got is None:
             self._progress.finished = True
-            if not self._persistent_workers:
-                self._shutdown_workers()
+            self._end_epoch()
             raise StopIteration
         samples, data = got
         self._fill()
@@ -241,7 +240,7 @@ class ReadyIterator(BalancedIterator):
             self._here = SeededHere(self._dataset, hooks=False)
         seed = self._base_seed & (2**64 - 1)
         with super()._as_worker(number), self._here.undisturbed():
-            self._here.seed(seed, self._epoch, self._formed - 1, COLLATE)
+            self._here.seeder.seed(seed, self._epoch, self._formed - 1, COLLATE)
             yield
 
     def _gathered(self, samples: list[_Done], layout: Any) -> Any:

@@ -86,7 +86,7 @@ def pack_costs(parts: tuple[bytes, bytes]) -> list[str]:
 def unpack_costs(texts: list[str]) -> list[bytes]:
     """What CostModel.load() takes; ValueError where that is not to be had from the texts."""
     parts = [unpack(text) for text in texts]
-    if len(parts) == 3:
+    if len(parts) == 3:  # CPU times were the third, and always 0
         return parts[:2]
     if len(parts[0]) != 2 * len(parts[1]) or len(parts[0]) % 4:
         raise ValueError("the state is damaged: the lengths of costs differ")
@@ -251,7 +251,8 @@ class Sources:
                 ) from error
 
 
-def _all_global() -> dict[str, bytes]:
+def all_global() -> dict[str, bytes]:
+    """States of the global generators, by role."""
     states = {role: get() for role, (get, _set) in _GLOBALS.items()}
     return {role: data for role, data in states.items() if data is not None}
 
@@ -361,7 +362,7 @@ class Counted:
         if start is None or start["base_seed"] is None:
             yield
         else:  # the program that goes on draws nothing here
-            with global_generators(_all_global()):
+            with global_generators(all_global()):
                 yield
             self._base_seed = start["base_seed"]
         memo.iterator = weakref.ref(self)

@@ -10,13 +10,15 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import numpy as np
 import torch
 
 from ._job import by_sample, fetches_batches
-from ._seeding import find_of, seeder_of
+from ._seeding import Growing
+from ._worker import made
 
 #: what a place in the epoch stands for: domains of the seeds, as in _worker.py
 SAMPLE, GETITEMS, COLLATE = range(3)
@@ -40,17 +42,16 @@ class SeededHere:
     dataset's seed_sample() does, which nobody else can undo. hooks: whether to call that."""
 
     def __init__(self, dataset: Any, hooks: bool) -> None:
-        found = find_of(dataset)
-        self._seeder = seeder_of(found if hooks else found._replace(hooks=[]))
+        self._growing = Growing(dataset, hooks=hooks)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
-        everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
-        self._generators = [*everybodys, *found.generators]
-        self.seed = self._seeder.seed
+        self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
+        self.seeder = self._growing.seeder
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """The program's generators are after it what they are before it."""
-        before = [_put_back(generator) for generator in self._generators]
+        generators = (*self._everybodys, *self._growing.found.generators)
+        before = [_put_back(generator) for generator in generators]
         try:
             yield
         finally:
@@ -72,17 +73,16 @@ class SeededFetcher:
             return self._fetch(index, *self.place)
 
     def _fetch(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
-        seed, dataset = self._here.seed, self._fetcher.dataset
+        seeder, dataset = self._here.seeder, self._fetcher.dataset
         if not self._fetcher.auto_collation:
-            seed(base_seed, epoch, position, SAMPLE)
-            data = dataset[index]
+            place = base_seed, epoch, position, SAMPLE
+            data = made(seeder, place, getitem, dataset, index)
         elif fetches_batches(dataset):
-            seed(base_seed, epoch, number, GETITEMS)
-            data = dataset.__getitems__(index)
+            data = made(seeder, (base_seed, epoch, number, GETITEMS), dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(dataset)
             for k, i in enumerate(index):
-                seed(base_seed, epoch, position + k, SAMPLE)
-                data.append(dataset[i])
-        seed(base_seed, epoch, number, COLLATE)
+                place = base_seed, epoch, position + k, SAMPLE
+                data.append(made(seeder, place, getitem, dataset, i))
+        seeder.seed(base_seed, epoch, number, COLLATE)
         return self._fetcher.collate_fn(data)

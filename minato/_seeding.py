@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from minato._core import Seeder
 from minato._job import behind_subsets
-from minato._seeding_plans import bitgen_of, generator_kind, loaded, mro_of, plan_bitgen
+from minato._seeding_plans import (
+    GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
+)
 
-__all__ = ["Found", "find_all", "find_of", "find_private_generators", "make_seeder", "seeder_of"]
+__all__ = ["Found", "Growing", "find_all", "find_of", "find_private_generators", "make_seeder"]
 
 #: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
 #: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
@@ -34,6 +36,10 @@ CONTAINER_LIMIT = 1_024
 #: Elements looked at in all, for each object that may be looked into: of most it takes
 #: one look at their type (0.1 us) to see that they are text or numbers.
 LOOKS_PER_NODE = 8
+
+#: Attributes watched for generators that are made later, of the objects nearest to the root:
+#: after each sample one look at each of them, of some nanoseconds.
+WATCHED = 64
 
 _type_dict = type.__dict__["__dict__"].__get__
 _type_module = type.__dict__["__module__"].__get__
@@ -142,12 +148,14 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 
 class Found(NamedTuple):
     """What a walk found: generators and ``seed_sample`` functions in order of discovery,
-    the number of objects looked into, and whether the limit cut the walk short."""
+    the number of objects looked into, whether the limit cut the walk short, and the
+    attributes of the objects nearest to the roots."""
 
     generators: list[Any]
     hooks: list[Callable[[int], Any]]
     nodes: int
     truncated: bool
+    watched: list[dict[str, Any]]
 
 
 def _key(kind: str, obj: Any) -> int:
@@ -197,6 +205,8 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id is given to another object
         self.generators: list[Any] = []
         self.hooks: list[Callable[[int], Any]] = []
+        self.watched: list[dict[str, Any]] = []
+        self.unwatched = WATCHED
 
     def shape(self, obj: Any) -> _Shape | None:
         cls = type(obj)
@@ -232,7 +242,7 @@ class _Walk:
             obj, shape = self.queue.popleft()
             self.guarded(self.enter, obj, shape, id(obj) in skip)
         cut = bool(self.queue) or self.looks <= 0
-        return Found(self.generators, self.hooks, limit - self.nodes, cut)
+        return Found(self.generators, self.hooks, limit - self.nodes, cut, self.watched)
 
     def enter_root(self, root: Any) -> None:
         self.reach(root)
@@ -241,6 +251,11 @@ class _Walk:
     def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
         if shape.hook is not None and not is_root and self.dataset in mro_of(type(obj)):
             self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
+        if shape.attributes is not None and self.unwatched > 0:
+            attributes = shape.attributes.__get__(obj)
+            self.unwatched -= 1 + dict.__len__(attributes)
+            if self.unwatched >= 0:
+                self.watched.append(attributes)
         shapes, looks = self.shapes, self.looks
         for member in shape.members(obj):
             looks -= 1
@@ -293,7 +308,7 @@ def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
     other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
     *in addition* with 63 bits of its own, so that what it sets is what counts."""
-    return seeder_of(find_of(dataset, *others, limit=limit))
+    return Growing(dataset, *others, limit=limit).seeder
 
 
 def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
@@ -302,6 +317,23 @@ def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
     return find_all((dataset, *([inner] if subsets else []), *others), limit)
 
 
-def seeder_of(found: Found) -> Seeder:
-    """The Seeder of what a walk has found."""
-    return Seeder(found.generators, hooks=found.hooks)
+class Growing:
+    """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
+    generators that this has made, where the attributes watched have changed."""
+
+    def __init__(self, *roots: Any, limit: int = NODE_LIMIT, hooks: bool = True) -> None:
+        self._roots, self._limit, self._hooks = roots, limit, hooks
+        self.found = self._walk()
+        self.seeder = Seeder(self.found.generators, hooks=self.found.hooks)
+        self.seeder.watch(self.found.watched, self._again, GLOBALS)
+
+    def _walk(self) -> Found:
+        found = find_of(*self._roots, limit=self._limit)
+        return found if self._hooks else found._replace(hooks=[])
+
+    def _again(self) -> tuple[list, list] | None:
+        now, known = self._walk(), {id(g) for g in self.found.generators}
+        if all(id(g) in known for g in now.generators):
+            return None
+        self.found = now
+        return plan_private(now.generators, now.hooks), now.watched

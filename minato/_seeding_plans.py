@@ -523,7 +523,17 @@ def plan_all(private: Iterable[Any], hooks: Iterable[Any],
     """Called by Seeder: (label, stream, plan) of all its targets in order."""
     if force not in (None, "setstate"):
         raise ValueError(f"force must be None or 'setstate', not {force!r}")
-    plans = list(_globals(force))
+    return [*_globals(force), *plan_private(private, hooks, force)]
+
+
+#: entries of plan_all() for the global generators, which come first
+GLOBALS = 3
+
+
+def plan_private(private: Iterable[Any], hooks: Iterable[Any],
+                 force: str | None = None) -> list[tuple[str, int, Plan]]:
+    """The entries of plan_all() that belong to a dataset."""
+    plans: list[tuple[str, int, Plan]] = []
     for k, obj in enumerate(private):
         name, plan = _plan_private(obj, force)
         plans.append((f"private[{k}] {name}", STREAM_PRIVATE + k, plan))

@@ -19,6 +19,8 @@ slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in batches
 worker_type                 "process" or "native" (threads of this process)
+worker_start                "forked": by a process that has loaded the dataset once. "each by itself:
+                            ..." and why, which takes longer. None: not known yet, or native
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
@@ -41,6 +43,14 @@ if CORE:
     from . import _core
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
+#: of enum mn_start, csrc/load/mn_message.h
+_STARTS = (
+    None,
+    "forked",
+    "each by itself: loading the dataset left threads behind",
+    "each by itself: loading the dataset initialised an accelerator",
+    "each by itself: loading the dataset, or a module, opened a file, a socket or the like",
+)
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
 
@@ -53,6 +63,7 @@ _NONE: dict[str, Any] = {
     "started": None,
     "displacement": None,
     "worker_type": None,
+    "worker_start": None,
     "workers": [],
     "retries": 0,
     "deaths": 0,
@@ -95,6 +106,7 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
         "errors": iterator._errors,
         "wait": _waits(waits),
         "worker_type": iterator._pool.kind,
+        "worker_start": _STARTS[engine.segment.start],
         "workers": [_worker(w) for w in engine.workers()],
         "retries": health["retries"],
         "deaths": health["deaths"],

@@ -65,15 +65,20 @@ class NoCosts:
     for the state that it is asked for."""
 
     def __init__(self, _length: int = 0) -> None:
-        self._parts: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+        self._parts: tuple[bytes, bytes] = (b"", b"")
 
-    def load(self, indices: bytes, wall_ns: bytes, cpu_ns: bytes) -> None:
-        self._parts = indices, wall_ns, cpu_ns
+    def load(self, indices: bytes, wall_ns: bytes) -> None:
+        self._parts = indices, wall_ns
 
-    def save(self) -> tuple[bytes, bytes, bytes]:
+    def save(self) -> tuple[bytes, bytes]:
         return self._parts
 
+    def slowest(self, _most: int) -> list[tuple[int, int]]:
+        return []
+
     def summary(self) -> dict[str, Any]:
-        times = ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns")
+        times = ["mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns"]
+        times += ["opening_ns", "away_ns", "each_ns"]
         counts = ("samples", "known")
-        return {"slow_ns": None, "split": False, **dict.fromkeys((*times, *counts), 0)}
+        flags = {"slow_ns": None, "split": False, "near": None, "home": None, "group": 1.0}
+        return {**flags, **dict.fromkeys((*times, *counts), 0)}

@@ -17,6 +17,8 @@ import os
 import re
 from collections.abc import Iterator
 
+import torch
+
 #: in a library's file name: (functions that set its threads, variables that do)
 _POOLS = {
     r"openblas|libblas": (
@@ -37,10 +39,12 @@ _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NU
 _limited = False  # here, or in the process that this one is a fork of
 
 
-def limit() -> None:
-    """Called in the zygote, whose forks inherit it, and first thing in any other worker."""
+def limit(every_library: bool) -> None:
+    """Called in the zygote, whose forks inherit it, and first thing in any other worker, before
+    it loads a dataset: a fork of a pool that has started hangs in its first parallel region."""
     global _limited
-    if _limited:
+    torch.set_num_threads(1)
+    if _limited or not every_library:
         return
     _limited = True
     given = {name for _, names in _POOLS.values() for name in names if name in os.environ}

@@ -6,6 +6,9 @@ import os
 import pickle
 import random
 import signal
+import time
+from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,11 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from . import _codec, _core
+from . import _codec, _core, _init_states, _signals, _threads
 from ._errors import Failure
 from ._job import by_sample, fetches_batches, Job, offered
 from ._layout import open_layout, plain
+from ._resume import all_global
 from ._split import sendable, sending_ns
 
 #: kinds of tasks, numbers of csrc/load/mn_message.h
@@ -32,7 +36,7 @@ def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     _utils.signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    job.threads.limit()
+    _threads.limit(job.one_thread)
     seed = job.base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
@@ -55,9 +59,13 @@ class _Runner:
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
+        self.init_states = _init_states.UNCHANGED
         try:
             if job.worker_init_fn is not None:
+                before = all_global() if job.seed_per_sample else {}
                 job.worker_init_fn(number)
+                if job.seed_per_sample:
+                    self.init_states = _init_states.left_by(before)
             if job.seed_per_sample:
                 from ._seeding import make_seeder
 
@@ -145,32 +153,27 @@ class _Runner:
     def _fetch(
         self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
     ) -> Any:
-        job = self.job
-        if not (seeded and self.seeder is not None):
+        job, seeder = self.job, self.seeder if seeded else None
+        if seeder is None:
             if not job.splits:
                 return self.fetcher.fetch(index)
-            seed: Any = _unseeded
-        else:
-            seed = self.seeder.seed
+            seeder = _Unseeded
         if not job.auto_collation:
-            seed(base_seed, epoch, position, 0)
-            data = job.dataset[index]
+            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
         elif fetches_batches(job.dataset):
-            seed(base_seed, epoch, number, 1)
-            data = job.dataset.__getitems__(index)
+            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
                 self.row = (k,)
-                seed(base_seed, epoch, position + k, 0)
-                data.append(dataset[i])
+                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
                 self.mark(k)
             self.row = ()
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)
-        seed(base_seed, epoch, number, 2)
+        seeder.seed(base_seed, epoch, number, 2)
         return job.collate_fn(data)
 
     def resume(self) -> tuple:
@@ -199,8 +202,27 @@ def _load_index(data: bytes) -> Any:
         return _IndexError(error)
 
 
-def _unseeded(*_place: int) -> None:
+class _Unseeded:
     """In place of a seeder."""
+
+    @staticmethod
+    def seed(*_place: int) -> None:
+        pass
+
+    @staticmethod
+    def renew() -> bool:
+        return False
+
+
+def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
+    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
+    of its own the first time: what it drew from that, no other worker would."""
+    seeder.seed(*place)
+    data = make(*what)
+    if seeder.renew():
+        seeder.seed(*place)
+        data = make(*what)
+    return data
 
 
 def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
@@ -235,17 +257,21 @@ def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Fai
     return entries[0][0], ERROR, failure
 
 
-def _orphaned(segment: Any, parent: int) -> bool:
-    """No zygote any more and no trainer either."""
-    return os.getppid() != parent and not segment.trainer_lives()
+def _end_starter(zygote: int) -> None:
+    """The trainer is gone. A zygote that works would have ended this process long before a
+    second is over; one that was stopped, or hangs, is ended with it."""
+    time.sleep(1.0)
+    if os.getppid() == zygote:
+        os.kill(zygote, signal.SIGKILL)
 
 
 def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
-    parent = os.getppid()
     segment = job.memory.segment
-    job.memory.settle()
+    if job.pickled is not None:
+        _threads.limit(job.one_thread)
+        job.load()
+    job.settle()
     segment.dontfork()
     prepare(job, number)
     runner = _Runner(job, number)
@@ -260,12 +286,12 @@ def main(job: Job, number: int) -> None:
         job.user_epoch,
     )
     runner.mark = worker.mark
-    worker.ready()
+    worker.ready(*runner.init_states)
     while True:
         task = worker.next()
         if task is None:
-            if _orphaned(segment, parent):
-                return
+            if not segment.trainer_lives():
+                return _end_starter(job.zygote)
             continue
         if task is False:
             return
@@ -306,6 +332,7 @@ class _Init(Exception):
 
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
+    _signals.released(job.blocked)
     try:
         main(job, number)
     except KeyboardInterrupt:

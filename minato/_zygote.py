@@ -15,17 +15,20 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from . import _seeding_plans, _worker
+from . import _seeding_plans, _signals, _threads, _worker
 from ._job import Job, count_threads
 from ._limits import NOT_STARTED
+from ._pickled import opened_here
 
 WANTED = 1  # of csrc/load/mn_message.h
+FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
 #: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together
 #: with the loader's own patience this keeps a shutdown within about a second.
@@ -33,6 +36,8 @@ LEAVE_SECONDS = 0.35
 TERM_SECONDS = 0.15
 #: how often a death that the loader has not looked at yet is asked about again
 ACK_SECONDS = 0.01
+#: how long a replacement that the system refuses is tried again before the loader hears of it
+REFUSED_SECONDS = 10.0
 
 
 class _Child:
@@ -78,6 +83,15 @@ class _Stillborn(_Child):
         """There is nothing left of it."""
 
 
+@dataclass
+class _Refusals:
+    """The system will not make another process just now."""
+
+    since: float
+    pause: float = 0.02
+    again: float = 0.0
+
+
 class Zygote:
     def __init__(self, job: Job, commands: Connection, method: str) -> None:
         self.job = job
@@ -85,32 +99,64 @@ class Zygote:
         self.commands = commands
         self.method = method
         self.children: dict[int, _Child] = {}
-        self.direct = self._must_start_directly()
-        if not self.direct:
-            job.memory.settle()
+        self.lived: set[int] = set()  # numbers of workers that there have been
+        self.refusals: dict[int, _Refusals] = {}  # of their replacements
+        self.start = FORKED if method == "fork" else self._load()
+        self.segment.set_start(self.start)  # under fork it was known before
+        if self.start == FORKED:
+            job.settle()
+        else:
+            job.unload()
 
-    def _must_start_directly(self) -> bool:
-        """Loading the dataset left something behind that does not survive a fork."""
-        if self.method == "fork":
-            return False  # torch forks the very same process
-        return (
-            threading.active_count() > 1
-            or count_threads() > self.job.threads.count
-            or (torch.cuda.is_available() and torch.cuda.is_initialized())
-        )
+    def _load(self) -> int:
+        """Loads the dataset; how workers are to be started. What that has left behind, or the
+        import of the main module, may not survive a fork, or not be for several processes."""
+        threads = count_threads()
+        self.job.load()
+        if torch.cuda.is_initialized():
+            return ACCELERATOR
+        if threading.active_count() > 1 or count_threads() > threads:
+            return THREADS
+        passed = {self.commands.fileno()} | self.job.descriptors()
+        return OPENED if opened_here(passed) else FORKED
 
     # ---- starting --------------------------------------------------------------------
 
     def start_wanted(self) -> None:
         for number in range(self.segment.workers):
-            if self.segment.state(number) == WANTED:
-                self.segment.starting(number)
-                try:
-                    child = self._start(number) if self.direct else self._fork(number)
-                    self.segment.set_pid(number, child.pid)
-                except OSError as error:
-                    child = _Stillborn(number, error)
-                self.children[number] = child
+            refusals = self.refusals.get(number)
+            waits = refusals is not None and time.monotonic() < refusals.again
+            if self.segment.state(number) != WANTED or waits:
+                continue
+            self.segment.starting(number)
+            try:
+                forked = self.start == FORKED
+                child = self._fork(number) if forked else self._start(number)
+                self.segment.set_pid(number, child.pid)
+                self.lived.add(number)
+            except OSError as error:
+                if number in self.lived and self._put_off(number):
+                    self.segment.not_started(number)
+                    continue
+                child = _Stillborn(number, error)
+            self.children[number] = child
+            self.refusals.pop(number, None)
+
+    def _put_off(self, number: int) -> bool:
+        """Whether a replacement is to be tried again: limits that others have reached, too,
+        are often gone a moment later."""
+        now = time.monotonic()
+        refusals = self.refusals.setdefault(number, _Refusals(now))
+        refusals.again = now + refusals.pause
+        refusals.pause = min(2 * refusals.pause, 1.0)
+        return now < refusals.since + REFUSED_SECONDS
+
+    def _patience(self, pending: bool) -> float | None:
+        """Milliseconds until something is to be looked at that nobody reports."""
+        times = [ACK_SECONDS] if pending else []
+        now = time.monotonic()
+        times += [max(0.0, refusals.again - now) for refusals in self.refusals.values()]
+        return 1000 * min(times) if times else None
 
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
@@ -161,6 +207,8 @@ class Zygote:
             process.start()  # daemons may not have children: here they may
         finally:
             me._config["daemon"] = daemon
+        # multiprocessing reaps the dead among its children whenever it starts another
+        vars(multiprocessing.process)["_children"].discard(process)
         return _Child(number, process.pid, process)
 
     # ---- watching --------------------------------------------------------------------
@@ -175,10 +223,7 @@ class Zygote:
         self.start_wanted()
         while not self.segment.stopped():
             pending = self._report()
-            try:
-                ready = dict(self.poller.poll(ACK_SECONDS * 1000 if pending else None))
-            except InterruptedError:
-                continue
+            ready = dict(self.poller.poll(self._patience(pending)))
             if self.trainer in ready:
                 self._end(0.0, 0.0)
                 return
@@ -196,7 +241,6 @@ class Zygote:
         self._end(LEAVE_SECONDS, TERM_SECONDS)
 
     def _listen(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -207,6 +251,8 @@ class Zygote:
         self.poller = select.poll()
         for fd in (self.wake_read, self.trainer, self.commands.fileno()):
             self.poller.register(fd, select.POLLIN)
+        self.woken = select.poll()
+        self.woken.register(self.wake_read, select.POLLIN)
 
     def _terminated(self) -> None:
         """multiprocessing ends its daemons so when the interpreter exits."""
@@ -260,10 +306,7 @@ class Zygote:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            try:
-                select.select([self.wake_read], [], [], min(left, 0.02))
-            except InterruptedError:
-                pass
+            self.woken.poll(1000 * min(left, 0.02))
             self._drain()
 
     def _end(self, leave: float, term: float) -> None:
@@ -278,12 +321,14 @@ class Zygote:
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
     """Target of the zygote's process object."""
+    _signals.released(job.blocked)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    job.threads.limit()
+    _threads.limit(job.one_thread)
+    job.zygote = os.getpid()
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
-    if job.seed_per_sample and not zygote.direct:
+    if job.seed_per_sample and zygote.start == FORKED:
         _seeding_plans.probe_globals()
     gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
     zygote.run()

@@ -16,6 +16,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ._job import by_sample, fetches_batches
 from ._seeding import find_all, make_seeder
+from ._worker import made as make
 from .loader import DataLoader
 
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
@@ -202,11 +204,12 @@ class _Probe(Dataset):
         for number in self.order:
             unit = self.units[number]
             if fetches_batches(self.dataset):
-                seeder.seed(_BASE_SEED, 0, number, 1)
-                made[number] = [_digests(s) for s in self.dataset.__getitems__(unit)]
+                place = _BASE_SEED, 0, number, 1
+                samples = make(seeder, place, self.dataset.__getitems__, unit)
             else:
-                seeder.seed(_BASE_SEED, 0, position[number], 0)
-                made[number] = [_digests(by_sample(self.dataset)[unit[0]])]
+                place = _BASE_SEED, 0, position[number], 0
+                samples = [make(seeder, place, getitem, by_sample(self.dataset), unit[0])]
+            made[number] = [_digests(sample) for sample in samples]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
         return [sample for unit in made for sample in unit], moved, found

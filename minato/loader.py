@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._errors import native_impossible
 from ._inline import InlineIterator
-from ._limits import fair_memory
+from ._limits import fair_memory, refused
 from ._memo import memo_of
 from ._resume import Sources, opened, state_of
 from ._stats import collect
@@ -436,4 +436,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         context = self.multiprocessing_context
         if context is not None and type(context) not in _STANDARD_CONTEXTS:
             return f"{type(context).__name__} needs torch's workers (no standard context)"
-        return None
+        return refused()

@@ -407,8 +407,8 @@ MUTANTS = {
         BELL_C, "    (void)mn_futex_wake(&bell->word, 1);\n    return true;",
         "    return true;", "mn_bell", kinds=("thread",)),
     "sleep returns without acquire": Mutant(
-        BELL_C, "mn_a32_load_acquire(&bell->word) == MN_BELL_AWAKE",
-        "mn_a32_load_relaxed(&bell->word) == MN_BELL_AWAKE", "mn_bell", "tsan", ("thread",)),
+        BELL_C, "mn_a32_load_acquire(&bell->word); /* [B8] */",
+        "mn_a32_load_relaxed(&bell->word);", "mn_bell", "tsan", ("thread",)),
     "timeout swallows a ring": Mutant(
         BELL_C, "was == MN_BELL_AWAKE ? 0 : reason", "(void)was, reason", "mn_bell"),
     "sleep believes every wake-up": Mutant(
@@ -498,8 +498,8 @@ MUTANTS = {
         LOAD + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
     "engine: leases overlap": Mutant(
-        LOAD + "mn_engine_watch.c", "    l->off = l->used_end = off;",
-        "(void)mn_extents_free(e->arena, off, len); l->off = l->used_end = off;", "mn_engine",
+        LOAD + "mn_results.c", "    int rc = owe(l, off, bytes);",
+        "    int rc = owe(l, off, bytes); (void)mn_extents_free(e->arena, off, bytes);", "mn_engine",
         kinds=("thread",)),
     "worker: done without order": Mutant(
         LOAD + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
@@ -518,11 +518,21 @@ MUTANTS = {
         LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
         "if (st == MN_TASK_RUNNING) {", "mn_worker"),
     "sweep: envelopes are inherited": Mutant(
-        LOAD + "mn_engine_watch.c", "    t->flags = 0; /*", "    /*", "mn_worker"),
+        LOAD + "mn_engine_watch.c", "mn_task_at(&e->shm, task)->flags = 0; /*", "/*", "mn_worker"),
     "sweep: the lease stays": Mutant(
-        LOAD + "mn_engine_watch.c", "    end_lease(e, w, l->used_end);\n", "", "mn_worker"),
+        LOAD + "mn_engine_watch.c", "    mn_lease_forget(e, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
-        LOAD + "mn_engine_watch.c", "            mn_lease_note(e, w, t);\n", "", "mn_worker"),
+        LOAD + "mn_engine_watch.c", "            mn_batch_accept_envelopes(e, b);\n", "",
+        "mn_worker"),
+    "results: envelopes may lie anywhere": Mutant(
+        LOAD + "mn_results.c", "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
+        "", "mn_results", kinds=("plain",)),
+    "results: parts may end anywhere": Mutant(
+        LOAD + "mn_results.c", " && out->bytes <= len - out->at", "", "mn_results",
+        kinds=("plain",)),
+    "results: reports may say anything": Mutant(
+        LOAD + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
+        "mn_results", kinds=("plain",)),
     "sweep: a claimed bell stays silent": Mutant(
         LOAD + "mn_engine_watch.c", "mn_bell_kick(&e->shm.ctl->trainer)",
         "mn_bell_ring(&e->shm.ctl->trainer)", "mn_worker"),

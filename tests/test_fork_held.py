@@ -1,6 +1,11 @@
 """A batch that a forked child inherited does not change under it."""
 
+import ctypes
+import errno
 import os
+import signal
+import sys
+import time
 import types
 
 import pytest
@@ -8,6 +13,7 @@ import torch
 
 import minato
 from minato import _core, _fork
+from minato._memo import memo_of
 
 
 class Big(torch.utils.data.Dataset):
@@ -92,6 +98,62 @@ def test_a_child_begins_with_nothing_of_its_parents():
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     del batch
+
+
+def lock_of_held_memory():
+    """Address of the lock in the last field of the core's state: what mn_hold.c calls pending."""
+    api = ctypes.pythonapi
+    api.PyModule_GetState.restype = api.PyModule_GetDef.restype = ctypes.c_void_p
+    core = ctypes.py_object(_core)
+    size = ctypes.c_ssize_t.from_address(api.PyModule_GetDef(core) + 7 * 8).value  # m_size
+    return ctypes.c_void_p.from_address(api.PyModule_GetState(core) + size - 8).value
+
+
+def in_child(work):
+    """Exit code of a forked child: 0 when work ends, 1 when it raises; killed if it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    end = time.monotonic() + 20
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="the layouts are those of 64 bits")
+@pytest.mark.parametrize("which", ["held memory", "costs"])
+def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypatch):
+    """A thread without the GIL has it at the moment of the fork: here as good as."""
+    source = loader()
+    list(source)
+    costs = memo_of(source).costs
+    lock = id(costs) + object.__basicsize__ if which == "costs" else lock_of_held_memory()
+    libc = ctypes.CDLL(None)
+
+    def work():
+        costs.summary()
+        if which != "costs":
+            _core.fork_begins()
+            _core.living_forks([])
+
+    def begins():
+        assert libc.pthread_mutex_trylock(ctypes.c_void_p(lock)) == 0
+        return 0
+
+    hooks = types.SimpleNamespace(fork_begins=begins, forked=_core.forked)
+    with monkeypatch.context() as patch:
+        patch.setattr(_fork, "_core", hooks)
+        code = in_child(work)
+    held = libc.pthread_mutex_trylock(ctypes.c_void_p(lock))
+    assert libc.pthread_mutex_unlock(ctypes.c_void_p(lock)) == 0
+    assert held == errno.EBUSY and code == 0
 
 
 def two_that_are_gone():

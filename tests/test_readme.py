@@ -1,12 +1,18 @@
-"""What the README says can be tried: its program runs as it stands there."""
+"""What the README says can be tried: its program runs, and it has all options."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
+
+import minato
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -34,3 +40,13 @@ def test_the_program_runs_from_a_file_and_at_the_prompt(tmp_path: Path) -> None:
     file.write_text(program())
     for shown in (run(str(file), text=""), run("-i", text=program() + "\n")):
         assert [line[:7] for line in shown] == ["epoch 0", "epoch 1"]
+
+
+def test_the_table_has_every_option_with_its_default() -> None:
+    """Of minato's own; in the rows of the section on options."""
+    section = TEXT[TEXT.index("## Options") : TEXT.index("## Measured")]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, re.M))
+    own, torchs = (inspect.signature(cls.__init__).parameters for cls in (
+        minato.DataLoader, torch.utils.data.DataLoader))
+    assert {name: ast.literal_eval(text) for name, text in rows.items()} == {
+        name: found.default for name, found in own.items() if name not in torchs}

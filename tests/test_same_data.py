@@ -299,3 +299,112 @@ def test_who_says_it_is_a_worker_goes_on_saying_so():
             assert torch.utils.data.get_worker_info() is mine
     finally:
         worker._worker_info = None
+
+
+# ---- generators that are made in the first sample ------------------------------------------
+
+
+class Lazy(torch.utils.data.Dataset):
+    """Makes its generator when it needs one, as people do because of forks."""
+
+    def __init__(self, place="attribute"):
+        self.place, self.rng, self.parts = place, None, []
+        self.by_process = {}
+        self.transform = Transform() if place == "transform" else None
+
+    def __len__(self):
+        return 24
+
+    def generator(self):
+        if self.place == "transform":
+            return self.transform.generator()
+        if self.place == "dict":
+            return self.by_process.setdefault("mine", np.random.default_rng())
+        if self.place == "new attribute":
+            if not hasattr(self, "late"):
+                self.late = np.random.default_rng()
+            return self.late
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return self.rng
+
+    def __getitem__(self, index):
+        rng = self.generator()
+        return torch.tensor([index, rng.random(), float(torch.rand(()))])
+
+
+class Transform:
+    def __init__(self):
+        self.rng = None
+
+    def generator(self):
+        if self.rng is None:
+            self.rng = random.Random()
+        return self.rng
+
+
+class LazyBatches(Lazy):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+def lazily(workers, dataset, **options):
+    torch.manual_seed(5)
+    loader = minato.DataLoader(
+        dataset, 4, shuffle=True, num_workers=workers, seed_per_sample=True, **options
+    )
+    return [digest(loader), digest(loader)]
+
+
+@pytest.mark.parametrize("place", ["attribute", "new attribute", "dict", "transform"])
+def test_a_generator_made_in_the_first_sample_is_seeded(place):
+    runs = [lazily(workers, Lazy(place)) for workers in (0, 1, 3)]
+    assert runs[0] == runs[1] == runs[2] and runs[0][0] != runs[0][1]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: LazyBatches(), lambda: torch.utils.data.Subset(Lazy(), range(24)[::-1])]
+)
+@pytest.mark.parametrize("options", [{}, {"collate_fn": torch.stack}])
+def test_also_where_it_is_asked_otherwise(make, options):
+    runs = [lazily(workers, make(), **options) for workers in (0, 1, 3)]
+    assert runs[0] == runs[1] == runs[2]
+    assert minato.check_determinism(make(), samples=8)
+
+
+class Counting(torch.utils.data.Dataset):
+    """How often it was asked for each sample; what it holds changes its type all the time."""
+
+    def __init__(self, makes):
+        self.makes, self.more, self.odd = makes, [], None
+        self.asked = torch.zeros(300, dtype=torch.int32).share_memory_()
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        self.asked[index] += 1
+        self.odd = index if self.odd is None else None
+        self.more.append(np.random.default_rng() if self.makes else 1)
+        return index
+
+
+@pytest.mark.parametrize("makes, most", [(False, 0), (True, 16)])
+def test_samples_are_seldom_made_twice(makes, most):
+    """A dataset that makes generators again and again is left to itself soon."""
+    data = Counting(makes)
+    assert len(list(minato.DataLoader(data, 10, num_workers=1))) == 30
+    assert min(most, 1) <= int(data.asked.sum()) - 300 <= most
+
+
+def test_walks_in_vain_become_seldom(monkeypatch):
+    from minato import _seeding
+
+    growing = _seeding.Growing(data := Counting(False))
+    walks = []
+    walk = growing._walk
+    monkeypatch.setattr(growing, "_walk", lambda: walks.append(1) or walk())
+    for index in range(300):
+        data[index]
+        assert not growing.seeder.renew()
+    assert 1 < len(walks) < 12

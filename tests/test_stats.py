@@ -34,6 +34,7 @@ FIELDS: dict[str, Any] = {
     "slow": list,
     "displacement": {"max": NUMBER, "mean": NUMBER},
     "worker_type": str,
+    "worker_start": str,
     "workers": list,
     "retries": int,
     "deaths": int,
@@ -83,7 +84,10 @@ def test_the_documentation_names_every_field() -> None:
     assert {n for n in names if n} == set(FIELDS)
 
 
-ENGINE = {"worker_type", "wait", "batch_queue", "started", "displacement", "scheduler", "memory"}
+ENGINE = {
+    "worker_type", "worker_start", "wait", "batch_queue", "started", "displacement", "scheduler",
+    "memory",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("persistent", [False, True])

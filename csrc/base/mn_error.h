@@ -15,9 +15,4 @@
 #define MN_FULL 2
 #define MN_CLOSED 3
 
-/* The symbolic name of a result: "MN_EMPTY", "ENOMEM" for -ENOMEM, "EUNKNOWN" for a code
- * that the engine never makes. A constant string, never NULL. */
-const char *
-mn_strerror_name(int result);
-
 #endif /* MN_ERROR_H */

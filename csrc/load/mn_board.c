@@ -82,7 +82,7 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
                 from++;
             }
             if (from != hint) {
-                (void)mn_a64_cas_acqrel(&l->hint, &hint, from);
+                (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
             }
             return MN_OK;
         }
@@ -91,7 +91,7 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
         }
     }
     if (from != hint) {
-        (void)mn_a64_cas_acqrel(&l->hint, &hint, from);
+        (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
     }
     return MN_EMPTY;
 }

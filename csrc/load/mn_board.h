@@ -23,9 +23,12 @@
  *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, acquire load: the entry and,
  *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
  *        at sleepers' bells next (mn_bell.h: publish, then look).
+ *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
+ *        announce and sleep. A worker that takes the board under its low water mark rings the
+ *        engine next (mn_bell.h): the engine sees the hint, or is rung.
  *   [T1]/[T2] the task word itself, see mn_message.h.
- *   Relaxed: entries themselves (ordered by tail), the hint (advice; a stale one costs a
- *   longer scan, and I1 makes a too-new one impossible).
+ *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
+ *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
  *
  * Wrap.  tail and hint are 64-bit counts and do not wrap; positions are taken modulo the ring.
  *   A worker that stalls between reading tail and an entry may read a newer entry at that

@@ -3,7 +3,7 @@
  *
  * The cost model (policy_cost.h) behind a lock: several iterators of a loader may be alive,
  * each with an engine of its own, and all of them teach and ask.  Private memory of the
- * trainer; a forked child never touches it.
+ * trainer; a forked child has a copy, whose lock it must make anew before it uses it.
  */
 #ifndef MN_COSTS_H
 #define MN_COSTS_H

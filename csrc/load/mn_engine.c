@@ -14,6 +14,7 @@
 #include "load/mn_scheduler.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
+#include "os/mn_futex.h"
 #include "os/mn_mem.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
@@ -224,6 +225,10 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     rc = map_arena(e);
     if (rc == 0) {
+        rc = mn_futex_wake(&e->shm.ctl->engine.word, 1); /* without, nothing here can wait */
+        rc = rc < 0 ? rc : 0;
+    }
+    if (rc == 0) {
         rc = alloc_private(e);
     }
     if (rc == 0 && cfg->window != 0) {
@@ -274,6 +279,9 @@ engine_main(void *arg)
     struct mn_bell *bell = &e->shm.ctl->engine;
     for (;;) {
         mn_bell_announce(bell);
+        if (e->scheduler != NULL) {
+            mn_scheduler_look(e, mn_now_ns());
+        }
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         bool busy = mn_engine_step(e);
@@ -356,6 +364,25 @@ mn_engine_close(struct mn_engine *e)
         mn_lease_forget(e, w);
     }
     mn_engine_punch_free(e);
+    bool last = --e->refs == 0;
+    mn_mutex_unlock(&e->mutex);
+    if (last) {
+        destroy(e);
+    }
+}
+
+void
+mn_engine_pin(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    e->refs++;
+    mn_mutex_unlock(&e->mutex);
+}
+
+void
+mn_engine_unpin(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
     bool last = --e->refs == 0;
     mn_mutex_unlock(&e->mutex);
     if (last) {

@@ -172,6 +172,14 @@ mn_engine_stop(struct mn_engine *e);
 void
 mn_engine_dismiss(struct mn_engine *e);
 
+/* Keeps the memory, until mn_engine_unpin, also of an engine that is closed meanwhile: around
+ * code of others. */
+void
+mn_engine_pin(struct mn_engine *e);
+
+void
+mn_engine_unpin(struct mn_engine *e);
+
 /* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
 void
 mn_engine_close(struct mn_engine *e);
@@ -295,7 +303,8 @@ int
 mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns);
 
 /* [off, off + bytes) of the DONE block is the caller's from now on: it comes back with
- * mn_engine_release, not with the block. 0 or -ENOMEM (then it is not the caller's). */
+ * mn_engine_release, not with the block. 0; -ENOMEM, or -EINVAL where the block has no such
+ * memory, or the engine was closed (then it is not the caller's). */
 int
 mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes);
 

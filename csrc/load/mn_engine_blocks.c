@@ -433,10 +433,11 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     bytes = mn_page_round(bytes);
     mn_mutex_lock(&e->mutex);
     int rc = -EINVAL;
-    struct mn_batch *b = mn_batch_find(e, block_off);
-    mn_assert(b != NULL);
-    mn_batch_accept_envelopes(e, b);
-    for (uint32_t i = 0; i < b->nranges; i++) {
+    struct mn_batch *b = e->closing ? NULL : mn_batch_find(e, block_off);
+    if (b != NULL) {
+        mn_batch_accept_envelopes(e, b);
+    }
+    for (uint32_t i = 0; b != NULL && i < b->nranges; i++) {
         struct mn_range r = b->ranges[i];
         if (off < r.off || off + bytes > r.off + r.bytes) {
             continue;

@@ -20,7 +20,7 @@ static bool
 wants_lease(struct mn_engine *e, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
-    return mn_a32_load_acquire(&k->lease_state) == MN_LEASE_WANT; /* [L2] */
+    return mn_a32_load_seqcst(&k->lease_state) == MN_LEASE_WANT; /* [L2], before a sleep */
 }
 
 /* Place in the order of delivery of the batch a waiting worker is at, for "oldest first". */
@@ -453,7 +453,7 @@ mn_engine_step(struct mn_engine *e)
     bool any = false;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_EXITED) { /* [S2] */
+        if (mn_a32_load_seqcst(&k->state) == MN_WORKER_EXITED) { /* [S2], before a sleep */
             sweep(e, w);
             any = true;
         }

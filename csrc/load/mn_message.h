@@ -30,8 +30,10 @@
  *        its partner is the bell's announce [B1] before the trainer's re-check [T4].
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
- *   [S1] zygote: worker state -> EXITED, release     with [S2] trainer: state, acquire
- *   [L1] worker: lease WANT, release                 with [L2] trainer: acquire
+ *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
+ *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
+ *        both are followed by a ring of the engine, and its look lies between its announce and
+ *        its sleep: as mn_bell.h asks
  *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
  *
  * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a lane
@@ -223,6 +225,16 @@ enum mn_worker_state {
     MN_WORKER_SWEPT = 5,     /* trainer: its tasks are taken back; reap it */
 };
 
+/* How worker processes come to be. Where loading the dataset left behind what forks cannot
+ * have, or not together, each loads its own. */
+enum mn_start {
+    MN_START_UNKNOWN = 0, /* the dataset is not loaded yet */
+    MN_START_FORKED = 1,
+    MN_START_THREADS = 2,
+    MN_START_ACCELERATOR = 3,
+    MN_START_OPENED = 4,
+};
+
 enum mn_lease_state {
     MN_LEASE_IDLE = 0,
     MN_LEASE_WANT = 1,
@@ -246,6 +258,7 @@ struct mn_worker {
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
+    uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
@@ -254,6 +267,9 @@ struct mn_worker {
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */
     uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
+    /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
+     * generators (minato/_init_states.py); 0 of one that it has not touched. */
+    uint64_t init_states[3];
     /* line: what it is doing, for people and for the slow lane; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
@@ -314,7 +330,7 @@ struct mn_ctl {
     uint32_t nlanes;
     uint32_t spin_ns;
     uint32_t trainer_pid;
-    uint32_t zygote_pid;
+    mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a

@@ -20,7 +20,7 @@ uint64_t
 mn_plan_queued(const struct mn_engine *e)
 {
     const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
+    uint64_t hint = mn_a64_load_seqcst(&l->hint); /* [P4]; the difference is an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     return tail > hint ? tail - hint : 0;
 }

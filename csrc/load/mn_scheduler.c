@@ -161,6 +161,62 @@ mn_scheduler_move(struct mn_engine *e, int32_t target)
     move_to(e, (int32_t)mn_scheduler_bound(e, target < 0 ? 0 : (uint32_t)target));
 }
 
+/* ---- what the system says ------------------------------------------------------------ */
+
+static uint64_t
+queued_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
+    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
+    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
+}
+
+/* The process that has done most; 0 without one. */
+static pid_t
+busiest(const struct mn_engine *e)
+{
+    uint64_t most = 0;
+    pid_t pid = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
+        if (k->tid == 0 && rows >= most
+            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
+            most = rows;
+            pid = (pid_t)k->pid;
+        }
+    }
+    return pid;
+}
+
+void
+mn_scheduler_look(struct mn_engine *e, uint64_t now)
+{
+    struct mn_facts *f = &e->scheduler->facts;
+    if (f->at_ns != 0
+        && (now - e->scheduler->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
+        return;
+    }
+    f->at_ns = now;
+    f->queued_ns = 0;
+    f->cores_milli = 1000 * (int32_t)mn_cpu_count();
+    (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
+    }
+    /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
+     * look: what changes meanwhile is seen at the next. */
+    bool more = e->active < e->cfg.max_workers && e->scheduler->policy.dry != 0;
+    if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
+        pid_t pid = busiest(e);
+        f->memory_ns = now;
+        f->memory_for = e->active;
+        f->available = mn_mem_available();
+        f->private_bytes = pid != 0 ? mn_mem_private(pid) : 0;
+    }
+}
+
 /* ---- the number of workers ---------------------------------------------------------- */
 
 static int32_t
@@ -198,15 +254,6 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
            || (*sign && rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
 }
 
-static uint64_t
-queued_of(const struct mn_worker *k)
-{
-    uint64_t ns = 0;
-    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
-    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
-    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
-}
-
 /* What has gone into the task in hand, which is in no sum yet. */
 static uint64_t
 begun_of(const struct mn_worker *k, uint64_t now)
@@ -220,15 +267,14 @@ static bool
 measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 {
     struct mn_scheduler *s = e->scheduler;
-    uint64_t busy = 0, total = 0, worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
-    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = 0, begun_ns = 0;
+    uint64_t busy = s->facts.machine_busy, total = s->facts.machine_total;
+    uint64_t worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
+    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = s->facts.queued_ns, begun_ns = 0;
     uint64_t given = mn_a64_load_relaxed(&e->shm.ctl->given);
-    (void)mn_cputime_machine(&busy, &total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         worker_ns += mn_a64_load_relaxed(&k->busy_ns);
         cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
-        queued_ns += queued_of(k);
         begun_ns += begun_of(k, now);
     }
     bool first = s->last_ns == 0;
@@ -288,31 +334,12 @@ backlog(struct mn_engine *e, const struct mn_workers_input *in)
 /* How many workers more memory has room for, by what the one that has done most takes, beside
  * what it shares with the zygote. Threads take next to nothing. */
 static int32_t
-room(struct mn_engine *e, uint64_t now)
+room(const struct mn_facts *f)
 {
-    struct mn_scheduler *s = e->scheduler;
-    if (s->room_ns != 0 && now - s->room_ns < ROOM_NS && s->room_for == e->active) {
-        return s->room;
-    }
-    uint64_t most = 0, bytes = 0, available = mn_mem_available();
-    pid_t pid = 0;
-    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        const struct mn_worker *k = mn_worker_at(&e->shm, w);
-        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
-        if (k->tid == 0 && rows >= most
-            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
-            most = rows;
-            pid = (pid_t)k->pid;
-        }
-    }
-    if (pid != 0) {
-        bytes = mn_mem_private(pid);
-    }
-    uint64_t fit = bytes == 0 || available == 0 ? INT32_MAX : available / 2 / bytes;
-    s->room = fit < INT32_MAX ? (int32_t)fit : INT32_MAX;
-    s->room_ns = now;
-    s->room_for = e->active;
-    return s->room;
+    uint64_t fit = f->private_bytes == 0 || f->available == 0
+                       ? INT32_MAX
+                       : f->available / 2 / f->private_bytes;
+    return fit < INT32_MAX ? (int32_t)fit : INT32_MAX;
 }
 
 static void
@@ -321,14 +348,14 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
     struct mn_workers_input in = {.workers = (int32_t)e->active,
                                   .min_workers = (int32_t)e->cfg.min_workers,
                                   .max_workers = (int32_t)e->cfg.max_workers,
-                                  .cores_milli = 1000 * (int32_t)mn_cpu_count(),
+                                  .cores_milli = e->scheduler->facts.cores_milli,
                                   .room = INT32_MAX};
     if (!measure(e, now, &in) || !sign) {
         return;
     }
     in.backlog = backlog(e, &in);
     if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
-        in.room = room(e, now);
+        in.room = room(&e->scheduler->facts);
     }
     struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
     const struct mn_scheduler *s = e->scheduler;

@@ -43,16 +43,26 @@ struct mn_flag {
     int32_t standby;   /* entry admitted for it, -1 none */
 };
 
+/* What the system says. Files are read for it, some of which take it milliseconds. */
+struct mn_facts {
+    uint64_t at_ns;
+    uint64_t machine_busy, machine_total;
+    uint64_t queued_ns;     /* of workers that are there: on no core, though they could run */
+    int32_t cores_milli;
+    uint64_t memory_ns;     /* when the two below were found, */
+    uint32_t memory_for;    /* and beside how many workers */
+    uint64_t available;     /* bytes */
+    uint64_t private_bytes; /* of the worker that has done most */
+};
+
 struct mn_scheduler {
     struct mn_workers policy;
+    struct mn_facts facts; /* the engine thread's, as all else here but for the log */
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
     uint64_t rows, given, busy_ns, cpu_ns, queued_ns, begun_ns;
     uint64_t own_ns; /* CPU time of the trainer's process */
     uint64_t occupancy_sum, occupancy_n;
-    uint64_t room_ns;  /* when it was found, */
-    uint32_t room_for; /* and beside how many workers */
-    int32_t room;      /* workers more that memory has room for */
     struct mn_flag *flags; /* one a worker entry */
     uint64_t stragglers;   /* samples flagged so far */
     struct mn_decision log[MN_SCHEDULER_LOG];
@@ -70,7 +80,12 @@ mn_scheduler_keep(const struct mn_engine *e);
 void
 mn_scheduler_close(struct mn_scheduler *s);
 
-/* Looks at the clock and does what is due. */
+/* Asks the system what the next tick may need, without the mutex: whoever takes a batch must
+ * not wait for that. The engine thread. */
+void
+mn_scheduler_look(struct mn_engine *e, uint64_t now_ns);
+
+/* Looks at the clock and does what is due. Mutex held. */
 void
 mn_scheduler_tick(struct mn_engine *e, uint64_t now_ns);
 

@@ -24,6 +24,13 @@ mn_now_ns(void)
     return mn_clock_read(CLOCK_MONOTONIC);
 }
 
+void
+mn_nap_ns(int64_t ns)
+{
+    struct timespec ts = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    (void)nanosleep(&ts, NULL);
+}
+
 uint64_t
 mn_thread_cpu_ns(void)
 {

@@ -13,6 +13,10 @@
 uint64_t
 mn_now_ns(void);
 
+/* Sleeps for about so long; a signal ends it. */
+void
+mn_nap_ns(int64_t ns);
+
 /* CPU time that the calling thread has used, user and system. */
 uint64_t
 mn_thread_cpu_ns(void);

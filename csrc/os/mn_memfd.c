@@ -11,6 +11,9 @@
 
 #include "base/mn_atomic.h"
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3 */
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older C library headers lack the name */
 #endif
@@ -27,7 +30,11 @@ mn_memfd_create(const char *name, uint64_t bytes)
     if (bytes == 0 || bytes > INT64_MAX) {
         return -EINVAL;
     }
-    int fd = memfd_create(name, MFD_CLOEXEC);
+    /* Where vm.memfd_noexec is 2 the kernel refuses files that could be executed. */
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) {
+        fd = memfd_create(name, MFD_CLOEXEC);
+    }
     if (fd < 0) {
         return -errno;
     }

@@ -92,12 +92,6 @@ mn_mutex_lock(struct mn_mutex *mutex)
     (void)rc;
 }
 
-int
-mn_mutex_trylock(struct mn_mutex *mutex)
-{
-    return -pthread_mutex_trylock(&mutex->m);
-}
-
 void
 mn_mutex_unlock(struct mn_mutex *mutex)
 {

@@ -56,10 +56,6 @@ mn_mutex_fini(struct mn_mutex *mutex);
 void
 mn_mutex_lock(struct mn_mutex *mutex);
 
-/* 0, or -EBUSY when somebody holds it. */
-int
-mn_mutex_trylock(struct mn_mutex *mutex);
-
 void
 mn_mutex_unlock(struct mn_mutex *mutex);
 

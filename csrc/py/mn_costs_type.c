@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "load/mn_costs.h"
 #include "py/mn_state.h"
@@ -10,7 +11,21 @@ struct costs_object {
     PyObject_HEAD
     struct mn_costs costs;
     bool open;
+    pid_t pid; /* process whose threads may hold the lock */
 };
+
+/* In a forked child the model is a copy. The lock is made anew: the engine's thread may have held
+ * it at the moment of the fork, and is not here. What it was about to write are numbers, and any
+ * will do. With the GIL. */
+static struct mn_costs *
+own(PyObject *self)
+{
+    struct costs_object *o = (struct costs_object *)self;
+    if (o->pid != getpid() && mn_mutex_init(&o->costs.mutex) == 0) {
+        o->pid = getpid();
+    }
+    return &o->costs;
+}
 
 struct mn_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs)
@@ -19,13 +34,7 @@ mn_costs_of(struct mn_state *st, PyObject *costs)
         PyErr_SetString(PyExc_TypeError, "costs must be a CostModel or None");
         return NULL;
     }
-    return &((struct costs_object *)costs)->costs;
-}
-
-static struct mn_costs *
-own(PyObject *self)
-{
-    return &((struct costs_object *)self)->costs;
+    return own(costs);
 }
 
 static PyObject *
@@ -47,6 +56,7 @@ costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (o != NULL) {
         o->open = true;
+        o->pid = getpid();
     }
     return (PyObject *)o;
 }
@@ -56,7 +66,7 @@ costs_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     if (((struct costs_object *)self)->open) {
-        mn_costs_fini(own(self));
+        mn_costs_fini(own(self)); /* destroying a lock that is held is not allowed */
     }
     type->tp_free(self);
     Py_DECREF(type);
@@ -185,17 +195,6 @@ costs_sends(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-costs_predict(PyObject *self, PyObject *arg)
-{
-    int64_t index = PyLong_AsLongLong(arg), ns;
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    mn_costs_predict(own(self), &index, 1, &ns);
-    return PyLong_FromLongLong(ns);
-}
-
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
 "              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
@@ -249,7 +248,6 @@ static PyMethodDef costs_methods[] = {
     {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
     {"sends", costs_sends, METH_O,
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
-    {"predict", costs_predict, METH_O, PyDoc_STR("predict(index) -> wall_ns, 0 unknown")},
     {"save", costs_save, METH_NOARGS, save_doc},
     {"slowest", costs_slowest, METH_O, slowest_doc},
     {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns) -> taken")},

@@ -1,10 +1,12 @@
 /* mn_engine_look.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <errno.h>
 #include <string.h>
 
 #include "load/mn_scheduler.h"
 #include "os/mn_memfd.h"
+#include "os/mn_proc.h"
 #include "py/mn_engine_object.h"
 #include "py/mn_envelope.h"
 
@@ -152,7 +154,7 @@ mn_engine_lost(PyObject *self, PyObject *block)
 const char mn_engine_workers_doc[] =
     "workers() -> one dict a worker: state (0 none, 1 wanted, 2 starting, 3 ready,\n"
     "4 exited, 5 swept), pid, status, running (batch, row) or None, since_ns, tasks, rows,\n"
-    "busy_ns, cpu_ns";
+    "busy_ns, cpu_ns, init_states (three hashes, see mn_message.h)";
 
 static PyObject *
 running_of(struct mn_engine *e, struct mn_worker *k)
@@ -190,14 +192,17 @@ mn_engine_workers(PyObject *self, PyObject *ignored)
             running == NULL
                 ? NULL
                 : Py_BuildValue(
-                      "{sI sI si sN sK sK sK sK sK}", "state",
+                      "{sI sI si sN sK sK sK sK sK s(KKK)}", "state",
                       mn_a32_load_acquire(&k->state), /* [S2] */
                       "pid", k->pid, "status", k->exit_status, "running", running, "since_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
                       (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
                       (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
-                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns));
+                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns), "init_states",
+                      (unsigned long long)k->init_states[0],
+                      (unsigned long long)k->init_states[1],
+                      (unsigned long long)k->init_states[2]);
         if (one == NULL) {
             Py_CLEAR(out);
             break;
@@ -221,6 +226,31 @@ mn_engine_retire_worker(PyObject *self, PyObject *number)
         mn_mutex_unlock(&e->mutex);
     }
     Py_RETURN_NONE;
+}
+
+const char mn_engine_kill_worker_doc[] =
+    "kill_worker(number, signal) -> bool: signals the worker's process, whoever watches it, and\n"
+    "nobody who has got its id since. Whether it lived.";
+
+PyObject *
+mn_engine_kill_worker(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned int w;
+    int sig;
+    if (e == NULL || !PyArg_ParseTuple(args, "Ii", &w, &sig)) {
+        return NULL;
+    }
+    if (w >= e->shm.ctl->nworkers) {
+        PyErr_SetString(PyExc_IndexError, "no such worker");
+        return NULL;
+    }
+    const struct mn_worker *k = mn_worker_at(&e->shm, w);
+    int rc = k->pid != 0 ? mn_proc_kill((pid_t)k->pid, k->born, sig) : -ESRCH;
+    if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(rc == 0);
 }
 
 static PyObject *

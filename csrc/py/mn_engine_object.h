@@ -104,6 +104,9 @@ mn_engine_lost(PyObject *self, PyObject *block);
 extern const char mn_engine_workers_doc[];
 PyObject *
 mn_engine_workers(PyObject *self, PyObject *ignored);
+extern const char mn_engine_kill_worker_doc[];
+PyObject *
+mn_engine_kill_worker(PyObject *self, PyObject *args);
 PyObject *
 mn_engine_retire_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_end_worker_doc[];

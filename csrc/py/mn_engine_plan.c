@@ -69,8 +69,12 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     b.begins = (const uint8_t *)begins;
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    int rc = mn_engine_plan(e, &b);
+    e = planner(self); /* dumps may have closed it */
+    int rc = e != NULL ? mn_engine_plan(e, &b) : 0;
     Py_DECREF(owned);
+    if (e == NULL) {
+        return NULL;
+    }
     if (rc == -EINVAL) {
         PyErr_SetString(PyExc_ValueError, "batches must be planned in sequence");
         return NULL;
@@ -357,16 +361,21 @@ mn_engine_py_place(PyObject *self, PyObject *args)
         return NULL;
     }
     int rc = 1;
+    mn_engine_pin(e);
     for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
         PyObject *own = PyList_GetItem(objects, i);
         rc = own == NULL ? -1
                          : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), &e->shm,
                                             mn_block_at(&e->shm, to), i, own);
     }
-    if (rc == 1) {
-        return PyLong_FromUnsignedLongLong(to);
+    bool open = ((struct mn_engine_object *)self)->engine == e;
+    if (open && rc != 1) {
+        mn_engine_retire(e, to);
     }
-    mn_engine_retire(e, to);
+    mn_engine_unpin(e);
+    if (!open || rc == 1) {
+        return mn_engine_get(self) != NULL ? PyLong_FromUnsignedLongLong(to) : NULL;
+    }
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 

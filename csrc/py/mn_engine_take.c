@@ -37,9 +37,20 @@ layout_arg(PyObject *self, PyObject *layout, struct mn_state **st)
     return *st != NULL ? 0 : -1;
 }
 
+/* A class of the program's may have been called, and have closed the engine: what was read after
+ * that are no bytes of the batch. */
+static PyObject *
+unless_closed(PyObject *self, PyObject *made)
+{
+    if (made != NULL && mn_engine_get(self) == NULL) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
 /* objects: as in decode, NULL for None. */
 static PyObject *
-decode(struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
+decode(PyObject *self, struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
        PyObject *objects)
 {
     struct mn_layout *l = (struct mn_layout *)layout;
@@ -47,7 +58,10 @@ decode(struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
     if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
-    return mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+    mn_engine_pin(e);
+    PyObject *batch = mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+    mn_engine_unpin(e);
+    return unless_closed(self, batch);
 }
 
 const char mn_engine_decode_doc[] =
@@ -66,7 +80,7 @@ mn_engine_py_decode(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    return decode(st, e, off, layout, objects != Py_None ? objects : NULL);
+    return decode(self, st, e, off, layout, objects != Py_None ? objects : NULL);
 }
 
 const char mn_engine_take_doc[] =
@@ -89,8 +103,8 @@ mn_engine_py_take(PyObject *self, PyObject *args)
     if (mn_block_at(&e->shm, off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
-    PyObject *batch = decode(st, e, off, layout, NULL);
-    if (batch != Py_None) {
+    PyObject *batch = decode(self, st, e, off, layout, NULL);
+    if (batch != Py_None && ((struct mn_engine_object *)self)->engine == e) {
         mn_engine_taken(e, sequence, off);
     }
     return batch;
@@ -108,6 +122,9 @@ mn_engine_py_row(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    return mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
-                         objects == Py_None ? NULL : objects);
+    mn_engine_pin(e);
+    PyObject *sample = mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
+                                     objects == Py_None ? NULL : objects);
+    mn_engine_unpin(e);
+    return unless_closed(self, sample);
 }

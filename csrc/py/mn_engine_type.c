@@ -310,9 +310,13 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     uint64_t block;
-    int rc = mn_engine_submit(e, &s, &block);
-    uint32_t inflight = e->inflight;
+    e = mn_engine_get(self); /* dumps may have closed it */
+    int rc = e != NULL ? mn_engine_submit(e, &s, &block) : 0;
     Py_DECREF(owned);
+    if (e == NULL) {
+        return NULL;
+    }
+    uint32_t inflight = e->inflight;
     if (rc == 0) {
         return PyLong_FromUnsignedLongLong(block);
     }
@@ -410,18 +414,6 @@ engine_retire(PyObject *self, PyObject *block)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-engine_abandon(PyObject *self, PyObject *block)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
-        return NULL;
-    }
-    mn_engine_abandon(e, off);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef engine_methods[] = {
     {"start", engine_start, METH_VARARGS,
      PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
@@ -458,12 +450,12 @@ static PyMethodDef engine_methods[] = {
     {"row", mn_engine_py_row, METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
     {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
-    {"abandon", engine_abandon, METH_O, PyDoc_STR("Frees a block, done or not.")},
     {"envelopes", mn_engine_envelopes, METH_O, mn_engine_envelopes_doc},
     {"form", mn_engine_form, METH_O, mn_engine_form_doc},
     {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
     {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
     {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},
+    {"kill_worker", mn_engine_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
     {"retire_worker", mn_engine_retire_worker, METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},

@@ -16,6 +16,7 @@
  * Forks are counted; a hold remembers the count at its birth and, once released, at its end,
  * and every living fork in between sees it.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -67,9 +68,15 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
             uint64_t bytes)
 {
     struct mn_hold *h = calloc(1, sizeof(*h));
-    if (h == NULL || mn_engine_keep(e, block_off, off, bytes) < 0) {
+    int rc = h != NULL ? mn_engine_keep(e, block_off, off, bytes) : -ENOMEM;
+    if (rc < 0) {
         free(h);
-        PyErr_NoMemory();
+        if (rc == -ENOMEM) {
+            PyErr_NoMemory();
+        }
+        else {
+            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it made a batch");
+        }
         return NULL;
     }
     h->engine = e;

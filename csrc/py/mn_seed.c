@@ -3,40 +3,75 @@
  */
 #include "py/mn_seed.h"
 
+#include <string.h>
+
 #include "py/mn_seed_target.h"
+
+/* A dataset that makes generators again and again is left to itself after so many. */
+#define RENEWALS_MOST 16
+/* After a walk that found nothing so many samples pass before the next, twice as many each
+ * time, up to this: attributes of changing types must not cost a walk a sample. */
+#define PAUSE_MOST 4096u
+
+/* What is looked at after each sample. */
+struct mn_seed_watch {
+    PyObject *dicts; /* tuple of dicts, or NULL: nothing is watched */
+    PyObject *find;  /* () -> None or (entries, dicts): what is there now */
+    uint64_t print;  /* of the dicts, when they were looked at last */
+    uint32_t renewals;
+    uint32_t pause;  /* samples until the next look, */
+    uint32_t wait;   /* and how many there will be after the next walk in vain */
+};
 
 struct mn_seeder {
     PyObject_HEAD
     const struct mn_seed_isa *isa;
     PyObject *plan_bitgen;      /* minato._seeding_plans', for exchanged ones */
     Py_ssize_t ntargets;
+    Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
     struct mn_seed_target *targets;
+    struct mn_seed_watch watch;
 };
 
 /* ---- building ----------------------------------------------------------------------- */
 
+/* Targets of the entries in place of those from the keep-th on. */
 static int
-load_targets(struct mn_seeder *self, PyObject *entries)
+load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
 {
     PyObject *list = PySequence_Fast(entries, "the plans must be a sequence");
     if (list == NULL) {
         return -1;
     }
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
-    self->targets = PyMem_Calloc((size_t)n + 1, sizeof *self->targets);
-    if (self->targets == NULL) {
-        Py_DECREF(list);
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list), made = 0;
+    struct mn_seed_target *targets = PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets);
+    if (targets == NULL) {
         PyErr_NoMemory();
-        return -1;
     }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (mn_seed_target_open(&self->targets[i], PySequence_Fast_GET_ITEM(list, i)) < 0) {
-            Py_DECREF(list);
-            return -1;
-        }
-        self->ntargets = i + 1;
+    while (targets != NULL && made < n
+           && mn_seed_target_open(&targets[keep + made], PySequence_Fast_GET_ITEM(list, made))
+                  == 0) {
+        made++;
     }
     Py_DECREF(list);
+    if (targets == NULL || made < n) {
+        while (made > 0) {
+            mn_seed_target_close(&targets[keep + --made]);
+        }
+        PyMem_Free(targets);
+        return -1;
+    }
+    if (keep > 0) {
+        memcpy(targets, self->targets, (size_t)keep * sizeof *targets);
+    }
+    struct mn_seed_target *old = self->targets;
+    Py_ssize_t nold = self->ntargets;
+    self->targets = targets;
+    self->ntargets = keep + n;
+    while (nold > keep) {
+        mn_seed_target_close(&old[--nold]); /* may run code of the program's */
+    }
+    PyMem_Free(old);
     return 0;
 }
 
@@ -50,7 +85,7 @@ new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
     }
     self->isa = mn_seed_isa_pick(1);
     self->plan_bitgen = PyObject_GetAttrString(seeding, "plan_bitgen");
-    if (self->plan_bitgen == NULL || load_targets(self, entries) < 0) {
+    if (self->plan_bitgen == NULL || load_targets(self, entries, 0) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -102,6 +137,8 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     struct mn_seeder *self = (struct mn_seeder *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->plan_bitgen);
+    Py_VISIT(self->watch.dicts);
+    Py_VISIT(self->watch.find);
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
         int rc = mn_seed_target_visit(&self->targets[i], visit, arg);
         if (rc != 0) {
@@ -119,6 +156,8 @@ seeder_clear(PyObject *op)
         mn_seed_target_close(&self->targets[--self->ntargets]);
     }
     Py_CLEAR(self->plan_bitgen);
+    Py_CLEAR(self->watch.dicts);
+    Py_CLEAR(self->watch.find);
     return 0;
 }
 
@@ -147,6 +186,119 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
         }
     }
     return 0;
+}
+
+/* ---- generators made later ---------------------------------------------------------- */
+
+/* Of the attributes' number and types, and of the lengths of lists and dicts among them. No
+ * code of the program's runs. */
+static uint64_t
+print_of(PyObject *dicts)
+{
+    uint64_t print = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); i++) {
+        PyObject *value, *dict = PyTuple_GET_ITEM(dicts, i);
+        Py_ssize_t place = 0, length;
+        while (PyDict_Next(dict, &place, NULL, &value)) {
+            length = PyDict_CheckExact(value)   ? PyDict_GET_SIZE(value)
+                     : PyList_CheckExact(value) ? PyList_GET_SIZE(value)
+                                                : 0;
+            /* a sum, whose parts the processor computes side by side */
+            print += ((uint64_t)(uintptr_t)Py_TYPE(value) + (uint64_t)length)
+                     * UINT64_C(0x9E3779B97F4A7C15);
+        }
+    }
+    return print;
+}
+
+static int
+watch_dicts(struct mn_seeder *self, PyObject *dicts)
+{
+    PyObject *tuple = PySequence_Tuple(dicts);
+    for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
+        if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
+            PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
+            Py_CLEAR(tuple);
+        }
+    }
+    if (tuple == NULL) {
+        return -1;
+    }
+    self->watch.print = print_of(tuple);
+    Py_XSETREF(self->watch.dicts, tuple);
+    return 0;
+}
+
+/* What a new walk says of the dataset. As mn_seeder_renew. */
+static int
+walk_again(struct mn_seeder *self)
+{
+    struct mn_seed_watch *w = &self->watch;
+    PyObject *found = PyObject_CallNoArgs(w->find);
+    if (found == NULL) {
+        return -1;
+    }
+    int rc = 0;
+    PyObject *entries, *dicts;
+    if (found == Py_None) {
+        w->print = print_of(w->dicts);
+        w->pause = w->wait;
+        w->wait = w->wait < PAUSE_MOST ? 2 * w->wait : PAUSE_MOST;
+    }
+    else if (!PyArg_ParseTuple(found, "OO", &entries, &dicts)
+             || load_targets(self, entries, self->nglobal) < 0
+             || watch_dicts(self, dicts) < 0) {
+        rc = -1;
+    }
+    else {
+        rc = 1;
+        if (++w->renewals == RENEWALS_MOST) {
+            Py_CLEAR(w->dicts);
+        }
+    }
+    Py_DECREF(found);
+    return rc;
+}
+
+int
+mn_seeder_renew(PyObject *seeder)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    struct mn_seed_watch *w = &self->watch;
+    if (w->dicts == NULL) {
+        return 0;
+    }
+    if (w->pause > 0) {
+        w->pause--;
+        return 0;
+    }
+    return print_of(w->dicts) == w->print ? 0 : walk_again(self);
+}
+
+static PyObject *
+seeder_renew(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    int rc = mn_seeder_renew(self);
+    return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
+static PyObject *
+seeder_watch(PyObject *op, PyObject *args)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *dicts, *find;
+    if (!PyArg_ParseTuple(args, "OOn", &dicts, &find, &self->nglobal)) {
+        return NULL;
+    }
+    if (self->nglobal < 0 || self->nglobal > self->ntargets) {
+        self->nglobal = self->ntargets;
+    }
+    self->watch.wait = 1;
+    Py_XSETREF(self->watch.find, Py_NewRef(find));
+    if (watch_dicts(self, dicts) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* Converter for PyArg_Parse: the "K" code would wrap silently. */
@@ -264,6 +416,14 @@ PyDoc_STRVAR(seed_doc,
 "Put every generator into the state that belongs to one sample (domain 0) or to one\n"
 "batch (domain 1).  All four are unsigned, 64 bits (domain 32); OverflowError\n"
 "otherwise.  What a hook raises passes through.");
+PyDoc_STRVAR(watch_doc,
+"watch(dicts, find, globals)\n\n"
+"From now on renew() looks at these dicts. find() -> None, or (entries, dicts) where there is\n"
+"another generator: plans of all targets but the first `globals`, and what to watch then.");
+PyDoc_STRVAR(renew_doc,
+"renew() -> bool\n\n"
+"After a sample was made: whether it has made a generator, which is seeded from now on. The\n"
+"sample is then to be seeded and made again.");
 PyDoc_STRVAR(describe_doc,
 "describe($self, /)\n--\n\n"
 "Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
@@ -286,6 +446,8 @@ PyDoc_STRVAR(type_doc,
 static PyMethodDef seeder_methods[] = {
     {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
      seed_doc},
+    {"watch", seeder_watch, METH_VARARGS, watch_doc},
+    {"renew", seeder_renew, METH_NOARGS, renew_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
     {"_words", (PyCFunction)(void (*)(void))seeder_words,

@@ -11,6 +11,10 @@
  *   call   handed to a Python function that goes through the generator's public API
  *   hook   no words: a function that takes a 63-bit seed
  *
+ * A Seeder may watch the attributes of a dataset and of what it holds: a generator that is
+ * made while a sample is made is found by a new walk when the types of attributes change, and
+ * is seeded from then on. Looking at that costs some nanoseconds an attribute.
+ *
  * Both ways to the same generator end in the same state.  A Seeder belongs to one
  * thread at a time; the generators are protected as their libraries do it.
  */
@@ -36,5 +40,11 @@ mn_seed_add_types(PyObject *module);
 int
 mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
                uint32_t domain);
+
+/* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet.
+ * seeder must be a Seeder (unchecked). 1: it is seeded from now on, and the sample is to be
+ * seeded and made again; 0: no; -1 with an exception. */
+int
+mn_seeder_renew(PyObject *seeder);
 
 #endif

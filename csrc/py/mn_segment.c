@@ -89,7 +89,21 @@ segment_starting(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-/* Both the zygote after its fork and the worker itself write the same pid. */
+/* The system has refused to: the zygote will try again. */
+static PyObject *
+segment_not_started(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    k->starts--;
+    mn_a32_store_release(&k->state, MN_WORKER_WANTED);
+    Py_RETURN_NONE;
+}
+
+/* Both the zygote after its fork and the worker itself write the same. */
 static PyObject *
 segment_set_pid(PyObject *self, PyObject *args)
 {
@@ -99,6 +113,7 @@ segment_set_pid(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
         return NULL;
     }
+    (void)mn_proc_start_time((pid_t)pid, &k->born); /* unknown: nobody can be killed by it */
     k->pid = pid;
     Py_RETURN_NONE;
 }
@@ -157,6 +172,17 @@ segment_trainer_lives(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+segment_set_start(PyObject *self, PyObject *how)
+{
+    unsigned long start = PyLong_AsUnsignedLong(how);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_a32_store_release(&((struct mn_segment *)self)->shm.ctl->start, (uint32_t)start);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_segment *s = (struct mn_segment *)self;
@@ -167,12 +193,16 @@ segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef segment_methods[] = {
     {"state", segment_state, METH_O, PyDoc_STR("state(number) of a worker's entry")},
     {"starting", segment_starting, METH_O, PyDoc_STR("starting(number): about to fork it")},
+    {"not_started", segment_not_started, METH_O,
+     PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
     {"set_pid", segment_set_pid, METH_VARARGS, PyDoc_STR("set_pid(number, pid)")},
     {"exited", segment_exited, METH_VARARGS,
      PyDoc_STR("exited(number, status): it is dead; exit code, or minus the signal")},
     {"reap", segment_reap, METH_O, reap_doc},
     {"stopped", segment_stopped, METH_NOARGS, PyDoc_STR("whether the loader is closing")},
     {"trainer_lives", segment_trainer_lives, METH_NOARGS, trainer_lives_doc},
+    {"set_start", segment_set_start, METH_O,
+     PyDoc_STR("set_start(how): enum mn_start, how the zygote starts workers.")},
     {"dontfork", segment_dontfork, METH_NOARGS,
      PyDoc_STR("Keeps the mapping out of processes that a worker forks.")},
     {NULL, NULL, 0, NULL},
@@ -192,8 +222,17 @@ segment_get_trainer(PyObject *self, void *closure)
     return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->trainer_pid);
 }
 
+static PyObject *
+segment_get_start(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
+    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
+}
+
 static PyGetSetDef segment_getset[] = {
     {"workers", segment_get_workers, NULL, PyDoc_STR("number of worker entries"), NULL},
+    {"start", segment_get_start, NULL, PyDoc_STR("how workers are started: enum mn_start"), NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

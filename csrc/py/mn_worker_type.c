@@ -13,6 +13,7 @@
 #include "load/mn_results.h"
 #include "load/mn_worker_clock.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
 #include "py/mn_envelope.h"
 #include "py/mn_seed.h"
 #include "py/mn_state.h"
@@ -163,18 +164,37 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return Py_XNewRef(PyList_GetItem(o->indices, row));
 }
 
+/* The sample of a row, or NULL with an exception. Made twice where it has made a generator of
+ * its own: what it drew from that, no other worker would. */
+static PyObject *
+make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
+{
+    PyObject *sample = NULL;
+    bool seeded = b->seeded && o->seeder != Py_None;
+    int again = 1;
+    for (int times = 0; times < 2 && again == 1; times++) {
+        Py_CLEAR(sample);
+        if (seeded
+            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row, 0) < 0) {
+            return NULL;
+        }
+        PyObject *index = index_of(o, b, row);
+        sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
+        Py_XDECREF(index);
+        again = seeded && sample != NULL ? mn_seeder_renew(o->seeder) : 0;
+    }
+    if (again < 0) {
+        Py_CLEAR(sample);
+    }
+    return sample;
+}
+
 /* 1 in place, 0 into the envelope, -1 the worker ends, -2 the task ends (an exception). */
 static int
 do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
        struct mn_layout *layout, uint32_t row, PyObject *extras)
 {
-    if (b->seeded && o->seeder != Py_None
-        && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row, 0) < 0) {
-        return add_error(extras, row) < 0 ? -1 : -2;
-    }
-    PyObject *index = index_of(o, b, row);
-    PyObject *sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
-    Py_XDECREF(index);
+    PyObject *sample = make_sample(o, b, row);
     if (sample == NULL) {
         return add_error(extras, row) < 0 ? -1 : -2;
     }
@@ -528,14 +548,22 @@ worker_mark(PyObject *self, PyObject *arg)
 }
 
 static PyObject *
-worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
+worker_ready(PyObject *self, PyObject *args)
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
+    unsigned long long states[3] = {0, 0, 0};
+    if (!PyArg_ParseTuple(args, "|KKK", &states[0], &states[1], &states[2])) {
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        o->side.me->init_states[i] = states[i];
+    }
     /* Large arrays that a dataset makes and drops for each sample should come from the heap
      * again, not from the kernel: page faults on fresh blocks cost more than the copy. 32
      * MiB is the most glibc takes for the threshold. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
+    (void)mn_proc_start_time(getpid(), &o->side.me->born);
     o->side.me->pid = (uint32_t)getpid();
     mn_worker_waited(&o->clock);
     mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
@@ -543,7 +571,9 @@ worker_ready(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef worker_methods[] = {
-    {"ready", worker_ready, METH_NOARGS, PyDoc_STR("ready(): the loop begins.")},
+    {"ready", worker_ready, METH_VARARGS,
+     PyDoc_STR("ready(random=0, numpy=0, torch=0): the loop begins. Hashes of the states that\n"
+               "worker_init_fn has left their generators in, 0 where it has not.")},
     {"next", worker_next, METH_NOARGS, next_doc},
     {"mark", worker_mark, METH_O, mark_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},

@@ -8,6 +8,9 @@
 #include "os/mn_clock.h"
 #include "os/mn_futex.h"
 
+/* Where the kernel refuses to wait (a sandbox), sleeps last so long. */
+#define MN_BELL_REFUSED_NS 1000000
+
 /* Ends the sleep for another reason than a ring, unless a ring came first. */
 static int
 mn_bell_give_up(struct mn_bell *bell, int reason)
@@ -24,14 +27,21 @@ mn_bell_sleep(struct mn_bell *bell, int64_t timeout_ns)
     int64_t left_ns = timeout_ns;
     MN_FAULT("bell.announced");
     for (;;) {
-        if (mn_a32_load_acquire(&bell->word) != MN_BELL_ASLEEP) { /* [B8] */
-            return mn_bell_give_up(bell, 0); /* also from a word that is neither */
+        uint32_t word = mn_a32_load_acquire(&bell->word); /* [B8] */
+        if (word == MN_BELL_AWAKE) {
+            return 0;
+        }
+        if (word != MN_BELL_ASLEEP) { /* somebody wrote over it */
+            return mn_bell_give_up(bell, 0);
         }
         if (left_ns == 0) {
             return mn_bell_give_up(bell, -ETIMEDOUT);
         }
         int rc = mn_futex_wait(&bell->word, MN_BELL_ASLEEP, left_ns);
         if (rc != 0 && rc != -EAGAIN) {
+            if (rc != -ETIMEDOUT && rc != -EINTR) { /* refused: whoever looks again must not spin */
+                mn_nap_ns(MN_BELL_REFUSED_NS);
+            }
             return mn_bell_give_up(bell, rc);
         }
         if (timeout_ns > 0) {

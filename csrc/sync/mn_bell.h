@@ -58,6 +58,10 @@
  *   ringers can be killed bounds its sleep, or whoever confirms such a death calls
  *   mn_bell_kick, which wakes without looking at the word first.
  *   Dead after B2, before B4: published and not rung; the same kick repairs it.
+ *   A ringer that is stopped (SIGSTOP, or off its core for long) between B7 and its system
+ *   call mutes the others in the same way and is nobody's death. Only the bound of the sleep
+ *   helps, so every sleeper here has one: the engine a tenth of a second, a worker that waits
+ *   for room a fifth, the program's thread half a second, an idle worker one.
  *
  *   call                 pairs with
  *   mn_bell_announce     exactly one of mn_bell_retract, mn_bell_sleep
@@ -103,7 +107,7 @@ mn_bell_retract(struct mn_bell *bell)
 }
 
 /* Sleeper, after announce: waits for a ring for at most timeout_ns (< 0: forever, 0: only
- * looks). 0 rung, -ETIMEDOUT, -EINTR. A ring that comes together with a timeout or a signal
+ * looks). 0 rung, -ETIMEDOUT, -EINTR; another error after a millisecond, where the kernel refuses. A ring that comes together with a timeout or a signal
  * counts as a ring. On every return the bell is AWAKE again. */
 int
 mn_bell_sleep(struct mn_bell *bell, int64_t timeout_ns);

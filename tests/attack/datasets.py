@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import sqlite3
 import threading
 import time
 from typing import Any
@@ -182,3 +184,66 @@ class Counting(IterableDataset):
         for i in range(first, self.length, step):
             time.sleep(self.delay)
             yield i
+
+
+class Opens(Dataset):
+    """Opens something wherever it is unpickled, as many datasets do, and cannot be pickled
+    from then on."""
+
+    def __init__(self, path: str, what: str, length: int = 1024) -> None:
+        self.path, self.what, self.length = path, what, length
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        getattr(self, "open_" + self.what)()
+
+    def open_file(self) -> None:
+        self.file = open(self.path, "rb", buffering=0)
+
+    def open_sqlite(self) -> None:
+        self.database = sqlite3.connect(self.path, check_same_thread=False)
+
+    def open_socket(self) -> None:
+        host, port = self.path.split(":")
+        self.socket = socket.create_connection((host, int(port)))
+
+    def open_nothing(self) -> None:
+        open(self.path, "rb").close()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, getattr(self, "read_" + self.what)(index)
+
+    def read_file(self, index: int) -> int:
+        self.file.seek(8 * index)
+        time.sleep(0)  # the other workers' turn
+        return int.from_bytes(self.file.read(8), "little")
+
+    def read_sqlite(self, index: int) -> int:
+        return self.database.execute("SELECT v FROM t WHERE i = ?", (index,)).fetchone()[0]
+
+    def read_socket(self, index: int) -> int:
+        self.socket.sendall(index.to_bytes(8, "little"))
+        got = b""
+        while len(got) < 8:
+            got += self.socket.recv(8 - len(got))
+        return int.from_bytes(got, "little")
+
+    def read_nothing(self, index: int) -> int:
+        return index * index
+
+
+class SharesTensors(Dataset):
+    """Tensors that travel in shared memory, one of them by itself and one in an object."""
+
+    def __init__(self, length: int = 64) -> None:
+        self.squares = torch.arange(length) ** 2
+        self.parts = {"first": self.squares[:2], "other": torch.arange(length)}
+
+    def __len__(self) -> int:
+        return len(self.squares)
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, self.squares[index]

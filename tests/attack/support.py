@@ -173,10 +173,13 @@ def resources() -> dict[str, int]:
     }
 
 
-def run_script(text: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess:
-    """Runs a script with this folder's package importable."""
+def run_script(
+    text: str, *arguments: str, file: Path | None = None, **options: Any
+) -> subprocess.CompletedProcess:
+    """Runs a script, or one in a file, with this folder's package importable."""
+    what = ["-c", text] if file is None else [str(file)]
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text, *arguments],
+        [sys.executable, "-W", "ignore", *what, *arguments],
         capture_output=True, text=True, check=False, timeout=90, env=environment(), **options,
     )  # fmt: skip
 

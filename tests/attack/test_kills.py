@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
+import struct
+import subprocess
 import time
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 
 import minato
 from minato._memo import memo_of
+from minato._zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
@@ -133,6 +138,76 @@ def test_killed_trainer_takes_all_with_it(dataset, method):
     finally:
         kill(process.pid)
         process.communicate()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_killed_trainer_beside_a_stopped_zygote(method):
+    """Workers see for themselves that the trainer is gone, and end who cannot."""
+    script = (
+        "import minato\nfrom attack.datasets import *\n"
+        "if __name__ == '__main__':\n"
+        "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
+        f"        multiprocessing_context={method!r}))\n"
+        "    list(it)\n"
+        "    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
+        "    input()\n"
+    )
+    process = start_script(script, stdin=subprocess.PIPE)
+    try:
+        family = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(family) == 3
+        kill(family[0], signal.SIGSTOP)
+        kill(process.pid)
+        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
+    finally:
+        for pid in (process.pid, *family):
+            kill(pid)
+        process.communicate()
+
+
+def test_a_replacement_that_is_refused_is_tried_again(monkeypatch):
+    """It is no further death: there may be room for a process a moment later."""
+    fork, tries = Zygote._fork, []
+
+    def refused(self, number):
+        tries.append(number)  # in the zygote
+        if 2 < len(tries) < 8:
+            raise BlockingIOError(errno.EAGAIN, "no")
+        return fork(self, number)
+
+    monkeypatch.setattr(Zygote, "_fork", refused)
+    iterator = iter(make(Slow(400, 0.001), num_workers=2, persistent_workers=True))
+    next(iterator)
+    kill(workers_of(iterator)[0])
+    wait_for(lambda: iterator._engine.health()["deaths"] == 1, "its death")
+    wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "a replacement")
+    assert len(list(iterator)) == 49
+    assert iterator._engine.health()["deaths"] == 1
+
+
+def test_nobody_is_killed_for_having_a_workers_process_id():
+    """A worker that is gone may have left its id to another process by now."""
+    engine = minato._core.Engine(1, 0, False)
+    other = subprocess.Popen(["sleep", "100"])
+    time.sleep(0.05)  # start times are told in hundredths of a second
+    gone = subprocess.Popen(["sleep", "100"])
+    try:
+        engine.segment.set_pid(0, gone.pid)
+        assert engine.kill_worker(0, signal.SIGCONT)
+        (entry,) = struct.unpack("Q", os.pread(engine.fd, 8, 24))  # mn_ctl.workers_off
+        record = os.pread(engine.fd, 64, entry)
+        at = record.index(struct.pack("I", gone.pid))
+        os.pwrite(engine.fd, struct.pack("I", other.pid), entry + at)
+        assert not engine.kill_worker(0, signal.SIGKILL)
+        os.pwrite(engine.fd, struct.pack("I", gone.pid), entry + at)
+        assert engine.kill_worker(0, signal.SIGKILL)
+        assert gone.wait() == -signal.SIGKILL
+        assert not engine.kill_worker(0, signal.SIGKILL)
+        assert other.poll() is None
+    finally:
+        for process in (gone, other):
+            process.kill()
+            process.wait()
 
 
 def test_stopped_workers_go_on(seed):

@@ -428,6 +428,52 @@ def test_few_descriptors_leave_nothing_behind():
     assert bad >= 2 and good >= 2
 
 
+MANY_DESCRIPTORS = """
+import gc, os, resource, minato
+from attack.datasets import Slow
+from attack.support import descendants, kill, wait_for
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+before = len(os.listdir("/proc/self/fd"))
+for zygote_dies in (False, True):
+    iterator = iter(minato.DataLoader(Slow(64, 60.0), num_workers=2))
+    wait_for(lambda: all(w["running"] for w in iterator._engine.workers()), "workers at work")
+    if zygote_dies:
+        kill(iterator._pool.zygote.pid)
+    iterator._shutdown_workers()
+    iterator = None
+    gc.collect()
+    wait_for(lambda: not descendants(), "processes to end", 10)
+    assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+def test_descriptors_beyond_what_select_can_name():
+    done = run_script(MANY_DESCRIPTORS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("step", ["_end_zygote", "_keep_entries", "_close_zygote"])
+def test_an_end_that_fails_somewhere_still_ends_the_rest(step, monkeypatch):
+    before = resources()["fds"]
+    iterator = iter(make(Noisy(40)))
+    next(iterator)
+    real = getattr(iterator._pool, step)
+
+    def fails():
+        real()
+        raise RuntimeError("of this step")
+
+    monkeypatch.setattr(iterator._pool, step, fails)
+    with pytest.raises(RuntimeError, match="of this step"):
+        iterator._shutdown_workers()
+    with pytest.raises(RuntimeError, match="closed"):
+        iterator._engine.health()
+    monkeypatch.undo()
+    del iterator, real, fails
+    assert resources()["fds"] == before
+
+
 # ---- Ctrl-C -------------------------------------------------------------------------------
 
 INTERRUPTED = """
@@ -474,6 +520,122 @@ def test_interrupt_and_go_on(scheduling, seed):
         kill(process.pid)
     assert process.returncode == 0, err[-4000:]
     assert err == "" and int(out.split()[1]) >= 3
+
+
+INTERRUPTED_START = """
+import multiprocessing.util, os, signal, sys, torch, minato
+
+class Signals(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return len(blocked), signal.getsignal(signal.SIGINT) is signal.SIG_IGN, index
+
+def interrupt(_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    multiprocessing.util.register_after_fork(interrupt, interrupt)
+    loader = minato.DataLoader(Signals(), 4, num_workers=2, persistent_workers=True,
+                               multiprocessing_context=sys.argv[1])
+    for _ in range(2):
+        for blocked, ignored, index in loader:
+            assert ignored.all() and not blocked.any()
+            print(*index.tolist())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+elif sys.argv[1] != "fork":
+    interrupt(None)  # while a new process imports the main module
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_interrupt_of_a_process_that_starts(method, tmp_path):
+    """SIGINT before it can have said that it ignores it. Datasets find no signal blocked."""
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED_START)
+    done = run_script("", method, file=script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "0 1 2 3\n4 5 6 7\n" * 2
+
+
+INTERRUPTED_ANYWHERE = """
+import gc, os, signal, sys, minato, multiprocessing.popen_fork
+from attack.datasets import Noisy
+from attack.support import descendants, wait_for
+
+WATCHED = tuple(os.path.dirname(m.__file__) for m in (minato, multiprocessing))
+fatal = []
+sys.unraisablehook = fatal.append
+
+def interrupted(function, line):
+    # Runs it, with SIGINT at the given line of what is watched. Whether it came to that line.
+    count = 0
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(WATCHED):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return count >= line
+
+def left():
+    gc.collect()
+    return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+def start():
+    iter(loader)
+
+def stop():
+    iterator._shutdown_workers()
+
+options = dict(batch_size=4, num_workers=2)
+loader = minato.DataLoader(Noisy(8, 3), persistent_workers=True, **options)
+assert len(list(loader)) == 2
+loader = None
+before, interrupts, step = left(), [0, 0], int(sys.argv[1])
+for line in range(step, 10000, 3 * step):
+    loader = minato.DataLoader(Noisy(8, 3), persistent_workers=True, **options)
+    came = interrupted(start, line)
+    interrupts[0] += came
+    assert len(list(loader)) == 2
+    loader = None
+    wait_for(lambda: not descendants(), f"processes, line {line}", 10)
+    assert left() == before, (line, left(), before)
+    if not came:
+        break
+for line in range(1, 10000, step):
+    iterator = iter(minato.DataLoader(Noisy(8, 3), **options))
+    next(iterator)
+    came = interrupted(stop, line)
+    interrupts[1] += came
+    iterator = None
+    wait_for(lambda: not descendants(), f"processes at the end, line {line}", 10)
+    assert left() == before, (line, left(), before)
+    if not came:
+        break
+assert not fatal, fatal
+print(*interrupts)
+"""
+
+
+def test_interrupt_at_any_line_of_a_start_and_an_end():
+    """Nothing is left behind, and a persistent loader works afterwards."""
+    done = run_script(INTERRUPTED_ANYWHERE, "37")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(int(count) > 3 for count in done.stdout.split())
 
 
 def test_interrupt_ends_a_wait_at_once():

@@ -6,6 +6,9 @@ import multiprocessing
 import os
 import random
 import signal
+import socketserver
+import sqlite3
+import threading
 import time
 
 import pytest
@@ -14,8 +17,13 @@ import torch.utils.data
 
 import minato
 
-from .datasets import Images, Noisy, Ragged, StartsThread, WithTools, Wordy, keep_list
-from .support import SECONDS, copied, kill_ready, resources, same, wait_for, worker_entries
+from .datasets import (
+    Images, Noisy, Opens, Ragged, SharesTensors, StartsThread, WithTools,
+    Wordy, keep_list,
+)  # fmt: skip
+from .support import (
+    SECONDS, alive, copied, kill, kill_ready, resources, run_script, same, wait_for, worker_entries,
+)  # fmt: skip
 
 METHODS = ["spawn", "forkserver"]
 
@@ -72,8 +80,9 @@ def test_datasets_with_tools_of_multiprocessing(method):
 def test_a_dataset_that_starts_a_thread(method, scheduling):
     """Threads do not survive a fork: workers are then started one by one."""
     expected = [copied(b) for b in make(Noisy(24), "fork", scheduling=scheduling)]
-    got = [copied(b) for b in make(StartsThread(24), method, scheduling=scheduling)]
-    assert same(got, expected)
+    loader = make(StartsThread(24), method, scheduling=scheduling)
+    assert same([copied(b) for b in loader], expected)
+    assert "threads" in loader.stats()["worker_start"]
 
 
 def test_a_directly_started_worker_is_replaced():
@@ -82,6 +91,134 @@ def test_a_directly_started_worker_is_replaced():
     os.kill(worker_entries(iterator)[0]["pid"], signal.SIGKILL)
     assert len(list(iterator)) == 49
     assert len(list(iterator._pool.handles)) == 2
+
+
+# ---- what loading a dataset opens ---------------------------------------------------------
+
+
+class Squares(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while number := self.rfile.read(8):
+            square = int.from_bytes(number, "little") ** 2
+            self.wfile.write(square.to_bytes(8, "little"))
+
+
+@pytest.fixture
+def place(request, tmp_path):
+    """Where the squares of numbers can be had in the way that a dataset asks for them."""
+    what, path = request.param, tmp_path / "squares"
+    if what == "socket":
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Squares) as server:
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            yield what, "{}:{}".format(*server.server_address)
+            server.shutdown()
+            thread.join()
+        return
+    if what == "sqlite":
+        with sqlite3.connect(path) as base:
+            base.execute("CREATE TABLE t (i INTEGER PRIMARY KEY, v INTEGER)")
+            base.executemany("INSERT INTO t VALUES (?, ?)", [(i, i * i) for i in range(4096)])
+        base.close()
+    else:
+        path.write_bytes(b"".join((i * i).to_bytes(8, "little") for i in range(4096)))
+    yield what, str(path)
+
+
+def wrong(loader) -> int:
+    """How many samples are not the square that they should be."""
+    return sum(int((square != index * index).sum()) for index, square in loader)
+
+
+@pytest.mark.parametrize("place, method", [
+    ("file", "spawn"), ("sqlite", "forkserver"), ("socket", "spawn"),
+], indirect=["place"])  # fmt: skip
+def test_what_loading_opens_is_each_workers_own(place, method):
+    """A file has one offset, and a connection one stream, for all forks of who opened it."""
+    what, path = place
+    loader = make(Opens(path, what), method)
+    assert wrong(loader) == 0
+    assert "opened" in loader.stats()["worker_start"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("place", ["nothing"], indirect=True)
+def test_workers_of_other_datasets_are_forked(place, method):
+    """What was opened and closed again, and memory that tensors share, is no reason."""
+    what, path = place
+    for dataset in (Opens(path, what, 64), SharesTensors()):
+        loader = make(dataset, method)
+        assert wrong(loader) == 0
+        assert loader.stats()["worker_start"] == "forked"
+
+
+OPENED_BY_MAIN = """
+import os, sys, torch, minato
+numbers = os.open(sys.argv[1], os.O_RDONLY)
+
+class Reads(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1024
+    def __getitem__(self, index):
+        os.lseek(numbers, 8 * index, os.SEEK_SET)
+        os.sched_yield()
+        return index, int.from_bytes(os.read(numbers, 8), "little")
+
+if __name__ == "__main__":
+    loader = minato.DataLoader(Reads(), 8, num_workers=2, multiprocessing_context='spawn')
+    print(sum(int((v != i * i).sum()) for i, v in loader), loader.stats()["worker_start"])
+"""
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_what_the_main_module_opens_is_each_workers_own(place, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OPENED_BY_MAIN)
+    done = run_script("", place[1], file=script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("0 ") and "opened" in done.stdout
+
+
+SHARED_BY_NAME = """
+import torch
+from minato._pickled import Pickled
+from torch.multiprocessing.reductions import shared_cache
+torch.multiprocessing.set_sharing_strategy("file_system")
+numbers = torch.arange(9)
+pickled = Pickled(numbers)
+for _ in range(4):
+    shared_cache.clear()  # as in a process of its own
+    assert torch.equal(pickled.load(), numbers)
+"""
+
+
+def test_memory_shared_by_name_outlives_those_who_load_it():
+    """It counts who uses it, and each loading of a pickle takes one away."""
+    done = run_script(SHARED_BY_NAME)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_directly_started_workers_may_die_together():
+    """The starter's own bookkeeping must not reap one death while it deals with another."""
+    iterator = iter(make(StartsThread(64), "spawn", persistent_workers=True))
+
+    def both_ready() -> list[int]:
+        entries = worker_entries(iterator)
+        return [w["pid"] for w in entries] if all(w["state"] == 3 for w in entries) else []
+
+    pids = wait_for(both_ready, "both workers")
+    starter = iterator._pool.zygote.pid
+    kill(starter, signal.SIGSTOP)
+    try:
+        for pid in pids:
+            kill(pid)
+        wait_for(lambda: not any(map(alive, pids)), "both deaths")
+    finally:
+        kill(starter, signal.SIGCONT)
+    wait_for(lambda: iterator._engine.health()["deaths"] == 2, "the loader to hear of them")
+    assert not set(wait_for(both_ready, "others in their place")) & set(pids)
+    assert sum(len(batch["index"]) for batch in iterator) == 64
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -67,19 +67,6 @@ sums_from_threads(void)
     CHECK_EQ(mn_a64_load_relaxed(&sum64), 3 * ADDERS * ADDS);
 }
 
-static void
-names_of_results(void)
-{
-    CHECK(strcmp(mn_strerror_name(MN_OK), "MN_OK") == 0);
-    CHECK(strcmp(mn_strerror_name(MN_EMPTY), "MN_EMPTY") == 0);
-    CHECK(strcmp(mn_strerror_name(MN_FULL), "MN_FULL") == 0);
-    CHECK(strcmp(mn_strerror_name(MN_CLOSED), "MN_CLOSED") == 0);
-    CHECK(strcmp(mn_strerror_name(-ENOMEM), "ENOMEM") == 0);
-    CHECK(strcmp(mn_strerror_name(-ETIMEDOUT), "ETIMEDOUT") == 0);
-    CHECK(strcmp(mn_strerror_name(-99999), "EUNKNOWN") == 0);
-    CHECK(strcmp(mn_strerror_name(ENOMEM), "EUNKNOWN") == 0);
-}
-
 static jmp_buf back;
 static int told;
 
@@ -138,7 +125,6 @@ fault_points_call_the_hook(void)
 static const struct mn_test tests[] = {
     MN_TEST("plain", mn_a32_words),
     MN_TEST("plain", mn_a64_words),
-    MN_TEST("plain", names_of_results),
     MN_TEST("plain", assertions_tell_the_hook),
     MN_TEST("plain", fault_points_call_the_hook),
     MN_TEST("thread", sums_from_threads),

@@ -114,6 +114,30 @@ a_timeout_holds_through_spurious_wakes(void)
     CHECK_EQ(sleep_with(&bell, NULL, 0), -ETIMEDOUT);
 }
 
+/* Whoever looks again after each sleep takes no core for it. */
+static void
+a_kernel_that_refuses_is_not_asked_all_the_time(void)
+{
+    struct mn_bell bell = {0};
+    const struct script refused[] = {{-ENOSYS, false}, {-EINVAL, false}, {-EFAULT, false}};
+    for (int i = 0; i < 3; i++) {
+        uint64_t start = mn_test_clock_ns();
+        CHECK_EQ(sleep_with(&bell, &refused[i], -1), refused[i].rc);
+        CHECK(mn_test_clock_ns() - start >= 1000000);
+    }
+}
+
+/* Shared memory that somebody wrote over. */
+static void
+a_word_that_is_none_ends_the_sleep(void)
+{
+    struct mn_bell bell = {0};
+    mn_bell_announce(&bell);
+    mn_a32_store_relaxed(&bell.word, 77);
+    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
+    CHECK_EQ(mn_a32_load_relaxed(&bell.word), MN_BELL_AWAKE);
+}
+
 static void
 rings_tell_whether_somebody_slept(void)
 {
@@ -525,6 +549,8 @@ a_kick_repairs_a_ringer_killed(void)
 static const struct mn_test tests[] = {
     MN_TEST("plain", results_of_a_sleep),
     MN_TEST("plain", a_timeout_holds_through_spurious_wakes),
+    MN_TEST("plain", a_kernel_that_refuses_is_not_asked_all_the_time),
+    MN_TEST("plain", a_word_that_is_none_ends_the_sleep),
     MN_TEST("plain", rings_tell_whether_somebody_slept),
     MN_TEST("thread", threads_converse),
     MN_TEST("thread", threads_converse_released),

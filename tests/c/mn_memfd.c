@@ -39,6 +39,10 @@ make_fail(const char *name, int err, int times)
     failing_times = times;
 }
 
+#define NOEXEC_SEAL 8u
+
+static bool noexec;
+
 int __real_memfd_create(const char *name, unsigned flags);
 int __wrap_memfd_create(const char *name, unsigned flags);
 int __real_ftruncate(int fd, off_t len);
@@ -51,7 +55,11 @@ int __wrap_madvise(void *addr, size_t len, int advice);
 int
 __wrap_memfd_create(const char *name, unsigned flags)
 {
-    return fails("memfd_create") ? -1 : __real_memfd_create(name, flags);
+    if (noexec && (flags & NOEXEC_SEAL) == 0) { /* as with vm.memfd_noexec = 2 */
+        errno = EACCES;
+        return -1;
+    }
+    return fails("memfd_create") ? -1 : __real_memfd_create(name, flags & ~NOEXEC_SEAL);
 }
 
 int
@@ -213,6 +221,14 @@ failures_leave_nothing_open(void)
     make_fail("ftruncate", EFBIG, 1);
     CHECK_EQ(mn_memfd_create("minato-test", MB), -EFBIG);
     CHECK_EQ(open_files(), before);
+
+    make_fail("memfd_create", EINVAL, 1); /* a kernel that does not know the flag */
+    int old = mn_memfd_create("minato-test", MB);
+    CHECK(old >= 0 && close(old) == 0);
+    noexec = true;
+    int sealed = mn_memfd_create("minato-test", MB);
+    CHECK(sealed >= 0 && close(sealed) == 0);
+    noexec = false;
 
     make_fail("ftruncate", EINTR, 2);
     int fd = mn_memfd_create("minato-test", MB);

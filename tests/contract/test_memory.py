@@ -181,12 +181,8 @@ def _read_later(queue: Any, answers: Any, gate: Any, count: int) -> None:
     answers.join_thread()
 
 
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_batches_that_wait_in_a_queue(
-    loader: Kind, strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_wait_in_a_queue(loader: Kind) -> None:
     """They are dropped here at once, and others take their place before they are read."""
-    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
     context = torch.multiprocessing.get_context("fork")
     queue, answers, gate = context.Queue(), context.Queue(), context.Event()
     process = context.Process(target=_read_later, args=(queue, answers, gate, 24))

@@ -1,0 +1,76 @@
+"""Ctrl-C while processes start and end.
+
+A terminal sends SIGINT, and a scheduler SIGTERM, to all processes of a group at once.  Workers
+and the process that starts them leave the first to the trainer, but a new process does so only
+once it has said so; and the trainer must not be interrupted between having a process, a
+descriptor or memory and having noted it.
+"""
+
+from __future__ import annotations
+
+import operator
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class Held:
+    """``with Held() as held:`` puts off KeyboardInterrupt to its end, and blocks both signals
+    in processes that are begun inside, which ``released()`` ends there.
+
+    Blocking alone would not do: a thread of a library's pool takes the signal then, and Python
+    interrupts the main thread all the same. Only brief work belongs inside.
+    """
+
+    def __enter__(self) -> Held:
+        self._noted = False
+        self._handler: Callable[..., Any] | None = None
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
+        if threading.current_thread() is threading.main_thread():  # others are not interrupted
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+        signal.pthread_sigmask(signal.SIG_BLOCK, GROUP)
+        return self
+
+    def _note(self, _number: int, _frame: Any) -> None:
+        self._noted = True
+
+    def __exit__(self, *_: Any) -> None:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+        finally:
+            if self._handler is not None:
+                signal.signal(signal.SIGINT, self._handler)
+        if self._noted and self._handler is not None:
+            self._handler(signal.SIGINT, None)
+
+
+def released(blocked: Iterable[int]) -> None:
+    """First thing in a process that was begun in a ``Held``, with what it has found blocked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
+
+
+class Deaf(str):
+    """The name of a process that ignores SIGINT from the moment it hears its name.
+
+    A fork server unblocks what it likes in its children. Their names are the first that they
+    load, before the main module and what that imports; nothing but the standard library can
+    be found then.
+    """
+
+    def __reduce__(self) -> Any:
+        return operator.getitem, ((str(self), _Ignored()), 0)
+
+
+class _Ignored:
+    """Loads by ignoring SIGINT."""
+
+    def __reduce__(self) -> Any:
+        return signal.signal, (int(signal.SIGINT), int(signal.SIG_IGN))

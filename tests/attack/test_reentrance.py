@@ -1,0 +1,75 @@
+"""Code of the program that shuts the loader down while the loader runs it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any, Callable
+
+import pytest
+import torch
+
+import minato
+
+from .support import PATIENCE
+
+hook: list[Callable[[], Any]] = []
+
+
+def run_hook() -> None:
+    if hook:
+        hook.pop()()
+
+
+class Pair(namedtuple("Pair", "first second")):
+    """Made anew for each batch, in the program's process."""
+
+    def __new__(cls, *values: Any) -> Pair:
+        if torch.utils.data.get_worker_info() is None:
+            run_hook()
+        return super().__new__(cls, *values)
+
+
+class Index:
+    """Travels to the worker as what __reduce__ says."""
+
+    def __reduce__(self) -> tuple:
+        run_hook()
+        return int, (3,)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple:
+        return Pair(index, index + 1), torch.full((70_000,), index, dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> Any:
+    yield
+    hook.clear()
+
+
+def test_a_class_in_a_batch_shuts_the_loader_down() -> None:
+    made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE)
+    assert len(list(made)) == 16  # rows have a form from now on
+    iterator = iter(made)
+    next(iterator)
+    hook.append(iterator._shutdown_workers)
+    with pytest.raises(RuntimeError, match="engine is closed|shut down"):
+        for _ in range(15):
+            next(iterator)
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_an_index_that_is_sent_shuts_the_loader_down(scheduling: str) -> None:
+    indices = [[n] for n in range(8)] + [[Index()], [9]]
+    made = minato.DataLoader(
+        Pairs(), batch_sampler=indices, num_workers=1, timeout=PATIENCE, scheduling=scheduling
+    )
+    iterator = iter(made)
+    hook.append(iterator._shutdown_workers)
+    with pytest.raises(RuntimeError, match="engine is closed|shut down"):
+        for _ in range(10):
+            next(iterator)

@@ -1,0 +1,135 @@
+"""A worker_init_fn that seeds from a number of its own is told of, others are not."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minato
+from minato import _init_states
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(autouse=True)
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_init_states, "_told", False)
+    monkeypatch.setattr(_init_states, "_seen", {})
+
+
+class Data(torch.utils.data.Dataset):
+    """Each worker waits in its first sample until all are there."""
+
+    met = False
+
+    def __init__(self, barrier: Any) -> None:
+        self.barrier = barrier
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        if not self.met:
+            self.met = True
+            self.barrier.wait(60)
+        return random.random() + np.random.rand() + float(torch.rand(()))
+
+
+def constant(_number: int) -> None:
+    np.random.seed(42)
+
+
+def constants(_number: int) -> None:
+    random.seed(1)
+    torch.manual_seed(2)
+
+
+def own_of_each(number: int) -> None:
+    random.seed(42 + number)
+
+
+def as_torch_shows(_number: int) -> None:
+    seed = torch.initial_seed() % 2**32
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def as_many_do(number: int) -> None:
+    """The first word of a state that torch has seeded is the same in every worker."""
+    np.random.seed(np.random.get_state()[1][0] + number)  # type: ignore[index]
+
+
+def next_seed(_number: int) -> None:
+    torch.manual_seed(torch.initial_seed() + 1)
+
+
+def entropy(_number: int) -> None:
+    np.random.seed()
+    random.seed()
+
+
+def nothing(_number: int) -> None:
+    pass
+
+
+def epochs(function: Callable[[int], None], count: int, **options: Any) -> list[str]:
+    """Warnings of so many iterators of one loader."""
+    options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
+    context = torch.multiprocessing.get_context(options["multiprocessing_context"])
+    barrier = context.Barrier(options["num_workers"])
+    loader = minato.DataLoader(Data(barrier), 2, worker_init_fn=function, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(count):
+            assert len(list(loader)) == 4
+    return [str(w.message) for w in caught if "worker_init_fn" in str(w.message)]
+
+
+@pytest.mark.parametrize(
+    "function, names, options",
+    [
+        (constant, "numpy.random", {}),
+        (constant, "numpy.random", {"persistent_workers": True}),
+        (constant, "numpy.random", {"batching": "ready", "in_order": False}),
+        (constant, "numpy.random", {"multiprocessing_context": "spawn"}),
+        (constants, "random and torch", {}),
+    ],
+)
+def test_two_workers_in_one_state(function: Any, names: str, options: dict) -> None:
+    told = epochs(function, 1, **options)
+    assert len(told) == 1 and f"seeds {names} from a number of its own" in told[0]
+    for remedy in ("torch.manual_seed", "seed_per_sample=False", "scheduling='static'"):
+        assert remedy in told[0]
+    assert epochs(function, 1) == []  # once
+
+
+@pytest.mark.parametrize("function", [constant, own_of_each, as_many_do])
+def test_two_epochs_in_one_state(function: Any) -> None:
+    assert epochs(function, 1, num_workers=1) == []  # one worker proves nothing
+    assert len(epochs(function, 1, num_workers=1)) == 1
+
+
+@pytest.mark.parametrize("function", [as_torch_shows, next_seed, entropy, nothing])
+def test_seeds_that_follow_the_loaders(function: Any) -> None:
+    assert epochs(function, 2) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed_per_sample": False}, {"seed_per_sample": True}, {"scheduling": "static"}]
+)
+def test_who_has_chosen_is_told_nothing(options: dict) -> None:
+    assert epochs(constant, 2, **options) == []
+
+
+def test_the_same_seed_again_proves_nothing() -> None:
+    for _ in range(2):
+        torch.manual_seed(7)
+        assert epochs(as_torch_shows, 1) == []
+        torch.manual_seed(7)
+        assert epochs(own_of_each, 1) == []
