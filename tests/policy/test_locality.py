@@ -1,0 +1,239 @@
+"""Whether samples are cheaper beside their neighbours: the policy alone (policy_locality.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+MS, US = 1_000_000, 1_000
+UNKNOWN, NO, YES = range(3)
+FOLLOWED, OPENS = 1, 2
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler is installed")
+    out = tmp_path_factory.mktemp("locality") / "locality.so"
+    sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/load/policy_locality.c"]
+    subprocess.run(
+        [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
+         *map(str, sources), "-lm", "-o", str(out)],
+        check=True,
+    )  # fmt: skip
+    loaded = ctypes.CDLL(str(out))
+    loaded.locality_new.restype = ctypes.c_void_p
+    for name in ("mn_locality_opening", "mn_locality_away"):
+        getattr(loaded, name).restype = ctypes.c_int64
+    loaded.mn_locality_length.restype = ctypes.c_double
+    loaded.mn_locality_observe_near.restype = ctypes.c_uint8
+    loaded.mn_locality_joins.restype = ctypes.c_bool
+    return loaded
+
+
+class Locality:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.own = ctypes.c_void_p(library.locality_new())
+
+    def near(self, follows: bool, cost: int, edge: bool = False, marks: int = 0) -> int:
+        return self.library.mn_locality_observe_near(
+            self.own, ctypes.c_bool(follows), ctypes.c_bool(edge), ctypes.c_uint8(marks),
+            ctypes.c_int64(cost),
+        )  # fmt: skip
+
+    def home(self, home: bool, cost: int) -> None:
+        self.library.mn_locality_observe_home(
+            self.own, ctypes.c_bool(home), ctypes.c_int64(cost)
+        )
+
+    def breaks(self, *, batch: bool, length: int, rows: int, most: int, number: int = 0,
+               marks: int = 0, begins: bool | None = None) -> bool:  # fmt: skip
+        return bool(
+            self.library.locality_place(
+                self.own, begins is not None, bool(begins), batch, marks,
+                ctypes.c_uint64(number), ctypes.c_int64(length), ctypes.c_int64(rows),
+                ctypes.c_int64(most),
+            )
+        )  # fmt: skip
+
+    @property
+    def answer(self) -> int:
+        return self.library.locality_near(self.own)
+
+    @property
+    def length(self) -> float:
+        return self.library.mn_locality_length(self.own)
+
+    @property
+    def opening(self) -> int:
+        return self.library.mn_locality_opening(self.own)
+
+
+@pytest.fixture(scope="module")
+def make(library: ctypes.CDLL) -> Iterator[Callable[[], Locality]]:
+    made = []
+
+    def new() -> Locality:
+        made.append(Locality(library))
+        return made[-1]
+
+    yield new
+    for one in made:
+        library.locality_free(one.own)
+
+
+COSTS = {
+    "constant": lambda dice: 5 * MS + dice.randrange(US),
+    "one in a hundred": lambda dice: 500 * MS if dice.randrange(100) == 0 else 5 * MS,
+    "two classes": lambda dice: 40 * MS if dice.randrange(10) < 4 else 4 * MS,
+    "log-normal": lambda dice: int(5 * MS * dice.lognormvariate(0, 0.4)),
+    "tiny": lambda dice: 500 + dice.randrange(200),
+}
+
+
+@pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("firsts", [0.1, 0.5, 0.9])
+def test_without_locality_none_is_believed(make, costs, firsts):
+    """Nor long, where one in some thousand looks at chance does."""
+    believed = looks = 0
+    for seed in range(20):
+        dice, locality = random.Random(seed), make()
+        for _ in range(500):
+            locality.near(dice.random() > firsts, costs(dice))
+            looks += 1
+            believed += locality.answer == YES
+        assert locality.answer != UNKNOWN
+    assert believed <= looks / 100
+
+
+@pytest.mark.parametrize("group", [2, 4, 8, 32, 128])
+def test_groups_are_found_and_measured(make, group):
+    dice, locality = random.Random(group), make()
+    when = None
+    for n in range(6000):
+        first = n % 16 == 0
+        opens = first or dice.randrange(group) == 0
+        locality.near(not first, (20 * MS if opens else 0) + 2 * MS + dice.randrange(50 * US))
+        if when is None and locality.answer == YES:
+            when = n
+    assert when is not None and when < 1000
+    assert locality.answer == YES
+    assert 0.8 * 18 * MS < locality.opening < 1.2 * 20 * MS
+    # a sixteenth is first in any case, and opens
+    expected = 1 / (1 / 16 + 15 / 16 / group)
+    assert expected / 1.5 < locality.length < expected * 1.5
+
+
+def test_what_a_chunk_amortises_is_not_worth_it(make):
+    locality = make()
+    for n in range(400):
+        locality.near(n % 4 != 0, 100 * US if n % 4 == 0 else 10 * US)
+    assert locality.answer == NO and locality.opening == 0 and locality.length == 1.0
+
+
+def test_it_comes_and_goes(make):
+    locality = make()
+    for n in range(200):
+        locality.near(n % 8 != 0, 5 * MS)
+    assert locality.answer == NO
+    for n in range(400):
+        locality.near(n % 8 != 0, 25 * MS if n % 8 == 0 else 5 * MS)
+    assert locality.answer == YES
+    for n in range(2000):
+        locality.near(n % 8 != 0, 25 * MS)
+    assert locality.answer == NO
+
+
+def test_a_machine_that_slows_down_is_no_locality(make):
+    dice, locality = random.Random(0), make()
+    for n in range(3000):
+        slower = 1 + n / 300
+        locality.near(dice.random() < 0.5, int(5 * MS * slower * dice.uniform(0.9, 1.1)))
+        assert locality.answer != YES
+
+
+def test_a_home_is_found(make, library):
+    locality = make()
+    for n in range(200):
+        locality.home(n % 4 == 0, 20 * US if n % 4 == 0 else 10 * MS)
+    assert library.locality_home(locality.own) == YES
+    assert 9 * MS < library.mn_locality_away(locality.own) < 11 * MS
+
+
+def chains(locality, batches, rows, most, marks=None, begins=None):
+    """Lengths of the chains that an order is cut into."""
+    out: list[int] = []
+    for number in range(batches * rows):
+        if locality.breaks(
+            batch=number % rows == 0, length=out[-1] if out else 0, rows=rows, most=most,
+            number=number, marks=marks(number) if marks else 0,
+            begins=None if begins is None else begins(number),
+        ):  # fmt: skip
+            out.append(0)
+        out[-1] += 1
+    return out
+
+
+@given(rows=st.integers(1, 40), most=st.integers(1, 200), batches=st.integers(1, 20))
+def test_of_what_is_not_known_batches_stay_whole(make, rows, most, batches):
+    """torch's own cut."""
+    assert chains(make(), batches, rows, most) == [rows] * batches
+
+
+@given(rows=st.integers(1, 40), group=st.integers(1, 60), batches=st.integers(1, 12))
+def test_declared_groups_are_chains(make, rows, group, batches):
+    cut = chains(make(), batches, rows, 10**9, begins=lambda n: n % group == 0)
+    total = rows * batches
+    assert cut == [group] * (total // group) + [total % group] * (total % group > 0)
+
+
+@given(
+    rows=st.integers(1, 40), group=st.integers(1, 60), most=st.integers(1, 200),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_no_chain_is_longer_than_it_may_be(make, rows, group, most, seed):
+    dice, locality = random.Random(seed), make()
+    for n in range(dice.randrange(400)):
+        first = n % 16 == 0
+        opens = first or dice.randrange(group) == 0
+        locality.near(not first, 22 * MS if opens else 2 * MS, edge=n % rows == 0)
+    known = [dice.choice((0, FOLLOWED, FOLLOWED | OPENS)) for _ in range(12 * rows)]
+    for length in chains(locality, 12, rows, most, marks=known.__getitem__):
+        assert length <= max(most, rows)
+
+
+def test_remembered_groups_are_chains_over_batches(make):
+    locality = make()
+    marks = {}
+    for epoch in range(3):
+        for n in range(1024):
+            opens = n % 48 == 0
+            first = n % 64 == 0 and epoch == 0
+            cost = 22 * MS if opens or first else 2 * MS
+            marks[n] = locality.near(not first, cost, edge=n % 32 == 0, marks=marks.get(n, 0))
+    cut = chains(locality, 30, 32, 10**9, marks=marks.__getitem__)
+    assert sum(length % 48 == 0 for length in cut) >= len(cut) - 2
+
+
+def test_marks_that_are_wrong_are_not_believed(make):
+    """A sampler that shuffles inside of groups: what opened one is no sign the next time."""
+    locality = make()
+    for n in range(64):
+        locality.near(n % 8 != 0, 22 * MS if n % 8 == 0 else 2 * MS)
+    cut = chains(locality, 1, 64, 10**9, marks=lambda n: FOLLOWED | OPENS if n % 16 == 4 else 1)
+    assert len(cut) > 1
+    for _ in range(200):
+        locality.near(True, 2 * MS, marks=FOLLOWED | OPENS)
+    cut = chains(locality, 1, 64, 10**9, marks=lambda n: FOLLOWED | OPENS if n % 16 == 4 else 1)
+    assert cut == [64]
