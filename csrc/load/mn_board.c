@@ -108,6 +108,13 @@ mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
     return claim_lane(shm, mn_lane_at(shm, MN_LANE_NORMAL), worker, task);
 }
 
+uint32_t
+mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at)
+{
+    const struct mn_lane *l = mn_lane_at(shm, lane);
+    return (uint32_t)mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+}
+
 bool
 mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
 {

@@ -60,6 +60,10 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
 int
 mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
+/* The task that an entry of a lane names, at a count before its tail. */
+uint32_t
+mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at);
+
 /* Takes back the task of an entry of a lane, at a count before its tail, if nobody has claimed
  * it. True, and which task, when it was. */
 bool

@@ -232,7 +232,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = alloc_private(e);
     }
     if (rc == 0 && cfg->window != 0) {
-        rc = mn_plan_open(&e->plan, cfg);
+        rc = mn_plan_open(&e->plan, cfg, e->shm.ctl->ntasks);
     }
     if (rc == 0 && scheduled) {
         rc = mn_scheduler_open(&e->scheduler, cfg->keep);

@@ -73,6 +73,10 @@ mn_engine_no_lent(struct mn_engine *e);
 bool
 mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
 
+/* Puts a task that was taken from a lane on another one, for others to claim. */
+void
+mn_task_put(struct mn_engine *e, uint32_t task, uint32_t lane);
+
 /* Wakes up to n sleeping workers. */
 void
 mn_engine_ring_workers(struct mn_engine *e, uint32_t n);

@@ -226,17 +226,15 @@ sweep_envelopes(struct mn_engine *e, uint32_t w)
     mn_lease_forget(e, w);
 }
 
-/* A task that waited for the dead worker alone: with static scheduling nobody else may do it;
- * else it was only meant for it. */
-static void
-hand_on(struct mn_engine *e, uint32_t task, uint64_t word, const struct mn_death *death)
+/* Puts a task that was taken from a lane on another one. */
+void
+mn_task_put(struct mn_engine *e, uint32_t task, uint32_t lane)
 {
-    if (e->plan == NULL
-        || mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
-                            ++e->gens[task], mn_word_attempt(word))
-               != MN_OK) {
-        mn_task_take_back(e, task,
-                          mn_task_word(mn_word_gen(word), 0, 0xff, MN_TASK_QUEUED), death);
+    uint32_t gen = ++e->gens[task];
+    if (mn_board_publish(&e->shm, &e->heads[lane], lane, task, gen, 0) != MN_OK) {
+        /* The lanes have room for all tasks there are: what is full is damaged. */
+        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, -1};
+        mn_task_take_back(e, task, mn_task_word(gen, 0, 0xff, MN_TASK_QUEUED), &nobody);
     }
 }
 
@@ -253,7 +251,12 @@ sweep_tasks(struct mn_engine *e, uint32_t w, const struct mn_death *death)
         }
         else if (st == MN_TASK_QUEUED && t->lane == MN_LANE_WORKER + w
                  && mn_board_cancel(&e->shm, i)) {
-            hand_on(e, i, word, death);
+            if (e->plan != NULL) { /* it was only meant for it */
+                mn_task_put(e, i, MN_LANE_EXPRESS);
+            }
+            else { /* static scheduling: nobody else may do it */
+                mn_task_take_back(e, i, mn_task_word(mn_word_gen(word), 0, 0xff, st), death);
+            }
         }
     }
 }

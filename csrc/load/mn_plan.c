@@ -22,7 +22,7 @@
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 
 int
-mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg)
+mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t ntasks)
 {
     struct mn_plan *p = calloc(1, sizeof(*p));
     if (p == NULL) {
@@ -33,6 +33,8 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg)
     p->unit_rows = cfg->unit_rows;
     p->shares = calloc(most, sizeof(*p->shares));
     p->nshares = most;
+    p->sent_ns = calloc(ntasks, sizeof(*p->sent_ns));
+    p->nsent = ntasks;
     p->chain.owner = -1;
     p->room = MN_PLAN_BATCHES;
     while (p->room < cfg->blocks && p->room < MN_PLAN_BATCHES_MOST) {
@@ -46,7 +48,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg)
                                       .hungry = cfg->window,
                                       .workers = cfg->workers};
     if (p->memory == NULL || p->batches == NULL || p->found == NULL
-        || p->shares == NULL
+        || p->shares == NULL || p->sent_ns == NULL
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
@@ -73,6 +75,7 @@ mn_plan_close(struct mn_plan *p)
     }
     free(p->batches);
     free(p->shares);
+    free(p->sent_ns);
     free(p->found);
     free(p->memory);
     free(p);

@@ -115,6 +115,8 @@ struct mn_plan {
     int64_t shared_ns;           /* in all shares */
     uint64_t shared_tasks;
     uint64_t piece_tasks;        /* in all pieces, the dispatcher's too */
+    int64_t *sent_ns;            /* [descriptors] what tasks on workers' own lanes take */
+    uint32_t nsent;
     uint32_t moved;              /* tasks that were put elsewhere since the last pump */
     uint64_t helped;             /* times a worker took over part of another's share */
 };
@@ -136,7 +138,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 }
 
 int
-mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg);
+mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t ntasks);
 
 void
 mn_plan_close(struct mn_plan *p);

@@ -21,6 +21,7 @@ struct mn_planned {
     struct mn_chain chain;   /* as it was before its first row */
     struct mn_piece *pieces; /* [ntasks] of room, while neighbours are kept together */
     uint32_t npieces;
+    int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to */

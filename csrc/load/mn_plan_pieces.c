@@ -128,7 +128,7 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 
 /* ---- cutting ------------------------------------------------------------------------ */
 
-enum { CHAIN = 1, PIECE = 2 }; /* what begins at a row: mn_planned.border */
+enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
 /* Marks the rows at which pieces begin: where chains do, and where the home changes. */
 static void
@@ -167,8 +167,25 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
         p->chain.length++;
         bool moves = i == 0 || home[i] != home[i - 1];
         bool begins = moves || (near && breaks);
-        q->border[i] = (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0));
+        /* What is known of a sample's cost is without the opening, but where its group begins. */
+        bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
+        q->border[i] =
+            (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
     }
+}
+
+/* For a piece a task at most, and for what each task takes. 0 or -ENOMEM. */
+static int
+make_room(struct mn_planned *q)
+{
+    size_t each = sizeof(*q->pieces) + sizeof(*q->cost_ns);
+    struct mn_piece *pieces = realloc(q->pieces, q->ntasks * each);
+    if (pieces == NULL) {
+        return -ENOMEM;
+    }
+    q->pieces = pieces;
+    q->cost_ns = (int64_t *)(void *)(pieces + q->ntasks);
+    return 0;
 }
 
 int
@@ -202,12 +219,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
             q->row0[++q->ntasks] = 0;
         }
     }
-    struct mn_piece *pieces = realloc(q->pieces, q->ntasks * sizeof(*pieces));
-    if (pieces == NULL) {
-        return -ENOMEM;
-    }
-    q->pieces = pieces;
-    return 0;
+    return make_room(q);
 }
 
 static int32_t
@@ -226,9 +238,10 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
 }
 
 static int64_t
-cost_of(const struct mn_planned *q, const int64_t *cost, uint32_t task)
+cost_of(const struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, uint32_t task)
 {
-    int64_t ns = 0;
+    bool opens = (q->border[q->row0[task]] & OPENING) != 0;
+    int64_t ns = opens ? p->known.opening_ns : 0;
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
         ns += cost[i];
     }
@@ -262,11 +275,8 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         q->first_chain = p->chain.number;
     }
     uint64_t chain = q->first_chain;
-    if (q->pieces == NULL) {
-        q->pieces = malloc(q->ntasks * sizeof(*q->pieces));
-        if (q->pieces == NULL) {
-            return -ENOMEM;
-        }
+    if (q->pieces == NULL && make_room(q) < 0) {
+        return -ENOMEM;
     }
     struct mn_piece *x = NULL;
     for (uint32_t t = 0; t < q->ntasks; t++) {
@@ -289,7 +299,8 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         }
         x->t1 = t + 1;
         x->chain = chain;
-        x->cost_ns += cost_of(q, cost, t);
+        q->cost_ns[t] = cost_of(p, q, cost, t);
+        x->cost_ns += q->cost_ns[t];
     }
     if (x != NULL) {
         place(e, x);

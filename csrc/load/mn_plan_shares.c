@@ -27,6 +27,8 @@
  * risk to wait behind a slow one. */
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
+/* More tasks than that are not on a worker's own lane: AHEAD_NS of the cheapest. */
+#define QUEUED_MOST 4096u
 /* A task runs for so long, and so many times the typical cost, before what waits behind it
  * goes to somebody else. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
@@ -38,6 +40,7 @@
 struct look {
     uint64_t queued;
     int64_t running_ns; /* -1: nothing runs */
+    int64_t left_ns;    /* what it has to do before it comes to its share */
 };
 
 static struct look
@@ -48,9 +51,18 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    struct look v = {tail > hint ? tail - hint : 0, -1};
-    if (mn_a64_load_relaxed(&k->running) != 0) {
+    struct look v = {tail > hint ? tail - hint : 0, -1, 0};
+    v.queued = v.queued < QUEUED_MOST ? v.queued : QUEUED_MOST; /* the hint is the worker's word */
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    if (running != 0) {
         v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
+        /* One that has gone on for longer than expected is taken to last as long again. */
+        int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
+        v.left_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+    }
+    for (uint64_t at = tail - v.queued; at < tail; at++) {
+        uint32_t task = mn_board_entry(&e->shm, MN_LANE_WORKER + w, at);
+        v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
     }
     return v;
 }
@@ -189,8 +201,10 @@ split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
     struct mn_piece *y = &q->pieces[q->npieces++];
     *y = *x;
     y->t0 = at;
-    int64_t each = x->cost_ns / (int64_t)mn_piece_tasks(x);
-    y->cost_ns = each * (int64_t)mn_piece_tasks(y);
+    y->cost_ns = 0;
+    for (uint32_t t = at; t < y->t1; t++) {
+        y->cost_ns += q->cost_ns[t];
+    }
     x->t1 = at;
     x->cost_ns -= y->cost_ns;
     mn_share_give(p, w, x);
@@ -228,16 +242,6 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps)
     }
 }
 
-/* How much a worker has to do before it comes to its share, by what tasks usually take: one
- * that has gone on for longer is taken to last as long again. */
-static int64_t
-before_share(const struct mn_plan *p, const struct look *v)
-{
-    int64_t each = task_ns(p);
-    int64_t rest = v->running_ns < 0 ? 0 : v->running_ns > each / 2 ? v->running_ns : each / 2;
-    return rest + (int64_t)v->queued * each;
-}
-
 /* Where a share is best cut in two: how many tasks the victim keeps. */
 struct border {
     uint32_t keeps;
@@ -268,7 +272,9 @@ best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t
     uint32_t keeps = 0;
     for (const struct mn_piece *x = s->first; keeps < tasks; x = x->next) {
         int64_t off = 2 * done_ns > ns ? 2 * done_ns - ns : ns - 2 * done_ns;
-        if (x->chain != chain && off < nearest) {
+        /* A chain over batches is a guess where groups are known to end with these. */
+        bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
+        if (edge && off < nearest) {
             nearest = off;
             best = (struct border){keeps, before_ns + done_ns, price(p, x, false), true};
         }
@@ -289,7 +295,7 @@ help(struct mn_engine *e, const struct round *r, uint32_t helper, uint32_t victi
 {
     struct mn_plan *p = e->plan;
     struct look v = look_at(e, victim, r->now);
-    struct border b = best_border(e, r, victim, before_share(p, &v));
+    struct border b = best_border(e, r, victim, v.left_ns);
     bool idles = b.keeps == 0 && v.running_ns < 0 && v.queued == 0; /* it is about to begin */
     if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= b.price_ns)) {
         return false;
@@ -304,6 +310,9 @@ find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
     struct mn_plan *p = e->plan;
     int64_t most = -1;
     uint32_t victim = 0, head = UINT32_MAX;
+    if (p->next - p->head < p->window && !p->dispatch.closed) {
+        return false; /* more is about to be planned, and it may begin with that */
+    }
     for (uint32_t w = 0; w < p->nshares; w++) {
         const struct mn_share *s = &p->shares[w];
         if (w == helper || s->first == NULL) {
@@ -329,12 +338,13 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
 {
     const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* never past what may still be claimed */
-    for (uint64_t at = mn_a64_load_relaxed(&l->tail); at-- > hint;) { /* tail is ours */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t n = tail > hint ? tail - hint : 0;
+    n = n < QUEUED_MOST ? n : QUEUED_MOST;
+    for (uint64_t at = tail; n-- > 0;) {
         uint32_t task;
-        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
-            int rc = mn_board_publish(&e->shm, &e->heads[lane], lane, task, ++e->gens[task], 0);
-            mn_assert(rc == MN_OK); /* a lane has room for all tasks there are */
-            (void)rc;
+        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, --at, &task)) {
+            mn_task_put(e, task, lane);
             return true;
         }
     }
@@ -409,8 +419,10 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
     if (rc != MN_OK) {
         return false;
     }
+    uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
+    p->sent_ns[task] = x->batch->cost_ns[x->t0];
     mn_share_take(p, w, x);
-    x->cost_ns -= x->cost_ns / (int64_t)mn_piece_tasks(x);
+    x->cost_ns -= x->batch->cost_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
     if (x->t0 != x->t1) {

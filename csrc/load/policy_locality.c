@@ -184,8 +184,9 @@ mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *
     if (!p->batch || ((p->marks & MN_COST_FOLLOWED) && believed(l))) {
         return false;
     }
-    uint64_t every = l->edges < MN_LOCALITY_EDGES ? 2 : 16;
-    bool tries = l->near.answer == MN_CONTRAST_YES && p->number / (uint64_t)p->rows % every == 1;
+    uint64_t every = l->edges < MN_LOCALITY_EDGES ? 4 : 16;
+    bool tries = l->near.answer == MN_CONTRAST_YES && p->length <= p->rows
+                 && p->number / (uint64_t)p->rows % every == 1;
     return !tries && !mn_locality_joins(l);
 }
 

@@ -45,8 +45,8 @@
  *   mn_locality_breaks says whether a new one begins at a sample: at a group's declared or
  *   remembered beginning; else not inside of a batch; and at the beginning of a batch (where
  *   torch would change workers) unless the sample is known to follow, or most that followed
- *   there opened nothing. To know that some do follow there in any case: every second
- *   one until EDGES were seen, one in sixteen from then on. No chain is longer than `most` samples: with longer ones there
+ *   there opened nothing. To know that, some follow there in any case: one in four
+ *   until EDGES were seen, one in sixteen from then on, and never two in a row. No chain is longer than `most` samples: with longer ones there
  *   would not be one for each worker within what may be planned.
  */
 #ifndef MN_POLICY_LOCALITY_H
@@ -63,7 +63,7 @@
 /* Of samples, for the length of groups, and of beginnings of batches: older ones weigh less
  * and less. */
 #define MN_LOCALITY_MEMORY 1024
-#define MN_LOCALITY_EDGES 8
+#define MN_LOCALITY_EDGES 4
 
 enum mn_contrast_answer {
     MN_CONTRAST_UNKNOWN = 0,
