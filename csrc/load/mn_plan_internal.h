@@ -25,6 +25,7 @@ struct mn_planned {
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to */
+    int32_t maker;           /* 1 + the worker that was given a task of it last; 0: nobody */
     struct mn_refusal refusal; /* it cannot be made */
     struct mn_plan_batch batch; /* index points behind row0 */
     uint32_t row0[];            /* [ntasks + 1] */

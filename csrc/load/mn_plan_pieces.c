@@ -248,13 +248,17 @@ cost_of(const struct mn_plan *p, const struct mn_planned *q, const int64_t *cost
     return ns;
 }
 
-/* Where a new piece goes: to who has its chain, to its home, or to the dispatcher. */
+/* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
+ * dispatcher. */
 static void
 place(struct mn_engine *e, struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
     bool goes_on = x->chain == p->chain.number && p->chain.owner >= 0;
     int64_t w = goes_on ? p->chain.owner : x->home;
+    if (x->t0 != 0 && x->batch->sent[x->t0 - 1]) { /* it has begun, and is planned anew */
+        w = x->batch->maker - 1;
+    }
     x->node = MN_NO_NODE;
     p->piece_tasks += mn_piece_tasks(x);
     if (w >= 0 && mn_share_usable(e, (uint32_t)w)) {

@@ -421,6 +421,7 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
     }
     uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
     p->sent_ns[task] = x->batch->cost_ns[x->t0];
+    x->batch->maker = (int32_t)w + 1;
     mn_share_take(p, w, x);
     x->cost_ns -= x->batch->cost_ns[x->t0];
     x->t0++;
