@@ -45,14 +45,13 @@ tasks_for(const struct mn_engine_config *cfg)
 }
 
 /* Entries of a lane: several times the tasks that may be on it, so that stale ones are rarely
- * in the way. With static scheduling all that is in flight may be for one worker; else its own
- * lane is not used. */
+ * in the way. With static scheduling all that is in flight may be for one worker. */
 static uint64_t
 lane_entries(const struct mn_engine_config *cfg, uint32_t lane)
 {
     uint64_t tasks = lane < MN_LANE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
                      : cfg->window == 0    ? tasks_for(cfg)
-                                           : 1;
+                                           : MN_LANE_OWN_TASKS;
     uint64_t n = 2;
     while (n < 2 * tasks) {
         n *= 2;

@@ -251,17 +251,25 @@ waits_on(const struct mn_engine *e, uint32_t lane)
     return mn_a64_load_acquire(&l->hint) != mn_a64_load_seqcst(&l->tail);
 }
 
+/* Wakes a sleeping worker; true if it slept. Others may sleep there, too: the dead, and threads
+ * that wait to be wanted. */
+static bool
+ring_worker(const struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY && mn_bell_ring(&k->bell);
+}
+
 void
 mn_engine_ring_workers(struct mn_engine *e, uint32_t n)
 {
-    struct mn_ctl *c = e->shm.ctl;
+    uint32_t workers = e->shm.ctl->nworkers;
+    for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
+        n -= waits_on(e, MN_LANE_WORKER + w) && ring_worker(e, w);
+    }
     bool shared = waits_on(e, MN_LANE_EXPRESS) || waits_on(e, MN_LANE_NORMAL);
-    for (uint32_t w = 0; w < c->nworkers && n != 0; w++) {
-        struct mn_worker *k = mn_worker_at(&e->shm, w);
-        /* Others may sleep there, too: the dead, and threads that wait to be wanted. */
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && (shared || waits_on(e, MN_LANE_WORKER + w)) && mn_bell_ring(&k->bell)) {
-            n--;
-        }
+    for (uint32_t w = 0; w < workers && shared && n != 0; w++) {
+        n -= ring_worker(e, w);
     }
 }
 

@@ -203,6 +203,7 @@ mn_task_take_back(struct mn_engine *e, uint32_t task, uint64_t word,
     uint32_t attempt = mn_word_attempt(word);
     mn_task_at(&e->shm, task)->flags = 0; /* an envelope of its worker's goes with the lease */
     e->results[task].flags = 0;
+    e->results[task].accepted = false; /* what comes of it now is looked at anew */
     if (attempt < e->cfg.max_retries
         && mn_board_publish(&e->shm, &e->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
                             ++e->gens[task], attempt + 1)

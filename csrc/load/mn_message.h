@@ -306,6 +306,9 @@ struct mn_lane {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_lane) == 192, "lane layout");
 
+/* Tasks at most on a worker's own lane, with balanced scheduling: a millisecond of cheap ones. */
+#define MN_LANE_OWN_TASKS 128u
+
 enum mn_lane_number {
     MN_LANE_EXPRESS = 0,  /* taken back from the dead, overdue */
     MN_LANE_NORMAL = 1,

@@ -58,10 +58,12 @@ struct mn_chain {
 
 /* What one worker alone is to do next, as long as nobody has to help. */
 struct mn_share {
-    struct mn_piece *first;
+    struct mn_piece *first, *last;
     uint64_t chain;  /* of what it was given last */
     int64_t cost_ns; /* of what is in it */
     uint32_t tasks;  /* in it */
+    uint64_t hint;   /* of its worker's own lane, when it was seen to wait there for nobody, */
+    uint64_t idle_ns; /* and since when; 0: it does not */
 };
 
 struct mn_found {

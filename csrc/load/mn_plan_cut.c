@@ -166,10 +166,14 @@ mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
     int64_t collate = predict(p, b, cost);
     bool parts = b->splits && p->split && mn_plan_room(p, b, others);
     if (p->by_piece) {
-        int rc = mn_pieces_cut(e, q, cost, parts);
+        int rc = mn_pieces_cut(e, q, cost, parts, others);
         return rc < 0 ? rc : mn_pieces_insert(e, q, cost);
     }
     q->ntasks = cut(e, b, cost, parts, q->row0);
+    if (p->dispatch.count + q->ntasks + others > MN_PLAN_TASKS) { /* finer than when it was planned */
+        q->row0[1] = b->nrows;
+        q->ntasks = 1;
+    }
     insert_tasks(p, q, cost, collate);
     return 0;
 }
@@ -182,6 +186,18 @@ every(const struct mn_dispatch_task *t, void *arg)
     return true;
 }
 
+/* Hands on what is not on the board of a batch that has begun. */
+static int
+insert_rest(struct mn_engine *e, struct mn_planned *q, int64_t *cost)
+{
+    int64_t collate = predict(e->plan, &q->batch, cost);
+    if (e->plan->by_piece) {
+        return mn_pieces_insert(e, q, cost);
+    }
+    insert_tasks(e->plan, q, cost, collate);
+    return 0;
+}
+
 /* Whether neighbours are kept together has changed: everything that is not on the board is
  * planned anew. */
 static int
@@ -190,27 +206,17 @@ replan(struct mn_engine *e, int64_t *cost)
     struct mn_plan *p = e->plan;
     mn_dispatch_drop(&p->dispatch, every, NULL);
     mn_pieces_reset(p);
-    for (uint64_t n = p->head; n < p->next; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        if (q == NULL || q->refusal.why != MN_REFUSED_NOT) {
-            continue;
-        }
-        q->npieces = 0;
-        int rc = 0;
-        if (q->block_off == 0) {
-            rc = mn_plan_cut(e, q, cost, p->next - n);
-        }
-        else {
-            int64_t collate = predict(p, &q->batch, cost);
-            if (p->by_piece) {
-                rc = mn_pieces_insert(e, q, cost);
+    for (int begun = 1; begun >= 0; begun--) { /* what has begun cannot be cut anew: it is first */
+        for (uint64_t n = p->head; n < p->next; n++) {
+            struct mn_planned *q = mn_plan_at(p, n);
+            if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {
+                continue;
             }
-            else {
-                insert_tasks(p, q, cost, collate);
+            q->npieces = 0;
+            int rc = begun ? insert_rest(e, q, cost) : mn_plan_cut(e, q, cost, p->next - n);
+            if (rc < 0) {
+                return rc;
             }
-        }
-        if (rc < 0) {
-            return rc;
         }
     }
     return 0;

@@ -111,9 +111,10 @@ struct mn_piece {
 #define MN_NO_NODE UINT32_MAX
 
 /* Cuts a batch that has not started into tasks and pieces. 0 or -ENOMEM. cost: predicted, of
- * each row. */
+ * each row; others: batches for which room for a task is left. */
 int
-mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts);
+mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+              uint64_t others);
 
 /* Gives what has not started of a batch to the dispatcher, or to the worker whose it is. 0 or
  * -ENOMEM. */

@@ -20,19 +20,26 @@
 
 /* ---- shares ------------------------------------------------------------------------- */
 
+/* Of two pieces, which comes first in the order of delivery. */
+static bool
+before(const struct mn_piece *x, const struct mn_piece *y)
+{
+    return x->batch->sequence < y->batch->sequence || (x->batch == y->batch && x->t0 < y->t0);
+}
+
 /* Puts a piece into a worker's share, in the order of delivery. */
 void
 mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares[w];
-    struct mn_piece **at = &s->first;
-    while (*at != NULL
-           && ((*at)->batch->sequence < x->batch->sequence
-               || ((*at)->batch == x->batch && (*at)->t0 < x->t0))) {
+    bool at_end = s->first != NULL && before(s->last, x); /* as most are: they are planned in order */
+    struct mn_piece **at = at_end ? &s->last->next : &s->first;
+    while (*at != NULL && before(*at, x)) {
         at = &(*at)->next;
     }
     x->next = *at;
     *at = x;
+    s->last = x->next == NULL ? x : s->last;
     s->cost_ns += x->cost_ns;
     s->tasks += mn_piece_tasks(x);
     p->shared_ns += x->cost_ns;
@@ -46,12 +53,14 @@ void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares[w];
-    struct mn_piece **at = &s->first;
+    struct mn_piece **at = &s->first, *behind = NULL;
     while (*at != x) {
         mn_assert(*at != NULL);
-        at = &(*at)->next;
+        behind = *at;
+        at = &behind->next;
     }
     *at = x->next;
+    s->last = s->last == x ? behind : s->last;
     x->next = NULL;
     s->cost_ns -= x->cost_ns;
     s->tasks -= mn_piece_tasks(x);
@@ -62,7 +71,9 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 void
 mn_pieces_reset(struct mn_plan *p)
 {
-    memset(p->shares, 0, p->nshares * sizeof(*p->shares));
+    if (p->shares != NULL) {
+        memset(p->shares, 0, p->nshares * sizeof(*p->shares));
+    }
     p->shared_ns = 0;
     p->shared_tasks = p->piece_tasks = 0;
     p->chain.length = 0;
@@ -174,6 +185,33 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
     }
 }
 
+/* Cuts a batch into tasks that end where one of these begins. */
+static void
+cut_at(const struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts, int what)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint32_t from = 0;
+    q->row0[0] = 0;
+    q->ntasks = 0;
+    while (from < b->nrows) {
+        uint32_t end = from + 1;
+        while (end < b->nrows && (!(q->border[end] & what) || (b->whole && !parts))) {
+            end++;
+        }
+        int64_t limit = mn_plan_chunk_limit(e, b, cost + from, end - from);
+        while (from < end) {
+            from += mn_plan_chunk(e, b, cost + from, end - from, parts, limit);
+            q->row0[++q->ntasks] = from;
+        }
+    }
+    if (b->nrows == 0) {
+        q->row0[++q->ntasks] = 0;
+    }
+    for (uint32_t i = 1; i < b->nrows; i++) { /* where no task ends no piece does */
+        q->border[i] &= (uint8_t)(what | ~PIECE);
+    }
+}
+
 /* For a piece a task at most, and for what each task takes. 0 or -ENOMEM. */
 static int
 make_room(struct mn_planned *q)
@@ -189,7 +227,8 @@ make_room(struct mn_planned *q)
 }
 
 int
-mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts)
+mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+              uint64_t others)
 {
     const struct mn_plan_batch *b = &q->batch;
     uint16_t *home = calloc((size_t)b->nrows + 1, sizeof(*home) + 1);
@@ -202,22 +241,21 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
     q->chain = e->plan->chain;
     mark_borders(e, q, home, marks);
     free(home);
-    q->row0[0] = 0;
-    q->ntasks = 0;
-    for (uint32_t from = 0; from < b->nrows || q->ntasks == 0;) {
-        uint32_t end = from + 1;
-        while (end < b->nrows && !q->border[end]) {
-            end++;
-        }
-        end = end < b->nrows && !(b->whole && !parts) ? end : b->nrows;
-        int64_t limit = mn_plan_chunk_limit(e, b, cost + from, end - from);
-        while (from < end) {
-            from += mn_plan_chunk(e, b, cost + from, end - from, parts, limit);
-            q->row0[++q->ntasks] = from;
-        }
-        if (b->nrows == 0) {
-            q->row0[++q->ntasks] = 0;
-        }
+    /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
+    uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
+    uint64_t room = MN_PLAN_TASKS - MN_PLAN_BATCH_TASKS;
+    room = room > e->plan->piece_tasks + others ? room - e->plan->piece_tasks - others : 1;
+    most = most < room ? most : room;
+    cut_at(e, q, cost, parts, CHAIN | PIECE);
+    if (q->ntasks > most) {
+        cut_at(e, q, cost, parts, CHAIN);
+    }
+    if (q->ntasks > most) {
+        cut_at(e, q, cost, parts, 0);
+    }
+    if (q->ntasks > most) {
+        q->row0[1] = b->nrows;
+        q->ntasks = 1;
     }
     return make_room(q);
 }
@@ -254,8 +292,14 @@ static void
 place(struct mn_engine *e, struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
-    bool goes_on = x->chain == p->chain.number && p->chain.owner >= 0;
-    int64_t w = goes_on ? p->chain.owner : x->home;
+    const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
+    int64_t w = x->home;
+    if (x->chain == p->chain.number && p->chain.owner >= 0) {
+        w = p->chain.owner;
+    }
+    else if (x->chain == before->number && before->owner >= 0) {
+        w = before->owner;
+    }
     if (x->t0 != 0 && x->batch->sent[x->t0 - 1]) { /* it has begun, and is planned anew */
         w = x->batch->maker - 1;
     }

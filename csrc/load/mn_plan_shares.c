@@ -27,12 +27,13 @@
  * risk to wait behind a slow one. */
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
-/* More tasks than that are not on a worker's own lane: AHEAD_NS of the cheapest. */
-#define QUEUED_MOST 4096u
+#define QUEUED_MOST (MN_LANE_OWN_TASKS)
 /* A task runs for so long, and so many times the typical cost, before what waits behind it
  * goes to somebody else. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
+/* A worker that has not taken what it was given for so long does not run. */
+#define STOPPED_NS (UINT64_C(200) * 1000 * 1000)
 
 /* ---- who starts what ---------------------------------------------------------------- */
 
@@ -46,6 +47,7 @@ struct look {
 static struct look
 look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
 {
+    struct mn_share *s = &e->plan->shares[w];
     const struct mn_worker *k = mn_worker_at(&e->shm, w);
     const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
@@ -59,6 +61,15 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
         /* One that has gone on for longer than expected is taken to last as long again. */
         int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
         v.left_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+    }
+    bool waits = running == 0 && v.queued != 0;
+    if (!waits || s->hint != hint) { /* it has taken one meanwhile */
+        s->idle_ns = waits ? now : 0;
+        s->hint = hint;
+    }
+    if (waits && now - s->idle_ns > STOPPED_NS) { /* stopped: as if it ran since then */
+        v.running_ns = (int64_t)(now - s->idle_ns);
+        v.left_ns = v.running_ns;
     }
     for (uint64_t at = tail - v.queued; at < tail; at++) {
         uint32_t task = mn_board_entry(&e->shm, MN_LANE_WORKER + w, at);
@@ -82,7 +93,8 @@ depth(const struct mn_plan *p)
     if (ns >= LONG_NS) {
         return 0;
     }
-    return ns > 0 && ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
+    uint64_t n = ns > 0 && ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
+    return n < QUEUED_MOST ? n : QUEUED_MOST;
 }
 
 /* What the pump knows of the plan while it runs. */
@@ -211,9 +223,10 @@ split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
     return y;
 }
 
-/* The victim's share from the middle on becomes the helper's, as a chain of its own. */
+/* So many tasks of the victim's share, behind those that it keeps, become the helper's, and what
+ * goes on with them. */
 static void
-take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps)
+take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
 {
     struct mn_share *s = &p->shares[victim];
     bool has_chain = p->chain.owner == (int64_t)victim;
@@ -227,10 +240,12 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps)
         struct mn_piece *y = split_piece(p, victim, x, x->t0 + keeps);
         x = x->next;
         chain = y->chain;
+        takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
         mn_share_give(p, helper, y);
     }
-    while (x != NULL) {
+    while (x != NULL && (takes != 0 || x->chain == chain)) {
         struct mn_piece *next = x->next;
+        takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
         mn_share_take(p, victim, x);
         chain = x->chain;
         mn_share_give(p, helper, x);
@@ -244,7 +259,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps)
 
 /* Where a share is best cut in two: how many tasks the victim keeps. */
 struct border {
-    uint32_t keeps;
+    uint32_t keeps, takes;
     int64_t before_ns; /* what it has to do until then */
     int64_t price_ns;  /* what it costs to begin there */
     bool any;
@@ -276,7 +291,8 @@ best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t
         bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
         if (edge && off < nearest) {
             nearest = off;
-            best = (struct border){keeps, before_ns + done_ns, price(p, x, false), true};
+            best = (struct border){keeps, tasks - keeps, before_ns + done_ns, price(p, x, false),
+                                   true};
         }
         chain = x->chain;
         keeps += mn_piece_tasks(x);
@@ -284,7 +300,8 @@ best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t
     }
     if (!best.any) {
         int64_t half_ns = tasks > 1 ? ns * (tasks / 2) / tasks : 0;
-        best = (struct border){tasks / 2, before_ns + half_ns, price(p, last, true), true};
+        best = (struct border){tasks / 2, tasks - tasks / 2, before_ns + half_ns,
+                               price(p, last, true), true};
     }
     return best;
 }
@@ -300,7 +317,7 @@ help(struct mn_engine *e, const struct round *r, uint32_t helper, uint32_t victi
     if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= b.price_ns)) {
         return false;
     }
-    take_over(p, victim, helper, b.keeps);
+    take_over(p, victim, helper, b.keeps, b.takes);
     return true;
 }
 
@@ -373,13 +390,29 @@ rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
 
 /* ---- the pump ----------------------------------------------------------------------- */
 
+/* The first piece of a share that may start. One that may not is no reason to leave out those
+ * behind it that have begun, as what was taken over may have. */
+static struct mn_piece *
+startable(struct mn_engine *e, const struct round *r, uint32_t w)
+{
+    struct mn_piece *x = e->plan->shares[w].first;
+    if (x == NULL || may_start(e, r, x)) {
+        return x;
+    }
+    for (uint32_t looks = 0; x != NULL && looks < 64; looks++, x = x->next) {
+        if (x->batch->block_off != 0) {
+            return x;
+        }
+    }
+    return NULL;
+}
+
 /* What the worker is to start next, in its share; NULL: nothing now. */
 static struct mn_piece *
 next_for(struct mn_engine *e, const struct round *r, uint32_t w)
 {
     struct mn_plan *p = e->plan;
-    struct mn_piece *own = p->shares[w].first;
-    own = own != NULL && may_start(e, r, own) ? own : NULL;
+    struct mn_piece *own = startable(e, r, w);
     if (own != NULL && own->chain == p->shares[w].chain) {
         return own;
     }
@@ -389,7 +422,7 @@ next_for(struct mn_engine *e, const struct round *r, uint32_t w)
         return x;
     }
     if (own == NULL && r->idle && find_help(e, r, w)) {
-        own = p->shares[w].first;
+        own = startable(e, r, w);
     }
     if (own != NULL) {
         p->shares[w].chain = own->chain;

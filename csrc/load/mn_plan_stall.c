@@ -22,7 +22,14 @@ mn_plan_queued(const struct mn_engine *e)
     const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
     uint64_t hint = mn_a64_load_seqcst(&l->hint); /* [P4]; the difference is an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    return tail > hint ? tail - hint : 0;
+    uint64_t queued = tail > hint ? tail - hint : 0;
+    for (uint32_t w = 0; e->plan->by_piece && w < e->shm.ctl->nworkers; w++) {
+        l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
+        hint = mn_a64_load_acquire(&l->hint);
+        tail = mn_a64_load_relaxed(&l->tail);
+        queued += tail > hint ? tail - hint : 0;
+    }
+    return queued;
 }
 
 /* Whether a slow sample holds up the first batch that is not done. */

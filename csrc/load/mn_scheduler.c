@@ -323,12 +323,10 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 static int64_t
 backlog(struct mn_engine *e, const struct mn_workers_input *in)
 {
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    int64_t queued = tail > hint ? (int64_t)(tail - hint) : 0;
+    const struct mn_plan *p = e->plan;
+    int64_t queued = (int64_t)mn_plan_queued(e);
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
-    return idle ? queued : queued + (int64_t)(e->plan->dispatch.count + e->plan->shared_tasks);
+    return idle ? queued : queued + (int64_t)(p->by_piece ? p->piece_tasks : p->dispatch.count);
 }
 
 /* How many workers more memory has room for, by what the one that has done most takes, beside

@@ -104,6 +104,8 @@ followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
     l->opened += opens;
     l->edges += edge;
     l->edges_opened += edge && opens;
+    double share = (l->edges_opened + 0.5) / (l->edges + 1.0);
+    l->joins = share < (l->joins ? 0.6 : 0.45);
     if (l->edges > MN_CONTRAST_MEMORY) {
         l->edges /= 2.0;
         l->edges_opened /= 2.0;
@@ -160,7 +162,7 @@ believed(const struct mn_locality *l)
 bool
 mn_locality_joins(const struct mn_locality *l)
 {
-    return l->near.answer == MN_CONTRAST_YES && l->edges_opened + 0.5 < (l->edges + 1.0) / 2.0;
+    return l->near.answer == MN_CONTRAST_YES && l->joins;
 }
 
 bool

@@ -58,7 +58,7 @@
 #define MN_CONTRAST_MEMORY 64
 #define MN_CONTRAST_SIGMAS 4.0
 #define MN_CONTRAST_LEAST 0.15
-#define MN_CONTRAST_EVIDENCE 16
+#define MN_CONTRAST_EVIDENCE 32
 #define MN_LOCALITY_WORTH_NS 150000
 /* Of samples, for the length of groups, and of beginnings of batches: older ones weigh less
  * and less. */
@@ -87,6 +87,7 @@ struct mn_locality {
     double opens_ns;           /* a follower that costs more has opened a group */
     double followers, opened, firsts; /* counts, with the memory above: followers, of them */
     double edges, edges_opened;       /* those that opened; those at the edge of a batch */
+    bool joins;                       /* most of the latter opened nothing */
     double right, wrong;       /* marks of followers that were kept in spite of them */
 };
 
