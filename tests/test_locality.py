@@ -1,0 +1,562 @@
+"""Samples that are cheaper beside their neighbours, or where they were made before.
+
+Openings are counted, times are never asserted: opening takes so long that it pays on any machine
+to keep neighbours together. Where anybody may take any sample each of four workers opens each
+group, so that there are four openings for one that is needed. A machine that is busy with other
+things moves work around, and an epoch in which that happened is not judged: there is another.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
+
+import minato
+from minato._locality import Groups, key_of
+from minato._memo import memo_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+EPOCHS = 6  # until one has to be as it should
+
+
+class Shards(Dataset):
+    """Keeps the group that it opened last. Samples: (index, opened here, worker)."""
+
+    def __init__(self, n: int, group: int, open_s: float = 0.02, each_s: float = 0.0005) -> None:
+        self.n, self.group, self.open_s, self.each_s = n, group, open_s, each_s
+        self.opened = -1
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        opens = self.open(index)
+        time.sleep(self.each_s + opens * self.open_s)
+        info = get_worker_info()
+        return index, int(opens), info.id if info is not None else -1
+
+    def open(self, index: int) -> bool:
+        opens, self.opened = self.opened != index // self.group, index // self.group
+        return opens
+
+
+class Declared(Shards):
+    """Says which samples belong together."""
+
+    def locality_key(self, index: int) -> int:
+        return index // self.group
+
+
+class Keeps(Shards):
+    """Keeps every sample that it decoded."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, 1, open_s=0.02)
+        self.decoded: dict[int, bool] = {}
+
+    def open(self, index: int) -> bool:
+        missed = index not in self.decoded
+        self.decoded[index] = True
+        return missed
+
+
+class Whole(Sampler):
+    """Groups in an order of their own in each epoch; within a group the samples, too, or not."""
+
+    def __init__(self, n: int, group: int, within: bool = False) -> None:
+        self.n, self.group, self.within = n, group, within
+        self.rng = random.Random(5)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        groups = [list(range(i, i + self.group)) for i in range(0, self.n, self.group)]
+        self.rng.shuffle(groups)
+        for group in groups:
+            if self.within:
+                self.rng.shuffle(group)
+            yield from group
+
+
+class Listed(Sampler):
+    """An order for each epoch; the last again when there are no more. ``at``: the next."""
+
+    def __init__(self, *orders: list[int]) -> None:
+        self.orders, self.at = orders, 0
+
+    def __len__(self) -> int:
+        return len(self.orders[0])
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.orders[min(self.at, len(self.orders) - 1)]
+        self.at += 1
+        return iter(order)
+
+
+def make(dataset: Any, **options: Any) -> minato.DataLoader:
+    options = {"batch_size": 32, "num_workers": 4, "timeout": 60} | options
+    return minato.DataLoader(dataset, **options)
+
+
+def indices_of(batches: Any) -> list[int]:
+    return [int(i) for batch in batches for i in batch[0]]
+
+
+def openings(loader: Any) -> int:
+    """Of an epoch, in which there is each sample once."""
+    batches = list(loader)
+    assert sorted(indices_of(batches)) == list(range(len(loader.dataset)))
+    return sum(int(batch[1].sum()) for batch in batches)
+
+
+def settles(loader: Any, most: int, epochs: int = EPOCHS) -> None:
+    """There are so few openings in some epoch soon."""
+    seen = []
+    while not seen or seen[-1] > most:
+        assert len(seen) < epochs, f"openings of each epoch: {seen}, and not {most} in any"
+        seen.append(openings(loader))
+
+
+def near(loader: Any) -> bool | None:
+    return memo_of(loader).costs.summary()["near"]
+
+
+class TestGroups:
+    """Four openings of each group where nothing is kept together."""
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("group", [32, 8])
+    def test_one_worker_makes_a_group(self, group: int, persistent: bool) -> None:
+        data = Shards(512, group)
+        loader = make(data, persistent_workers=persistent)
+        openings(loader)  # here that is found out
+        settles(loader, 512 // group * 3 // 2)
+        assert near(loader) is True
+
+    @pytest.mark.parametrize("within", [False, True])
+    @pytest.mark.parametrize("group", [32, 8])
+    def test_in_a_sampler_that_shuffles_groups(self, group: int, within: bool) -> None:
+        data = Shards(512, group)
+        loader = make(data, sampler=Whole(512, group, within), persistent_workers=True)
+        openings(loader)
+        settles(loader, 512 // group * 3 // 2)
+        assert near(loader) is True
+
+    @pytest.mark.parametrize("shuffled", [False, True])
+    def test_longer_than_a_batch(self, shuffled: bool) -> None:
+        """Fewer openings than batches, of which a worker each would have made one."""
+        sampler = Whole(1024, 128) if shuffled else None
+        loader = make(Shards(1024, 128), sampler=sampler, persistent_workers=True)
+        openings(loader)
+        settles(loader, 1024 // 32 - 4)
+        assert near(loader) is True
+
+    def test_workers_share_the_groups(self) -> None:
+        loader = make(Shards(512, 32), persistent_workers=True)
+        for _ in range(2):
+            batches = list(loader)
+        assert len({int(w) for batch in batches for w in batch[2]}) == 4
+
+
+class TestHome:
+    """Samples go where they were made before, if that is cheaper."""
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_a_dataset_that_keeps_what_it_decoded(self, shuffle: bool) -> None:
+        """By chance a quarter are made at home: in the fourth epoch 42 of 100 miss."""
+        loader = make(Keeps(128), shuffle=shuffle, batch_size=16, persistent_workers=True)
+        assert openings(loader) == 128
+        openings(loader)
+        settles(loader, 12, epochs=2)
+
+
+class TestNothingToGain:
+    class Uneven(Shards):
+        """Some samples are dear wherever they are made."""
+
+        def open(self, index: int) -> bool:
+            return index % 7 == 0
+
+    def test_samples_in_any_order(self) -> None:
+        orders = []
+        for cls in (minato.DataLoader, torch.utils.data.DataLoader):
+            generator = torch.Generator().manual_seed(3)
+            loader = cls(self.Uneven(128, 1, 0.008), 8, shuffle=True, num_workers=3,
+                         generator=generator, persistent_workers=True)  # fmt: skip
+            orders.append([indices_of(loader) for _ in range(3)])
+            if cls is minato.DataLoader:
+                for _ in range(EPOCHS):
+                    engine = loader._iterator._engine
+                    if near(loader) is False and not engine.timing()["together"]:
+                        break
+                    list(loader)
+                assert near(loader) is False
+                assert engine.timing()["together"] is False
+        assert orders[0] == orders[1]
+
+
+class TestDeclared:
+    """``locality_key``: where groups begin, by the dataset's word."""
+
+    @pytest.mark.parametrize("group", [8, 32, 64])
+    def test_the_first_epoch_knows(self, group: int) -> None:
+        seen = []
+        while not seen or seen[-1] > 512 // group * 3 // 2:
+            assert len(seen) < EPOCHS, seen
+            seen.append(openings(make(Declared(512, group))))
+
+    def test_through_subset_and_concat(self) -> None:
+        parts = ConcatDataset([Declared(128, 16), Subset(Declared(256, 16), range(128, 256))])
+        seen = []
+        while not seen or seen[-1] > 16 * 3 // 2:
+            assert len(seen) < EPOCHS, seen
+            batches = list(make(Subset(parts, range(256))))
+            seen.append(sum(int(batch[1].sum()) for batch in batches))
+        assert indices_of(batches) == [*range(128), *range(128, 256)]
+
+
+class TestKeys:
+    class Dataset(Dataset):
+        def __init__(self, n: int = 20, name: str = "") -> None:
+            self.n, self.name = n, name
+
+        def __len__(self) -> int:
+            return self.n
+
+        def locality_key(self, index: int) -> Any:
+            assert -self.n <= index < self.n
+            return f"{self.name}{index % self.n // 5}"
+
+    class Plain(Dataset):
+        locality_key = None
+
+        def __init__(self, n: int = 20) -> None:
+            self.n = n
+
+        def __len__(self) -> int:
+            return self.n
+
+    def test_of_a_dataset(self) -> None:
+        key = key_of(self.Dataset())
+        assert key is not None and [key(0), key(4), key(5), key(-1)] == ["0", "0", "1", "3"]
+        assert key_of(self.Plain()) is None
+        assert key_of(range(4)) is None
+        assert key_of(torch.arange(4)) is None
+
+    def test_what_getattr_makes_up_is_none(self) -> None:
+        class Any_:
+            def __getattr__(self, name: str) -> Any:
+                return lambda index: 0
+
+        assert key_of(Any_()) is None
+
+    def test_of_an_instance(self) -> None:
+        data = self.Plain()
+        data.locality_key = lambda index: index // 2
+        key = key_of(data)
+        assert key is not None and key(3) == 1
+
+    def test_through_subsets(self) -> None:
+        inner = Subset(self.Dataset(), [19, 0, 7, 8, 12])
+        outer = Subset(inner, [4, 3, -5])
+        for subset, keys in ((inner, "30112"), (outer, "213")):
+            key = key_of(subset)
+            assert key is not None
+            assert [key(i) for i in range(len(keys))] == list(keys)
+            assert [key(i - len(keys)) for i in range(len(keys))] == list(keys)
+        assert key_of(Subset(self.Plain(), [1, 2])) is None
+
+    def test_through_a_concat(self) -> None:
+        """A part of no key is one group; equal keys of two parts are two groups."""
+        whole = ConcatDataset([self.Dataset(10), self.Plain(3), self.Dataset(10)])
+        key = key_of(whole)
+        assert key is not None
+        keys = [key(i) for i in range(23)]
+        assert keys == [key(i - 23) for i in range(23)]
+        begins = Groups(key).begins(range(23))
+        assert [i for i in range(23) if begins[i]] == [0, 5, 10, 13, 18]
+        assert key_of(ConcatDataset([self.Plain(), self.Plain()])) is None
+
+    def test_nested(self) -> None:
+        concat = ConcatDataset([Subset(self.Dataset(), range(5, 15)), self.Dataset(5)])
+        key = key_of(Subset(ConcatDataset([concat, concat]), range(30)))
+        assert key is not None
+        begins = Groups(key).begins(range(30))
+        assert [i for i in range(30) if begins[i]] == [0, 5, 10, 15, 20, 25]
+
+    def test_a_class_derived_from_torchs_is_asked_itself(self) -> None:
+        class Mine(Subset):
+            pass
+
+        class Keyed(Subset):
+            def locality_key(self, index: int) -> int:
+                return index
+
+        assert key_of(Mine(self.Dataset(), range(3))) is None
+        key = key_of(Keyed(self.Dataset(), range(3)))
+        assert key is not None and key(2) == 2
+
+    def test_groups_go_on_from_batch_to_batch(self) -> None:
+        groups = Groups(lambda index: index // 4)
+        assert groups.begins([0, 1, 2]) == b"\1\0\0"
+        assert groups.begins([3, 4, 5]) == b"\0\1\0"
+        assert groups.begins([]) == b""
+        assert groups.begins([6, 0]) == b"\0\1"
+
+    def test_none_is_a_key(self) -> None:
+        assert Groups(lambda index: None).begins([1, 2, 3]) == b"\1\0\0"
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("bad", [3, 150])
+    def test_an_error_is_told(self, bad: int, persistent: bool) -> None:
+        """In the first batches planned, or when the loader draws further."""
+
+        class Bad(Declared):
+            bad: int | None = None
+
+            def locality_key(self, index: int) -> int:
+                if index == self.bad:
+                    raise KeyError(f"no shard of {index}")
+                return super().locality_key(index)
+
+        data = Bad(160, 16, open_s=0.005)
+        loader = make(data, batch_size=8, num_workers=2, persistent_workers=persistent)
+        for _ in range(2):
+            data.bad = bad
+            with pytest.raises(KeyError, match=f"no shard of {bad}"):
+                list(loader)
+            data.bad = None
+            assert indices_of(loader) == list(range(160))
+
+
+N, GROUP = 96, 16  # of what follows
+SHUFFLED = random.Random(2).sample(range(N), N)
+
+
+@pytest.mark.parametrize("kind", [Shards, Declared])
+class TestEachSampleOnce:
+    """Whatever is kept together: torch's samples, in torch's order."""
+
+    @pytest.fixture(autouse=True)
+    def _kind(self, kind: type[Shards]) -> None:
+        self.kind = kind
+
+    def make(self, kind: type[Shards] | None = None, **options: Any) -> minato.DataLoader:
+        data = (kind or self.kind)(N, GROUP, open_s=0.008)
+        return make(data, **{"batch_size": 8, "num_workers": 3} | options)
+
+    def test_in_order(self) -> None:
+        loader = self.make(sampler=Whole(N, GROUP))
+        expected = Whole(N, GROUP)
+        for _ in range(3):
+            assert indices_of(loader) == list(expected)
+
+    @pytest.mark.parametrize("more", [dict(), dict(batching="ready")])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_out_of_order(self, more: dict, drop_last: bool) -> None:
+        loader = self.make(in_order=False, batch_size=13, drop_last=drop_last, **more)
+        for _ in range(3):
+            batches = list(loader)
+            got = indices_of(batches)
+            sizes = sorted(len(batch[0]) for batch in batches)
+            assert sizes == ([] if drop_last else [5]) + [13] * 7
+            assert len(set(got)) == len(got) and set(got) <= set(range(N))
+
+    def test_drop_last(self) -> None:
+        loader = self.make(batch_size=13, drop_last=True, persistent_workers=True)
+        for _ in range(3):
+            assert indices_of(loader) == list(range(91))
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_batches_that_one_worker_makes(self, in_order: bool) -> None:
+        loader = self.make(collate_fn=list, in_order=in_order, persistent_workers=True)
+        for _ in range(3):
+            got = [[sample[0] for sample in batch] for batch in loader]
+            got = got if in_order else sorted(got)
+            assert got == [list(range(i, i + 8)) for i in range(0, N, 8)]
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_without_batches(self, in_order: bool) -> None:
+        loader = self.make(batch_size=None, in_order=in_order, persistent_workers=True)
+        for _ in range(3):
+            got = [int(sample[0]) for sample in loader]
+            assert (got if in_order else sorted(got)) == list(range(N))
+
+    def test_samples_asked_for_together(self) -> None:
+        class Batches(self.kind):  # type: ignore[name-defined]
+            def __getitems__(self, indices: list[int]) -> list:
+                return [self[index] for index in indices]
+
+        loader = self.make(Batches, persistent_workers=True)
+        for _ in range(3):
+            assert indices_of(loader) == list(range(N))
+
+    def test_more_workers_and_fewer(self) -> None:
+        loader = self.make(num_workers=2, autoscale=(1, 4), persistent_workers=True)
+        for _ in range(4):
+            assert indices_of(loader) == list(range(N))
+
+    @pytest.mark.parametrize("visit", [1, 2])
+    def test_a_worker_dies_in_the_middle_of_a_group(self, visit: int) -> None:
+        """Before groups are known, and while they are kept together."""
+        visits = torch.multiprocessing.get_context("fork").Value("i", 0)
+
+        class Dies(self.kind):  # type: ignore[name-defined]
+            def __getitem__(self, index: int) -> Any:
+                if index == 4 * GROUP + 7:
+                    with visits.get_lock():
+                        visits.value += 1
+                        die = visits.value == visit
+                    if die:
+                        os.kill(os.getpid(), 9)
+                return super().__getitem__(index)
+
+        loader = self.make(Dies, persistent_workers=True)
+        for _ in range(3):
+            assert indices_of(loader) == list(range(N))
+        assert visits.value == 4 and loader.stats()["deaths"] == 1
+
+    @pytest.mark.parametrize("more", [dict(), dict(in_order=False, batching="ready")])
+    def test_the_rest_of_an_epoch_elsewhere(self, more: dict) -> None:
+        """Five batches end in the middle of a group."""
+        loader = self.make(**more)
+        list(loader)
+        it = iter(loader)
+        got = indices_of(next(it) for _ in range(5))
+        state = loader.state_dict()
+        del it
+        other = self.make(num_workers=2, **more)
+        other.load_state_dict(state)
+        got += indices_of(other)
+        assert (sorted(got) if more else got) == list(range(N))
+        assert sorted(indices_of(other)) == list(range(N))
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_the_next_epoch_begun_early(self, in_order: bool) -> None:
+        loader = self.make(persistent_workers=True, prefetch_next_epoch=True, in_order=in_order,
+                           sampler=Whole(N, GROUP))  # fmt: skip
+        expected = Whole(N, GROUP)
+        for _ in range(4):
+            got, order = indices_of(loader), list(expected)
+            assert (got if in_order else sorted(got)) == (order if in_order else sorted(order))
+
+    @pytest.mark.parametrize("early", [False, True])
+    def test_an_order_that_keeps_groups_and_one_that_does_not(self, early: bool) -> None:
+        orders = [list(range(N)), SHUFFLED] * 2
+        loader = self.make(sampler=Listed(*orders), persistent_workers=True,
+                           prefetch_next_epoch=early)  # fmt: skip
+        for order in orders:
+            assert indices_of(loader) == order
+
+    def test_an_epoch_left_in_the_middle(self) -> None:
+        loader = self.make(persistent_workers=True)
+        for taken in (1, 5, 9):
+            it = iter(loader)
+            assert indices_of(next(it) for _ in range(taken)) == list(range(8 * taken))
+            assert indices_of(loader) == list(range(N))
+
+    def test_little_memory(self) -> None:
+        """Four batches fit."""
+
+        class Large(self.kind):  # type: ignore[name-defined]
+            def __getitem__(self, index: int) -> Any:
+                super().__getitem__(index)
+                return torch.full((1 << 16,), float(index))
+
+        loader = self.make(Large, memory_limit=8 << 20, persistent_workers=True)
+        for _ in range(3):
+            at = 0
+            for batch in loader:
+                expected = torch.arange(at, at + len(batch), dtype=batch.dtype)
+                assert torch.equal(batch, expected[:, None].expand_as(batch))
+                at += len(batch)
+            assert at == N
+
+    def test_an_error_in_the_middle_of_a_group(self) -> None:
+        class Bad(self.kind):  # type: ignore[name-defined]
+            def __getitem__(self, index: int) -> Any:
+                if index == 3 * GROUP + 5:
+                    raise ValueError("corrupt")
+                return super().__getitem__(index)
+
+        loader = self.make(Bad, persistent_workers=True)
+        for _ in range(3):
+            it, got, failed = iter(loader), [], 0
+            for _ in range(len(loader)):
+                try:
+                    got += indices_of([next(it)])
+                except ValueError as error:
+                    failed += 1
+                    assert "corrupt" in str(error)
+            assert next(it, None) is None
+            lost = range(3 * GROUP, 3 * GROUP + 8)
+            assert failed == 1 and got == [i for i in range(N) if i not in lost]
+
+
+@pytest.mark.parametrize("kind", [Shards, Declared])
+def test_batches_are_those_of_any_number_of_workers(kind: type[Shards]) -> None:
+    class Augmented(kind):  # type: ignore[misc, valid-type]
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            draws = [index, np.random.rand(), random.random(), float(torch.rand(()))]
+            return torch.tensor(draws, dtype=torch.float64)
+
+    expected: list[torch.Tensor] = []
+    for workers in (1, 2, 4):
+        data = Augmented(96, 16, open_s=0.008)
+        loader = make(data, batch_size=8, num_workers=workers, sampler=Whole(96, 16),
+                      generator=torch.Generator().manual_seed(4))  # fmt: skip
+        got = [batch for _ in range(2) for batch in loader]
+        expected = expected or got
+        assert len(got) == len(expected) == 24
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind, place", [(Shards, 0), (Shards, 45), (Declared, 45)])
+@pytest.mark.parametrize("more", [dict(), dict(in_order=False), dict(collate_fn=list)])
+def test_a_slow_sample_does_not_hold_up_its_group(
+    kind: type[Shards], place: int, more: dict
+) -> None:
+    """In the second epoch, when groups are known. Whoever leaves the others of the group to the
+    worker that makes it, or stops at the window, never opens the gate."""
+    n = 120
+    context = torch.multiprocessing.get_context("fork")
+    gate, passed, shut = context.Event(), context.Semaphore(0), context.Event()
+
+    class Gate(kind):  # type: ignore[misc, valid-type]
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            if index == place and shut.is_set():
+                assert gate.wait(60)
+            elif shut.is_set():
+                passed.release()
+            return sample
+
+    whole = {"batch_size": 1} if "collate_fn" in more else {"batch_size": 2}
+    loader = make(Gate(n, 20, open_s=0.01), num_workers=2, persistent_workers=True,
+                  **whole, **more)  # fmt: skip
+    list(loader)
+    shut.set()
+    release = threading.Thread(
+        target=lambda: (all([passed.acquire(timeout=50) for _ in range(n - 1)]), gate.set())
+    )
+    release.start()
+    batches = list(loader)
+    release.join()
+    if "collate_fn" in more:
+        got = [sample[0] for batch in batches for sample in batch]
+    else:
+        got = indices_of(batches)
+    assert (got if more.get("in_order", True) else sorted(got)) == list(range(n))
+    assert passed.acquire(timeout=0) is False
