@@ -3,7 +3,6 @@
  */
 #include "load/policy_locality.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "load/policy_cost.h"
@@ -32,7 +31,7 @@ rank_of(const struct mn_contrast *c, float cost)
 {
     uint32_t twice = 0;
     for (uint32_t i = 0; i < c->ncheap; i++) {
-        twice += (c->cheap[i] < cost) + (c->cheap[i] <= cost);
+        twice += c->cheap[i] < cost ? 2u : c->cheap[i] <= cost ? 1u : 0u;
     }
     return (double)twice / (2.0 * c->ncheap);
 }
@@ -42,13 +41,15 @@ decide(struct mn_contrast *c)
 {
     double saved = c->dear_ns - c->cheap_ns;
     bool both = c->ndear != 0 && c->ncheap != 0;
-    double sigma = both ? sqrt((1.0 / c->ndear + 1.0 / c->ncheap) / 12.0) : 1.0;
-    double rank = MN_CONTRAST_SIGMAS * sigma;
-    rank = rank > MN_CONTRAST_LEAST ? rank : MN_CONTRAST_LEAST;
+    /* The variance of the mean of so many uniform ranks among so many others. */
+    double variance = both ? (1.0 / c->ndear + 1.0 / c->ncheap) / 12.0 : 1.0;
+    double above = c->rank - 0.5;
     double worth = c->cheap_ns / 4.0;
     worth = worth > MN_LOCALITY_WORTH_NS ? worth : MN_LOCALITY_WORTH_NS;
     double ask = c->answer == MN_CONTRAST_YES ? 0.5 : 1.0;
-    if (c->rank - 0.5 >= ask * rank && saved >= ask * worth) {
+    bool sure = above >= ask * MN_CONTRAST_LEAST
+                && above * above >= ask * ask * MN_CONTRAST_SIGMAS * MN_CONTRAST_SIGMAS * variance;
+    if (sure && saved >= ask * worth) {
         c->answer = MN_CONTRAST_YES;
     }
     else if (c->answer != MN_CONTRAST_UNKNOWN

@@ -58,7 +58,7 @@
 #define MN_CONTRAST_MEMORY 64
 #define MN_CONTRAST_SIGMAS 4.0
 #define MN_CONTRAST_LEAST 0.15
-#define MN_CONTRAST_EVIDENCE 32
+#define MN_CONTRAST_EVIDENCE 40
 #define MN_LOCALITY_WORTH_NS 150000
 /* Of samples, for the length of groups, and of beginnings of batches: older ones weigh less
  * and less. */

@@ -814,6 +814,8 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
     struct mn_thread thread;
     CHECK_EQ(mn_thread_start(&thread, "waiter", waiter_main, &waiter), 0);
     await_sleep(&w[0].side.me->room);
+    struct rig_block b;
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
     mn_bell_announce(&w[1].side.me->bell); /* idle, about to sleep */
     mn_engine_ring_workers(e, 1);
     CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->bell.word), MN_BELL_AWAKE);

@@ -28,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/load/policy_locality.c"]
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
-         *map(str, sources), "-lm", "-o", str(out)],
+         *map(str, sources), "-o", str(out)],
         check=True,
     )  # fmt: skip
     loaded = ctypes.CDLL(str(out))
@@ -109,7 +109,7 @@ def test_without_locality_none_is_believed(make, costs, firsts):
     believed = looks = 0
     for seed in range(20):
         dice, locality = random.Random(seed), make()
-        for _ in range(500):
+        for _ in range(800):
             locality.near(dice.random() > firsts, costs(dice))
             looks += 1
             believed += locality.answer == YES
@@ -144,7 +144,7 @@ def test_what_a_chunk_amortises_is_not_worth_it(make):
 
 def test_it_comes_and_goes(make):
     locality = make()
-    for n in range(200):
+    for n in range(400):
         locality.near(n % 8 != 0, 5 * MS)
     assert locality.answer == NO
     for n in range(400):
