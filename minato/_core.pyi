@@ -49,6 +49,8 @@ class _Peek(TypedDict):
     given: int
     used_bytes: int
     limit_bytes: int
+    opening_ns: int
+    group_milli: int
     queue: _Queue
     workers: list[_Seen]
 

@@ -15,6 +15,12 @@ started                     tasks by reason: window (steady), early (known to be
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
                             samples seen, indices known; of a batch beside its samples where
                             workers collate: collate; split: whether several fetch for one
+locality                    together (whether neighbours are kept in one worker, because they are
+                            cheaper there, or to find that out), group (samples that share
+                            what is opened for them, 1: none), opening (of a group), each (a
+                            sample beside its neighbour), away (what a sample costs more in
+                            another worker than the one that made it last), helped (times a
+                            worker took over part of what another had before it)
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in batches
@@ -61,6 +67,7 @@ _NONE: dict[str, Any] = {
     "wait": None,
     "batch_queue": None,
     "started": None,
+    "locality": None,
     "displacement": None,
     "worker_type": None,
     "worker_start": None,
@@ -121,6 +128,7 @@ def engine_stats(iterator: Any) -> dict[str, Any]:
         }
         out["scheduler"] = _scheduler(engine.scheduler())
         out["started"] = dict(zip(_REASONS, t["starts"]))
+        out["locality"] = _locality(iterator._memo.costs.summary(), t)
         if iterator._unit == "sample":
             out["displacement"] = iterator.displacement()
     out["verdict"] = verdict(out, waits["waits"], _facts(iterator, waits, out))
@@ -175,6 +183,11 @@ def _costs(s: Any) -> dict[str, Any]:
     out["slow"] = None if s["slow_ns"] is None else s["slow_ns"] * _NS
     out["collate"], out["split"] = s["collate_ns"] * _NS, s["split"]
     return {**out, "samples": s["samples"], "known": s["known"]}
+
+
+def _locality(s: Any, timing: Any) -> dict[str, Any]:
+    times = {k: s[k + "_ns"] * _NS for k in ("opening", "each", "away")}
+    return {"together": timing["together"], "group": s["group"], "helped": timing["helped"], **times}
 
 
 def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:

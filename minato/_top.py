@@ -195,6 +195,7 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
         f"  tasks    {queue['running']} running, {queue['queued']} queued, "
         f"{queue['waiting']} not begun",
         f"  memory   {_bytes(seen['used_bytes'])} of {_bytes(seen['limit_bytes'])}",
+        *_together(seen),
         *_slow(seen),
         f"  {'worker':>6} {'pid':>8} {'state':8} {'cpu':>5} {'busy':>5} {'samples':>8} "
         f"{'batch':>6} {'for':>7}  sample",
@@ -231,6 +232,16 @@ def _busy(
     busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
     cpu = (entry["cpu_ns"] - was[1]) / elapsed
     return min(1.0, max(0.0, busy)), min(1.0, max(0.0, cpu))
+
+
+def _together(seen: Any) -> list[str]:
+    """What samples share, where neighbours are kept in one worker for it."""
+    if not seen["group_milli"]:
+        return []
+    return [
+        f"  groups   of about {seen['group_milli'] / 1000:.0f} samples are kept together: "
+        f"opening one takes {_seconds(seen['opening_ns'] * _NS)}"
+    ]
 
 
 def _slow(seen: dict[str, Any]) -> list[str]:

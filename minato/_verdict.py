@@ -157,6 +157,8 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
             f"use: {count} of them, the trainer and other programs share {facts.cores} "
             "core(s). More workers would not help."
         )
+    if opens := _opens(stats):
+        return opens
     if cpu > 0.5 * busy:
         if count < facts.cores:
             return (
@@ -167,6 +169,22 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
     return (
         "; all workers wait themselves (storage, network, locks). Unless it is for each other, "
         f"more workers would help: {_more(stats, facts)}."
+    )
+
+
+def _opens(stats: dict[str, Any]) -> str:
+    """Where most of the work is opening what samples share."""
+    place = stats["locality"]
+    if place is None or not place["opening"]:
+        return ""
+    share = place["opening"] / (place["opening"] + place["group"] * place["each"])
+    if share < 0.5:
+        return ""
+    return (
+        f"; {share:.0%} of the work is opening what samples share: {place['opening'] * 1e3:.3g} ms "
+        f"for about {place['group']:.0f} of them, which take {place['each'] * 1e3:.3g} ms each. A "
+        "sampler that keeps more of a group together, larger groups, or a locality_key() that "
+        "tells them would help."
     )
 
 

@@ -192,7 +192,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``False`` leaves each worker its own stream, as torch does; ``True`` with
             ``num_workers=0`` gives the samples of any other number of workers. A dataset may offer
             ``seed_sample(seed: int)`` for generators that minato cannot find (and
-            ``cost_hint(index) -> seconds``, a first guess of what a sample costs).
+            ``cost_hint(index) -> seconds``, a first guess of what a sample costs, and
+            ``locality_key(index)``, any hashable: samples of the same key that follow each
+            other share what is opened for them, and are made by one worker).
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
             are copied to ordinary memory. ``None``: half of what is available,

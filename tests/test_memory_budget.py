@@ -12,7 +12,7 @@ import torch
 from test_native import Recipe
 
 import minato
-from minato import _limits
+from minato import _core, _limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -207,7 +207,7 @@ def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
 def test_ranks_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it for all of them together, page tables of every process included."""
     machine = types.SimpleNamespace(machine=lambda: {"memory_available": 64 * 1024 * MIB})
-    monkeypatch.setattr(_limits, "_core", machine)
+    monkeypatch.setattr(_core, "machine", machine.machine)
     limits = []
     for ranks in (1, 8):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))

@@ -26,6 +26,10 @@ FIELDS: dict[str, Any] = {
     "wait": {"total": NUMBER, "mean": NUMBER, "max": NUMBER, "between": NUMBER, "share": NUMBER},
     "batch_queue": {"window": int, "ready": int, "planned": int},
     "started": {"window": int, "early": int, "ahead": int, "finale": int, "order": int},
+    "locality": {
+        "together": bool, "group": NUMBER, "opening": NUMBER, "each": NUMBER, "away": NUMBER,
+        "helped": int,
+    },
     "cost": {
         "mean": NUMBER, "p50": NUMBER, "p75": NUMBER, "p90": NUMBER, "p99": NUMBER,
         "slow": (float, int, type(None)), "samples": int, "known": int,
@@ -86,7 +90,7 @@ def test_the_documentation_names_every_field() -> None:
 
 ENGINE = {
     "worker_type", "worker_start", "wait", "batch_queue", "started", "displacement", "scheduler",
-    "memory",
+    "memory", "locality",
 }  # fmt: skip
 
 
@@ -97,7 +101,7 @@ ENGINE = {
         ({}, {"displacement", "scheduler"}),
         ({"in_order": False, "batching": "ready"}, {"scheduler"}),
         ({"autoscale": (1, 3)}, {"displacement"}),
-        ({"scheduling": "static"}, {"batch_queue", "started", "displacement", "scheduler"}),
+        ({"scheduling": "static"}, {"batch_queue", "started", "locality", "displacement", "scheduler"}),
     ],
 )
 def test_fields_before_during_and_after(persistent: bool, kw: dict, absent: set[str]) -> None:
@@ -128,7 +132,7 @@ def test_an_iterable_dataset(workers: int) -> None:
             return iter(range(5))
 
     loader = minato.DataLoader(Stream(), 2, num_workers=workers)
-    absent = {"batch_queue", "started", "displacement", "scheduler"}
+    absent = {"batch_queue", "started", "locality", "displacement", "scheduler"}
     check(loader.stats(), ENGINE)
     count = len(list(loader))
     check(loader.stats(), ENGINE if workers == 0 else absent)
@@ -330,6 +334,7 @@ def test_verdicts(change: dict, facts: dict, words: str) -> None:
         "workers": COMPUTES,
         "memory": {"used": 10, "limit": 100},
         "scheduler": None,
+        "locality": None,
         **change,
     }
     text = _verdict.verdict(stats, 100, _verdict.Facts(**facts))

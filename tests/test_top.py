@@ -299,6 +299,7 @@ def snapshot(now: float, wait: float, given: int, since: float = 0.0) -> dict[st
         "trainer_pid": 7, "address": 1, "opened_ns": 1, "now_ns": int(now * 1e9) + 1,
         "waiting_since_ns": int(since * 1e9) + 1 if since else 0, "wait_ns": int(wait * 1e9),
         "given": given, "used_bytes": 1 << 21, "limit_bytes": 1 << 30, "stopped": False,
+        "opening_ns": 0, "group_milli": 0,
         "queue": {"queued": 1, "running": 1, "done": 4, "waiting": 2, "batches": 3, "ready": 1},
         "workers": [worker, {**worker, "state": 0, "running": None},
                     {**worker, "state": 3, "running": None, "starts": 3}],

@@ -354,6 +354,8 @@ struct mn_ctl {
     mn_a64 given;            /* batches handed over (batching by readiness: samples) */
     mn_a64 used_bytes;       /* of the arena, when it last got one */
     mn_a64 limit_bytes;
+    mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */
+    mn_a64 group_milli; /* and how many thousandths of samples are in one; 0: none is */
 };
 
 #define MN_WANT_NONE UINT64_C(0)

@@ -158,7 +158,7 @@ mn_plan_look(struct mn_plan *p)
 {
     p->known = mn_costs_look(p->costs);
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
-    p->wanted = p->keeps && (near || p->known.home == MN_CONTRAST_YES
+    p->wanted = p->keeps && p->nshares > 1 && (near || p->known.home == MN_CONTRAST_YES
                              || (p->known.home == MN_CONTRAST_UNKNOWN && p->again));
 }
 
@@ -272,6 +272,19 @@ mn_plan_ready(struct mn_engine *e)
     return ready;
 }
 
+/* Batches that have begun and are not done, where each worker is at one of its own: what they
+ * will take is in no sum yet. */
+static int64_t
+begun_unmade(const struct mn_plan *p)
+{
+    int64_t n = 0;
+    for (uint64_t s = p->head; p->by_piece && s < p->begun; s++) {
+        const struct mn_planned *q = mn_plan_at(p, s);
+        n += q != NULL && q->block_off != 0 && !q->done;
+    }
+    return n;
+}
+
 bool
 mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
 {
@@ -289,6 +302,7 @@ mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
     uint64_t bytes = mn_form_bytes(&p->form, q->batch.nrows);
     if (p->form.nfields == 0) {
         bytes = e->mean_envelope_bytes; /* not known before it is made */
+        m.used += (int64_t)bytes * begun_unmade(p);
     }
     return mn_memory_may(&m, (int64_t)bytes, head, 0)
            != MN_MEMORY_NO;

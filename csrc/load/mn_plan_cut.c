@@ -247,6 +247,9 @@ mn_plan_settle(struct mn_engine *e)
         p->by_piece = p->wanted = p->keeps = false;
         (void)replan(e, cost);
     }
+    if (!p->by_piece) {
+        mn_a64_store_relaxed(&e->shm.ctl->group_milli, 0);
+    }
     for (uint32_t w = 0; w < e->shm.ctl->nworkers && !p->by_piece; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
         while (mn_pieces_withdraw(e, w, MN_LANE_EXPRESS)) { /* they are anybody's again */

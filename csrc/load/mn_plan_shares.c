@@ -176,6 +176,11 @@ unowned(struct mn_engine *e, const struct round *r)
         || (c.why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
         return NULL;
     }
+    struct mn_dispatch_choice head;
+    if (p->in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
+        && head.task.batch == (int64_t)p->head) {
+        c = head; /* it is waited for, or will be first */
+    }
     struct mn_piece *x = piece_of(p, &c);
     if (!mn_plan_memory_allows(e, x->batch)) {
         p->held = true;
@@ -442,6 +447,9 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
         if (x == NULL) {
             return r->idle && rescue(e, r, w);
         }
+        if (!r->idle && x->batch->block_off == 0 && p->form.nfields == 0) {
+            return false; /* what it will take is not known: it begins when it is made */
+        }
         struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
                                         .cost_ns = x->cost_ns};
         enum mn_dispatch_why why;
@@ -496,6 +504,9 @@ mn_pieces_pump(struct mn_engine *e)
             }
         }
     }
+    mn_a64_store_relaxed(&e->shm.ctl->opening_ns, (uint64_t)p->known.opening_ns); /* for people */
+    mn_a64_store_relaxed(&e->shm.ctl->group_milli,
+                         p->known.opening_ns > 0 ? (uint64_t)(1000.0 * p->known.group) : 0);
     bool more = p->piece_tasks != 0;
     for (uint32_t w = 0; w < workers; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own,
