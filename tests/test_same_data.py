@@ -408,3 +408,45 @@ def test_walks_in_vain_become_seldom(monkeypatch):
         data[index]
         assert not growing.seeder.renew()
     assert 1 < len(walks) < 12
+
+
+# ---- what a collate_fn holds ----------------------------------------------------------------
+
+
+class Collates:
+    """Has a generator, or makes one when it is first asked, as some do because of forks."""
+
+    def __init__(self, lazy):
+        self.rng = None if lazy else torch.Generator().manual_seed(0)
+
+    def __call__(self, samples):
+        if self.rng is None:
+            self.rng = torch.Generator()
+            self.rng.seed()
+        rows = [sample.pop("row") for sample in samples]  # another time there is none
+        return torch.stack(rows) + torch.rand(len(rows), 1, generator=self.rng)
+
+
+class Dicts(Augmented):
+    def __getitem__(self, index):
+        return {"row": super().__getitem__(index)}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_generators_of_the_collate_fn_are_seeded(lazy, prefetch):
+    runs = []
+    for workers in (0, 1, 3, 3):
+        more = dict(prefetch_factor=prefetch) if workers else {}
+        loader = make(workers, Collates(lazy), dataset=Dicts(), seed_per_sample=True, **more)
+        runs.append([digest(loader), digest(loader)])
+    assert runs[0] == runs[1] == runs[2] == runs[3] and runs[0][0] != runs[0][1]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_also_where_the_trainer_collates(lazy):
+    collate = Collates(lazy)
+    options = dict(dataset=Dicts(), batching="ready", in_order=False, straggler_threshold=None)
+    # with one worker, whose order is the sampler's
+    runs = [digest(make(1, collate, **options)) for _ in range(2)]
+    assert runs[0] == runs[1]
