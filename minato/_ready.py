@@ -80,6 +80,7 @@ class ReadyIterator(BalancedIterator):
         self._singles = self._single_indices()
         self._told_end = False
         self._horizon = -1  # as the engine knows it
+        self._here, self._rehearsed = None, False  # set_epoch() may have made generators
         super()._reset(loader, first_iter)
         self._formed = self._progress.count // self._size
 
