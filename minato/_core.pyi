@@ -1,6 +1,6 @@
 """Types of the extension module, written by hand from the method tables in csrc/py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypedDict, final
 
 import torch
@@ -363,8 +363,9 @@ class Seeder:
     def watch(
         self,
         dicts: Sequence[dict[Any, Any]],
-        find: Callable[[], tuple[Sequence[Any], Sequence[dict[Any, Any]]] | None],
+        find: Callable[[], tuple[Sequence[Any], Sequence[dict[Any, Any]], Iterable[type]] | None],
         globals: int,
+        types: Iterable[type],
         /,
     ) -> None: ...
     def renew(self) -> bool: ...

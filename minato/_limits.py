@@ -27,8 +27,11 @@ _ADVICE = {
     "(`ulimit -f`).",
 }
 #: how many processes like this one a launcher has started on this machine: torchrun and what
-#: does as it does, Open MPI, and the MPIs with Hydra
-_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+#: does as it does, Open MPI, the MPIs with Hydra, and Slurm
+_RANKS = (
+    "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)  # fmt: skip
 _MOST_RANKS = 1024
 #: bytes of memory for each byte of page tables that a process needs to see them
 _MAPPED = 512

@@ -7,6 +7,7 @@ one after the other (a row group, a shard, a video). Without it workers' reports
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -42,7 +43,7 @@ def _of_parts(whole: ConcatDataset) -> Key | None:
     def key_in(index: int) -> Hashable:
         if index < 0:
             index += len(whole)
-        part = next(n for n, end in enumerate(whole.cumulative_sizes) if index < end)
+        part = bisect.bisect_right(whole.cumulative_sizes, index)
         key = keys[part]
         start = whole.cumulative_sizes[part - 1] if part else 0
         return part, key(index - start) if key is not None else None
@@ -62,8 +63,13 @@ class Groups:
         batch before, too."""
         out = bytearray()
         for index in indices:
-            key = self._key(index)
-            out.append(key != self._last)
+            try:
+                key = self._key(index)
+                out.append(bool(key != self._last))
+            except Exception as error:
+                if hasattr(error, "add_note"):  # Python 3.11
+                    error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
+                raise
             self._last = key
         return bytes(out)
 

@@ -185,6 +185,7 @@ class Pool:
             )
             with _warned():
                 zygote.start()
+            zygote.name = "minato-zygote"  # for whoever else pickles or copies it
             self.zygote = zygote
             self._pidfd = os.pidfd_open(zygote.pid)
             self.engine.start(self._pidfd, self._commands.fileno())

@@ -10,8 +10,10 @@ before batches that it may be part of are formed, and is marked when they are.
 from __future__ import annotations
 
 import contextlib
+import copy
 import heapq
 import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -58,6 +60,7 @@ class ReadyIterator(BalancedIterator):
         self._before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
         self._sequence = self._first = self._formed = 0
         self._here: SeededHere | None = None
+        self._rehearsed = False  # a batch was collated here
         super().__init__(loader)
 
     def _window(self) -> int:
@@ -77,6 +80,7 @@ class ReadyIterator(BalancedIterator):
         self._singles = self._single_indices()
         self._told_end = False
         self._horizon = -1  # as the engine knows it
+        self._here, self._rehearsed = None, False  # set_epoch() may have made generators
         super()._reset(loader, first_iter)
         self._formed = self._progress.count // self._size
 
@@ -237,11 +241,23 @@ class ReadyIterator(BalancedIterator):
         program's own generators, which are put back. (There is no stream of a worker's that
         seed_per_sample=False could leave it.)"""
         if self._here is None:
-            self._here = SeededHere(self._dataset, hooks=False)
+            self._here = SeededHere(self._dataset, self._collate_fn, hooks=False)
         seed = self._base_seed & (2**64 - 1)
         with super()._as_worker(number), self._here.undisturbed():
             self._here.seeder.seed(seed, self._epoch, self._formed - 1, COLLATE)
             yield
+
+    def _collated(self, samples: list[Any], worker: int) -> Any:
+        """A first batch is collated again where that has made a generator; of copies, because a
+        collate_fn may take samples apart, and no worker has them any more."""
+        copies = None
+        if not self._rehearsed and not isinstance(self._collate_fn, types.FunctionType):
+            with contextlib.suppress(Exception):  # what cannot be copied is collated once
+                copies = copy.deepcopy(samples)
+        self._rehearsed = True
+        data = super()._collated(samples, worker)
+        renewed = self._here is not None and self._here.seeder.renew()
+        return super()._collated(copies, worker) if renewed and copies is not None else data
 
     def _gathered(self, samples: list[_Done], layout: Any) -> Any:
         blocks = [d.block for d in samples if d.block is not None]

@@ -18,7 +18,7 @@ import torch
 
 from ._job import by_sample, fetches_batches
 from ._seeding import Growing
-from ._worker import made
+from ._worker import collated, made
 
 #: what a place in the epoch stands for: domains of the seeds, as in _worker.py
 SAMPLE, GETITEMS, COLLATE = range(3)
@@ -38,11 +38,11 @@ def _put_back(generator: Any) -> Callable[[], Any]:
 
 
 class SeededHere:
-    """Seeds what a worker would seed for this dataset, and puts it back; but for what the
-    dataset's seed_sample() does, which nobody else can undo. hooks: whether to call that."""
+    """Seeds what a worker would seed for this dataset and collate_fn, and puts it back; but for
+    what seed_sample() of these does, which nobody else can undo. hooks: whether to call that."""
 
-    def __init__(self, dataset: Any, hooks: bool) -> None:
-        self._growing = Growing(dataset, hooks=hooks)
+    def __init__(self, dataset: Any, collate_fn: Any, hooks: bool) -> None:
+        self._growing = Growing(dataset, collate_fn, hooks=hooks)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
         self.seeder = self._growing.seeder
@@ -64,15 +64,21 @@ class SeededFetcher:
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
-        self._here = SeededHere(fetcher.dataset, hooks=True)
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, hooks=True)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 
     def fetch(self, index: Any) -> Any:
         """The batch of an index, or of a list of them."""
+        base_seed, epoch, number, _position = self.place
         with self._here.undisturbed():
-            return self._fetch(index, *self.place)
+            return collated(
+                self._here.seeder,
+                (base_seed, epoch, number, COLLATE),
+                partial(self._samples, index, *self.place),
+                self._fetcher.collate_fn,
+            )
 
-    def _fetch(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
+    def _samples(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
         seeder, dataset = self._here.seeder, self._fetcher.dataset
         if not self._fetcher.auto_collation:
             place = base_seed, epoch, position, SAMPLE
@@ -84,5 +90,4 @@ class SeededFetcher:
             for k, i in enumerate(index):
                 place = base_seed, epoch, position + k, SAMPLE
                 data.append(made(seeder, place, getitem, dataset, i))
-        seeder.seed(base_seed, epoch, number, COLLATE)
-        return self._fetcher.collate_fn(data)
+        return data

@@ -325,15 +325,18 @@ class Growing:
         self._roots, self._limit, self._hooks = roots, limit, hooks
         self.found = self._walk()
         self.seeder = Seeder(self.found.generators, hooks=self.found.hooks)
-        self.seeder.watch(self.found.watched, self._again, GLOBALS)
+        self.seeder.watch(self.found.watched, self._again, GLOBALS, self._types())
 
     def _walk(self) -> Found:
         found = find_of(*self._roots, limit=self._limit)
         return found if self._hooks else found._replace(hooks=[])
 
-    def _again(self) -> tuple[list, list] | None:
+    def _types(self) -> set[type]:
+        return {type(g) for g in self.found.generators}
+
+    def _again(self) -> tuple[list, list, set[type]] | None:
         now, known = self._walk(), {id(g) for g in self.found.generators}
         if all(id(g) in known for g in now.generators):
             return None
         self.found = now
-        return plan_private(now.generators, now.hooks), now.watched
+        return plan_private(now.generators, now.hooks), now.watched, self._types()

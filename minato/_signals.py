@@ -27,6 +27,7 @@ class Held:
 
     def __enter__(self) -> Held:
         self._noted = False
+        self._frame: Any = None
         self._handler: Callable[..., Any] | None = None
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
         if threading.current_thread() is threading.main_thread():  # others are not interrupted
@@ -37,8 +38,8 @@ class Held:
         signal.pthread_sigmask(signal.SIG_BLOCK, GROUP)
         return self
 
-    def _note(self, _number: int, _frame: Any) -> None:
-        self._noted = True
+    def _note(self, _number: int, frame: Any) -> None:
+        self._noted, self._frame = True, frame
 
     def __exit__(self, *_: Any) -> None:
         try:
@@ -47,7 +48,8 @@ class Held:
             if self._handler is not None:
                 signal.signal(signal.SIGINT, self._handler)
         if self._noted and self._handler is not None:
-            self._handler(signal.SIGINT, None)
+            frame, self._frame = self._frame, None
+            self._handler(signal.SIGINT, frame)
 
 
 def released(blocked: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from operator import getitem
 from typing import Any
 
@@ -69,7 +70,7 @@ class _Runner:
             if job.seed_per_sample:
                 from ._seeding import make_seeder
 
-                self.seeder = make_seeder(job.dataset)
+                self.seeder = make_seeder(job.dataset, job.collate_fn)
             self._make_fetcher()
         except Exception as error:
             self.init_failure = Failure.of(error, self.where)
@@ -113,9 +114,12 @@ class _Runner:
         try:
             if seeded and self.seeder is not None:
                 self.seeder.seed(base_seed, epoch, number, 2)
-            return OK, self.job.collate_fn([sample for _, _, sample in entries])
+            data = self.job.collate_fn([sample for _, _, sample in entries])
+            if not seeded or self.seeder is None or not self.seeder.renew():
+                return OK, data
         except Exception as error:
             return FAILED, self._failure(error)
+        return self.batch(index, task)  # see collated()
 
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, _Init):
@@ -158,6 +162,13 @@ class _Runner:
             if not job.splits:
                 return self.fetcher.fetch(index)
             seeder = _Unseeded
+        samples = partial(self._samples, seeder, index, number, epoch, position, base_seed)
+        return collated(seeder, (base_seed, epoch, number, 2), samples, job.collate_fn)
+
+    def _samples(
+        self, seeder: Any, index: Any, number: int, epoch: int, position: int, base_seed: int
+    ) -> Any:
+        job = self.job
         if not job.auto_collation:
             data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
@@ -173,8 +184,7 @@ class _Runner:
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)
-        seeder.seed(base_seed, epoch, number, 2)
-        return job.collate_fn(data)
+        return data
 
     def resume(self) -> tuple:
         """A new epoch of persistent workers: torch makes a new fetcher."""
@@ -223,6 +233,21 @@ def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: A
         seeder.seed(*place)
         data = make(*what)
     return data
+
+
+def collated(
+    seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
+) -> Any:
+    """The batch of the samples fetched. Where collating it has made a generator they are fetched
+    again for the second time: a collate_fn may take samples apart."""
+    samples = fetch()
+    seeder.seed(*place)
+    batch = collate_fn(samples)
+    if seeder.renew():
+        samples = fetch()
+        seeder.seed(*place)
+        batch = collate_fn(samples)
+    return batch
 
 
 def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:

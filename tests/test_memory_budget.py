@@ -197,6 +197,7 @@ def test_workers_that_wait_for_room_do_not_hold_up_the_end() -> None:
         ({"LOCAL_WORLD_SIZE": " 2 ", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 2),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
         ({"LOCAL_WORLD_SIZE": "", "MPI_LOCALNRANKS": "3"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
         *(({"LOCAL_WORLD_SIZE": text}, 1) for text in ("0", "-4", "1e3", "9" * 30, "many", "²")),
     ],
 )

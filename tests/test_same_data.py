@@ -408,3 +408,126 @@ def test_walks_in_vain_become_seldom(monkeypatch):
         data[index]
         assert not growing.seeder.renew()
     assert 1 < len(walks) < 12
+
+
+# ---- what a collate_fn holds ----------------------------------------------------------------
+
+
+class Collates:
+    """Has a generator, or makes one when it is first asked, as some do because of forks."""
+
+    def __init__(self, lazy):
+        self.rng = None if lazy else torch.Generator().manual_seed(0)
+
+    def __call__(self, samples):
+        if self.rng is None:
+            self.rng = torch.Generator()
+            self.rng.seed()
+        rows = [sample.pop("row") for sample in samples]  # another time there is none
+        return torch.stack(rows) + torch.rand(len(rows), 1, generator=self.rng)
+
+
+class Dicts(Augmented):
+    def __getitem__(self, index):
+        return {"row": super().__getitem__(index)}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_generators_of_the_collate_fn_are_seeded(lazy, prefetch):
+    runs = []
+    for workers in (0, 1, 3, 3):
+        more = dict(prefetch_factor=prefetch) if workers else {}
+        loader = make(workers, Collates(lazy), dataset=Dicts(), seed_per_sample=True, **more)
+        runs.append([digest(loader), digest(loader)])
+    assert runs[0] == runs[1] == runs[2] == runs[3] and runs[0][0] != runs[0][1]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_also_where_the_trainer_collates(lazy):
+    collate = Collates(lazy)
+    options = dict(dataset=Dicts(), batching="ready", in_order=False, straggler_threshold=None)
+    # with one worker, whose order is the sampler's
+    runs = [digest(make(1, collate, **options)) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+# ---- generators that replace others ---------------------------------------------------------
+
+
+class AnewEachEpoch(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rng = [np.random.default_rng(0)]
+
+    def set_epoch(self, epoch):
+        self.rng = [np.random.default_rng(epoch)]
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.tensor([index, self.rng[0].random()])
+
+
+class NowAndThen(AnewEachEpoch):
+    """But not again in the sample that is made twice for it."""
+
+    made_in = -1
+
+    def __getitem__(self, index):
+        if index % 8 == 0 and self.made_in != index:
+            self.made_in = index
+            self.rng = [np.random.default_rng()]
+        return super().__getitem__(index)
+
+
+class Attribute(NowAndThen):
+    """Not in a list, where nobody sees it."""
+
+    rng = property(lambda self: [self.own], lambda self, rng: vars(self).update(own=rng[0]))
+
+
+@pytest.mark.parametrize("kind", [AnewEachEpoch, Attribute])
+def test_a_generator_in_place_of_another_is_seeded(kind):
+    runs = []
+    for workers in (1, 2, 2):
+        loader = make(workers, dataset=kind(), persistent_workers=True)
+        runs.append([])
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            runs[-1].append(digest(loader))
+    assert runs[0] == runs[1] == runs[2]
+
+
+class Caching(Lazy):
+    """A cache that grows with every sample, and a generator after many of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def __getitem__(self, index):
+        self.cache[index] = index
+        return self.rng if index < 200 else super().__getitem__(index)
+
+
+def test_a_growing_cache_hides_no_generator():
+    from minato import _seeding
+
+    growing = _seeding.Growing(data := Caching())
+    for index in range(200):
+        data[index]
+        assert not growing.seeder.renew()
+    data[200]
+    assert growing.seeder.renew() and growing.found.generators == [data.rng]
+
+
+def test_who_makes_generators_again_and_again_is_told_once():
+    from minato import _seeding
+
+    growing = _seeding.Growing(data := Lazy())
+    with pytest.warns(UserWarning, match="seed_sample") as told:
+        for _ in range(40):
+            data.rng = np.random.default_rng()
+            growing.seeder.renew()
+    assert len(told) == 1

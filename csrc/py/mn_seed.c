@@ -13,14 +13,23 @@
  * time, up to this: attributes of changing types must not cost a walk a sample. */
 #define PAUSE_MOST 4096u
 
+/* What may change of attributes. Each has a pause of its own: a cache that grows with every
+ * sample must not hide that a generator has come to an attribute. */
+enum { TYPES, LENGTHS, NCHANGES };
+
+struct mn_seed_change {
+    uint64_t print; /* when it was looked at last */
+    uint32_t pause; /* samples until the next look, */
+    uint32_t wait;  /* and how many there will be after the next walk in vain */
+};
+
 /* What is looked at after each sample. */
 struct mn_seed_watch {
     PyObject *dicts; /* tuple of dicts, or NULL: nothing is watched */
-    PyObject *find;  /* () -> None or (entries, dicts): what is there now */
-    uint64_t print;  /* of the dicts, when they were looked at last */
+    PyObject *find;  /* () -> None or (entries, dicts, types): what is there now */
+    PyObject *types; /* tuple: of generators; another one of these is a change, too */
+    struct mn_seed_change changes[NCHANGES];
     uint32_t renewals;
-    uint32_t pause;  /* samples until the next look, */
-    uint32_t wait;   /* and how many there will be after the next walk in vain */
 };
 
 struct mn_seeder {
@@ -139,6 +148,7 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->plan_bitgen);
     Py_VISIT(self->watch.dicts);
     Py_VISIT(self->watch.find);
+    Py_VISIT(self->watch.types);
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
         int rc = mn_seed_target_visit(&self->targets[i], visit, arg);
         if (rc != 0) {
@@ -158,6 +168,7 @@ seeder_clear(PyObject *op)
     Py_CLEAR(self->plan_bitgen);
     Py_CLEAR(self->watch.dicts);
     Py_CLEAR(self->watch.find);
+    Py_CLEAR(self->watch.types);
     return 0;
 }
 
@@ -190,42 +201,76 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 
 /* ---- generators made later ---------------------------------------------------------- */
 
-/* Of the attributes' number and types, and of the lengths of lists and dicts among them. No
- * code of the program's runs. */
-static uint64_t
-print_of(PyObject *dicts)
+static bool
+is_one_of(PyObject *types, PyTypeObject *type)
 {
-    uint64_t print = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); i++) {
-        PyObject *value, *dict = PyTuple_GET_ITEM(dicts, i);
-        Py_ssize_t place = 0, length;
-        while (PyDict_Next(dict, &place, NULL, &value)) {
-            length = PyDict_CheckExact(value)   ? PyDict_GET_SIZE(value)
-                     : PyList_CheckExact(value) ? PyList_GET_SIZE(value)
-                                                : 0;
-            /* a sum, whose parts the processor computes side by side */
-            print += ((uint64_t)(uintptr_t)Py_TYPE(value) + (uint64_t)length)
-                     * UINT64_C(0x9E3779B97F4A7C15);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
+        if (PyTuple_GET_ITEM(types, i) == (PyObject *)type) {
+            return true;
         }
     }
-    return print;
+    return false;
+}
+
+/* Of the types of attributes that may hold something, with generators' addresses; and of the lengths of lists
+ * and dicts among them. No code of the program's runs. */
+static void
+prints_of(const struct mn_seed_watch *w, uint64_t prints[NCHANGES])
+{
+    uint64_t types = 0, lengths = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
+        PyObject *value, *dict = PyTuple_GET_ITEM(w->dicts, i);
+        Py_ssize_t place = 0;
+        while (PyDict_Next(dict, &place, NULL, &value)) {
+            PyTypeObject *type = Py_TYPE(value);
+            if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
+                || type == &PyUnicode_Type) {
+                continue; /* what holds nothing comes and goes */
+            }
+            uint64_t one = (uint64_t)(uintptr_t)type;
+            if (is_one_of(w->types, type)) {
+                one += (uint64_t)(uintptr_t)value;
+            }
+            /* sums, whose parts the processor computes side by side */
+            types += one * UINT64_C(0x9E3779B97F4A7C15);
+            lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
+                       : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
+                                              : 0;
+        }
+    }
+    prints[TYPES] = types;
+    prints[LENGTHS] = lengths;
+}
+
+static void
+note_prints(struct mn_seed_watch *w)
+{
+    uint64_t prints[NCHANGES];
+    prints_of(w, prints);
+    for (int i = 0; i < NCHANGES; i++) {
+        w->changes[i].print = prints[i];
+    }
 }
 
 static int
-watch_dicts(struct mn_seeder *self, PyObject *dicts)
+watch_dicts(struct mn_seeder *self, PyObject *dicts, PyObject *types)
 {
-    PyObject *tuple = PySequence_Tuple(dicts);
+    struct mn_seed_watch *w = &self->watch;
+    PyObject *tuple = PySequence_Tuple(dicts), *kinds = PySequence_Tuple(types);
     for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
         if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
             PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
             Py_CLEAR(tuple);
         }
     }
-    if (tuple == NULL) {
+    if (tuple == NULL || kinds == NULL) {
+        Py_XDECREF(tuple);
+        Py_XDECREF(kinds);
         return -1;
     }
-    self->watch.print = print_of(tuple);
-    Py_XSETREF(self->watch.dicts, tuple);
+    Py_XSETREF(w->types, kinds);
+    Py_XSETREF(w->dicts, tuple);
+    note_prints(w);
     return 0;
 }
 
@@ -233,31 +278,51 @@ watch_dicts(struct mn_seeder *self, PyObject *dicts)
 static int
 walk_again(struct mn_seeder *self)
 {
-    struct mn_seed_watch *w = &self->watch;
-    PyObject *found = PyObject_CallNoArgs(w->find);
+    PyObject *found = PyObject_CallNoArgs(self->watch.find);
     if (found == NULL) {
         return -1;
     }
     int rc = 0;
-    PyObject *entries, *dicts;
+    PyObject *entries, *dicts, *types;
     if (found == Py_None) {
-        w->print = print_of(w->dicts);
-        w->pause = w->wait;
-        w->wait = w->wait < PAUSE_MOST ? 2 * w->wait : PAUSE_MOST;
+        note_prints(&self->watch);
     }
-    else if (!PyArg_ParseTuple(found, "OO", &entries, &dicts)
+    else if (!PyArg_ParseTuple(found, "OOO", &entries, &dicts, &types)
              || load_targets(self, entries, self->nglobal) < 0
-             || watch_dicts(self, dicts) < 0) {
+             || watch_dicts(self, dicts, types) < 0) {
         rc = -1;
     }
     else {
         rc = 1;
-        if (++w->renewals == RENEWALS_MOST) {
-            Py_CLEAR(w->dicts);
-        }
     }
     Py_DECREF(found);
     return rc;
+}
+
+int
+mn_seeder_look(PyObject *seeder)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    return self->watch.dicts == NULL ? 0 : walk_again(self);
+}
+
+/* Whether one of them is due to be looked at and is another; each in its bit. */
+static unsigned
+changes_of(struct mn_seed_watch *w)
+{
+    uint64_t prints[NCHANGES];
+    unsigned changed = 0;
+    prints_of(w, prints);
+    for (int i = 0; i < NCHANGES; i++) {
+        struct mn_seed_change *c = &w->changes[i];
+        if (c->pause > 0) {
+            c->pause--;
+        }
+        else if (c->print != prints[i]) {
+            changed |= 1u << i;
+        }
+    }
+    return changed;
 }
 
 int
@@ -265,14 +330,28 @@ mn_seeder_renew(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
-    if (w->dicts == NULL) {
+    unsigned changed =
+        w->dicts != NULL && w->renewals < RENEWALS_MOST ? changes_of(w) : 0;
+    if (changed == 0) {
         return 0;
     }
-    if (w->pause > 0) {
-        w->pause--;
-        return 0;
+    int rc = walk_again(self);
+    for (int i = 0; rc == 0 && i < NCHANGES; i++) {
+        struct mn_seed_change *c = &w->changes[i];
+        if (changed & 1u << i) {
+            c->pause = c->wait;
+            c->wait = c->wait < PAUSE_MOST ? 2 * c->wait : PAUSE_MOST;
+        }
     }
-    return print_of(w->dicts) == w->print ? 0 : walk_again(self);
+    if (rc == 1 && ++w->renewals == RENEWALS_MOST
+        && PyErr_WarnEx(PyExc_UserWarning,
+                        "the dataset, or its collate_fn, makes new random generators again and "
+                        "again: those it makes from now on are not seeded, and samples that "
+                        "draw from them differ from run to run. Make generators once, or seed "
+                        "them in a method seed_sample(seed) of the dataset.", 1) < 0) {
+        rc = -1;
+    }
+    return rc;
 }
 
 static PyObject *
@@ -286,16 +365,18 @@ static PyObject *
 seeder_watch(PyObject *op, PyObject *args)
 {
     struct mn_seeder *self = (struct mn_seeder *)op;
-    PyObject *dicts, *find;
-    if (!PyArg_ParseTuple(args, "OOn", &dicts, &find, &self->nglobal)) {
+    PyObject *dicts, *find, *types;
+    if (!PyArg_ParseTuple(args, "OOnO", &dicts, &find, &self->nglobal, &types)) {
         return NULL;
     }
     if (self->nglobal < 0 || self->nglobal > self->ntargets) {
         self->nglobal = self->ntargets;
     }
-    self->watch.wait = 1;
+    for (int i = 0; i < NCHANGES; i++) {
+        self->watch.changes[i].wait = 1;
+    }
     Py_XSETREF(self->watch.find, Py_NewRef(find));
-    if (watch_dicts(self, dicts) < 0) {
+    if (watch_dicts(self, dicts, types) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -417,9 +498,10 @@ PyDoc_STRVAR(seed_doc,
 "batch (domain 1).  All four are unsigned, 64 bits (domain 32); OverflowError\n"
 "otherwise.  What a hook raises passes through.");
 PyDoc_STRVAR(watch_doc,
-"watch(dicts, find, globals)\n\n"
-"From now on renew() looks at these dicts. find() -> None, or (entries, dicts) where there is\n"
-"another generator: plans of all targets but the first `globals`, and what to watch then.");
+"watch(dicts, find, globals, types)\n\n"
+"From now on renew() looks at these dicts, and whether values of these types are others.\n"
+"find() -> None, or (entries, dicts, types) where there is another generator: plans of all\n"
+"targets but the first `globals`, and what to watch then.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on. The\n"

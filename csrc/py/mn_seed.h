@@ -12,8 +12,8 @@
  *   hook   no words: a function that takes a 63-bit seed
  *
  * A Seeder may watch the attributes of a dataset and of what it holds: a generator that is
- * made while a sample is made is found by a new walk when the types of attributes change, and
- * is seeded from then on. Looking at that costs some nanoseconds an attribute.
+ * made while a sample is made is found by a new walk when the types of attributes change, or
+ * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds an attribute.
  *
  * Both ways to the same generator end in the same state.  A Seeder belongs to one
  * thread at a time; the generators are protected as their libraries do it.
@@ -46,5 +46,10 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
  * seeded and made again; 0: no; -1 with an exception. */
 int
 mn_seeder_renew(PyObject *seeder);
+
+/* Looks for generators whatever the attributes say, as after code of the dataset's that is there
+ * to change it. 1: there are others, which are seeded from now on; 0: no; -1. */
+int
+mn_seeder_look(PyObject *seeder);
 
 #endif

@@ -354,8 +354,11 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
     }
     o->user_epoch = b->user_epoch;
     PyObject *r = PyObject_CallFunction(o->set_epoch, "K", (unsigned long long)b->user_epoch - 1);
-    Py_XDECREF(r);
-    return r != NULL ? 0 : -1;
+    if (r == NULL) {
+        return -1;
+    }
+    Py_DECREF(r);
+    return o->seeder != Py_None && mn_seeder_look(o->seeder) < 0 ? -1 : 0;
 }
 
 /* NULL and no exception: done, claim the next. */
