@@ -101,7 +101,7 @@ class BalancedIterator(_MinatoIterator):
         self._far = _may_look_ahead(loader)
         key = key_of(loader.dataset) if loader._auto_collation else None
         self._groups = Groups(key) if key is not None else None
-        self._begun: tuple[list, bytes] | None = None  # indices planned last, and their groups
+        self._begun: tuple[Any, bytes] | None = None  # indices planned last, and their groups
         self._reach, self._bulk = 0, 1  # how far it is looked ahead, and in what steps
         self._enough = sys.maxsize  # with more planned, none are drawn
         self._looked = -LOOK_AGAIN_BATCHES  # when that was decided last, by sequence
@@ -389,10 +389,15 @@ class BalancedIterator(_MinatoIterator):
 
     def _begins(self, index: Any) -> bytes | None:
         """Where groups of the batch begin, by the dataset's word."""
-        if self._groups is None or type(index) is not list:
+        if self._groups is None or type(index) not in (list, tuple):
             return None
         if self._begun is None or self._begun[0] is not index:  # not where it is planned again
-            self._begun = index, self._groups.begins(index)
+            try:
+                self._begun = index, self._groups.begins(index)
+            except BaseException:  # it would come again at each call
+                self._drawn, self._exhausted = None, True
+                self._engine.plan_end()
+                raise
         return self._begun[1]
 
     def _is_whole(self, index: Any) -> bool:

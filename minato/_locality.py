@@ -44,6 +44,8 @@ def _of_parts(whole: ConcatDataset) -> Key | None:
         if index < 0:
             index += len(whole)
         part = bisect.bisect_right(whole.cumulative_sizes, index)
+        if index < 0 or part == len(keys):
+            return None  # there is no such sample: the worker says so, as torch's
         key = keys[part]
         start = whole.cumulative_sizes[part - 1] if part else 0
         return part, key(index - start) if key is not None else None
@@ -66,6 +68,9 @@ class Groups:
             try:
                 key = self._key(index)
                 out.append(bool(key != self._last))
+            except StopIteration as error:  # a for loop would take it for the end of the epoch
+                text = f"locality_key({index!r}) of the dataset raised StopIteration"
+                raise RuntimeError(text) from error
             except Exception as error:
                 if hasattr(error, "add_note"):  # Python 3.11
                     error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")

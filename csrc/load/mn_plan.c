@@ -159,7 +159,8 @@ mn_plan_look(struct mn_plan *p)
     p->known = mn_costs_look(p->costs);
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     p->wanted = p->keeps && p->nshares > 1 && (near || p->known.home == MN_CONTRAST_YES
-                             || (p->known.home == MN_CONTRAST_UNKNOWN && p->again));
+                             || (p->known.home == MN_CONTRAST_UNKNOWN && p->again
+                                 && p->known.mean_ns >= MN_LOCALITY_WORTH_NS));
 }
 
 static void
