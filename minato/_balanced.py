@@ -436,9 +436,10 @@ class BalancedIterator(_MinatoIterator):
         """Workers leave, unless they are kept; and what they know of worker_init_fn is told."""
         looks = self._seeds_unasked and self._worker_init_fn is not None and self._living()
         workers = self._engine.workers() if looks else []
+        made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
         if not self._persistent_workers:
             self._shutdown_workers()
-        _init_states.tell(_init_states.look(workers, self._base_seed))
+        _init_states.tell(_init_states.look(workers, made_with))
 
     def _at_end(self) -> bool:
         if self._early is not None:

@@ -3,8 +3,9 @@
 With torch's loader such a function gives the same random numbers in each run, whatever the
 loader's seed is. Where minato seeds each sample it has no effect, and who wrote it is told so.
 A function that goes by ``torch.initial_seed()``, as torch's documentation shows, leaves each
-worker in another state, because each has another seed; so two workers of different seeds in
-one state prove a number of its own. Workers leave hashes of the states that it has left in
+worker in another state in each run, and one that goes by the seed of all workers of an epoch
+leaves them in one; so one state after two seeds of the loader's proves a number of its own.
+Workers leave hashes of the states that it has left in
 their entries of the shared memory.
 """
 
@@ -23,7 +24,7 @@ ROLES = {"python": "random", "numpy": "numpy.random", "torch": "torch"}
 #: states remembered in all
 MOST = 4096
 
-#: (role, hash of a state) -> seed of the worker that was first seen in it
+#: (role, hash of a state) -> the loader's seed of the workers that were first seen in it
 _seen: dict[tuple[str, int], int] = {}
 _told = False
 
@@ -41,13 +42,14 @@ def _hash(state: bytes) -> int:
 
 
 def look(workers: Iterable[Any], base_seed: int) -> list[str]:
-    """Generators that workers' entries say are seeded from a number of the function's own."""
+    """Generators that workers' entries say are seeded from a number of the function's own.
+    base_seed: what these workers were made with, which a later epoch's need not be."""
     if len(_seen) > MOST:
         _seen.clear()
     found = set()
-    for number, entry in enumerate(workers):
+    for entry in workers:
         for role, state in zip(ROLES, entry["init_states"]):
-            if state and _seen.setdefault((role, state), base_seed + number) != base_seed + number:
+            if state and _seen.setdefault((role, state), base_seed) != base_seed:
                 found.add(ROLES[role])
     return sorted(found)
 

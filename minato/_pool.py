@@ -136,6 +136,7 @@ class Pool:
         job: dict[str, Any],
     ) -> None:
         self.started = self.stopped = False
+        self.base_seed: int = job["base_seed"]
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1

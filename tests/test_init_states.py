@@ -60,6 +60,10 @@ def as_torch_shows(_number: int) -> None:
     random.seed(seed)
 
 
+def of_the_epoch(number: int) -> None:
+    np.random.seed((torch.initial_seed() - number) % 2**32)
+
+
 def as_many_do(number: int) -> None:
     """The first word of a state that torch has seeded is the same in every worker."""
     np.random.seed(np.random.get_state()[1][0] + number)  # type: ignore[index]
@@ -101,7 +105,8 @@ def epochs(function: Callable[[int], None], count: int, **options: Any) -> list[
         (constants, "random and torch", {}),
     ],
 )
-def test_two_workers_in_one_state(function: Any, names: str, options: dict) -> None:
+def test_workers_of_two_seeds_in_one_state(function: Any, names: str, options: dict) -> None:
+    assert epochs(function, 1, **options) == []  # workers of one seed prove nothing
     told = epochs(function, 1, **options)
     assert len(told) == 1 and f"seeds {names} from a number of its own" in told[0]
     for remedy in ("torch.manual_seed", "seed_per_sample=False", "scheduling='static'"):
@@ -111,11 +116,11 @@ def test_two_workers_in_one_state(function: Any, names: str, options: dict) -> N
 
 @pytest.mark.parametrize("function", [constant, own_of_each, as_many_do])
 def test_two_epochs_in_one_state(function: Any) -> None:
-    assert epochs(function, 1, num_workers=1) == []  # one worker proves nothing
+    assert epochs(function, 1, num_workers=1) == []
     assert len(epochs(function, 1, num_workers=1)) == 1
 
 
-@pytest.mark.parametrize("function", [as_torch_shows, next_seed, entropy, nothing])
+@pytest.mark.parametrize("function", [as_torch_shows, of_the_epoch, next_seed, entropy, nothing])
 def test_seeds_that_follow_the_loaders(function: Any) -> None:
     assert epochs(function, 2) == []
 
@@ -133,3 +138,16 @@ def test_the_same_seed_again_proves_nothing() -> None:
         assert epochs(as_torch_shows, 1) == []
         torch.manual_seed(7)
         assert epochs(own_of_each, 1) == []
+
+
+def test_persistent_workers_that_another_epoch_was_loaded_for() -> None:
+    barrier = torch.multiprocessing.get_context("fork").Barrier(2)
+    loader = minato.DataLoader(
+        Data(barrier), 2, worker_init_fn=as_torch_shows, num_workers=2, persistent_workers=True
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="worker_init_fn")
+        state = loader.state_dict()
+        list(loader)
+        loader.load_state_dict(state)
+        list(loader)
