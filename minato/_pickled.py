@@ -173,9 +173,12 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 
 def _is_stateless(fd: int) -> bool:
-    """Devices of memory: null, zero, random and their like."""
-    about = os.fstat(fd)
-    return stat.S_ISCHR(about.st_mode) and os.major(about.st_rdev) == 1
+    """Devices of memory (null, zero, random and their like), and logs: what is only appended to
+    a file goes to its end, whoever else writes there."""
+    about, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+    log = flags & os.O_APPEND and flags & os.O_ACCMODE == os.O_WRONLY
+    memory = stat.S_ISCHR(about.st_mode) and os.major(about.st_rdev) == 1
+    return memory or bool(stat.S_ISREG(about.st_mode) and log)
 
 
 def _is_sentinel(fd: int) -> bool:

@@ -16,6 +16,7 @@ import torch
 import torch.utils.data
 
 import minato
+from minato import _pickled
 
 from .datasets import (
     Images, Noisy, Opens, Ragged, SharesTensors, StartsThread, WithTools,
@@ -129,6 +130,15 @@ def place(request, tmp_path):
 def wrong(loader) -> int:
     """How many samples are not the square that they should be."""
     return sum(int((square != index * index).sum()) for index, square in loader)
+
+
+def test_a_log_is_no_state_to_share(tmp_path):
+    """A main module that writes a log, as many do, does not make each worker load all anew."""
+    path = tmp_path / "run.log"
+    with open(path, "a") as log, open(path) as reader, open(path, "w") as writer:
+        assert _pickled._is_stateless(log.fileno())
+        assert not _pickled._is_stateless(reader.fileno())
+        assert not _pickled._is_stateless(writer.fileno())
 
 
 @pytest.mark.parametrize("place, method", [
