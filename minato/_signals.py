@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,7 +28,6 @@ class Held:
 
     def __enter__(self) -> Held:
         self._noted = False
-        self._frame: Any = None
         self._handler: Callable[..., Any] | None = None
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
         if threading.current_thread() is threading.main_thread():  # others are not interrupted
@@ -38,8 +38,8 @@ class Held:
         signal.pthread_sigmask(signal.SIG_BLOCK, GROUP)
         return self
 
-    def _note(self, _number: int, frame: Any) -> None:
-        self._noted, self._frame = True, frame
+    def _note(self, _number: int, _frame: Any) -> None:
+        self._noted = True
 
     def __exit__(self, *_: Any) -> None:
         try:
@@ -48,8 +48,8 @@ class Held:
             if self._handler is not None:
                 signal.signal(signal.SIGINT, self._handler)
         if self._noted and self._handler is not None:
-            frame, self._frame = self._frame, None
-            self._handler(signal.SIGINT, frame)
+            # Not the frame that was interrupted: to keep that one would keep all that it holds.
+            self._handler(signal.SIGINT, sys._getframe())
 
 
 def released(blocked: Iterable[int]) -> None:
