@@ -1,8 +1,8 @@
 """Which samples share what is opened for them, where a dataset says so.
 
 A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
-one after the other (a row group, a shard, a video). Without it workers' reports tell
-(``csrc/load/policy_locality.h``).
+one after the other (a row group, a shard, a video). How far they are kept
+together follows from what they cost (``csrc/load/policy_locality.h``).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
     /* A guess at homes must not part neighbours that are known to be cheaper together. */
     enum mn_contrast_answer answer = c->locality.home.answer;
     bool near = c->locality.near.answer == MN_CONTRAST_YES;
-    bool cheap = c->model.mean_wall_ns < MN_LOCALITY_WORTH_NS; /* nothing to save */
+    bool cheap = c->median_ns < MN_LOCALITY_WORTH_NS; /* nothing to save */
     bool homes = answer == MN_CONTRAST_YES
                  || (answer == MN_CONTRAST_UNKNOWN && !near && !cheap);
     for (uint32_t i = 0; i < n; i++) {

@@ -160,7 +160,7 @@ mn_plan_look(struct mn_plan *p)
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     p->wanted = p->keeps && p->nshares > 1 && (near || p->known.home == MN_CONTRAST_YES
                              || (p->known.home == MN_CONTRAST_UNKNOWN && p->again
-                                 && p->known.mean_ns >= MN_LOCALITY_WORTH_NS));
+                                 && p->known.median_ns >= MN_LOCALITY_WORTH_NS));
 }
 
 static void

@@ -139,6 +139,9 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 
 /* ---- cutting ------------------------------------------------------------------------ */
 
+/* Slower than most by so much and twice as slow: worth to be started early. */
+#define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
+
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
 /* Marks the rows at which pieces begin: where chains do, and where the home changes. */
@@ -293,7 +296,9 @@ place(struct mn_engine *e, struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
-    int64_t w = x->home;
+    /* What is known to be slow may have to start before what comes first: not from a share. */
+    bool slow = x->cost_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+    int64_t w = slow ? -1 : x->home;
     if (x->chain == p->chain.number && p->chain.owner >= 0) {
         w = p->chain.owner;
     }

@@ -25,6 +25,34 @@ toward(double *mean, double x, uint32_t *n)
     *mean += (x - *mean) / *n;
 }
 
+/* The one of n costs that a share of them does not exceed. */
+static double
+quantile(const float *cost, uint32_t n, double share)
+{
+    double below = share * n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t less = 0, most = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            less += cost[k] < cost[i] ? 1u : 0u;
+            most += cost[k] <= cost[i] ? 1u : 0u;
+        }
+        if (less <= below && most > below) {
+            return (double)cost[i];
+        }
+    }
+    return 0.0;
+}
+
+/* Keeps a cost; what is derived from all of them follows every few: it takes a microsecond. */
+static void
+keep(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share, double *quantile_ns)
+{
+    ring[(*at)++ % MN_CONTRAST_MEMORY] = (float)cost_ns;
+    if (*at % (n < MN_CONTRAST_MEMORY ? 4u : 32u) == 0 || n < 4) {
+        *quantile_ns = quantile(ring, n, share);
+    }
+}
+
 /* The share of the last of the cheap kind that cost less; of equals half. */
 static double
 rank_of(const struct mn_contrast *c, float cost)
@@ -63,39 +91,22 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
 {
     cost_ns = cost_ns > 0 ? cost_ns : 0;
     if (cheap) {
-        toward(&c->cheap_ns, (double)cost_ns, &c->ncheap);
-        c->cheap[c->at++ % MN_CONTRAST_MEMORY] = (float)cost_ns;
+        c->ncheap += c->ncheap < MN_CONTRAST_MEMORY;
+        keep(c->cheap, &c->cheap_at, c->ncheap, cost_ns, 0.25, &c->cheap_ns);
     }
     else if (c->ncheap != 0) { /* else there is nothing to rank it in */
-        uint32_t n = c->ndear;
-        toward(&c->dear_ns, (double)cost_ns, &c->ndear);
-        toward(&c->rank, rank_of(c, (float)cost_ns), &n);
+        toward(&c->rank, rank_of(c, (float)cost_ns), &c->ndear);
+        keep(c->dear, &c->dear_at, c->ndear, cost_ns, 0.5, &c->dear_ns);
     }
     decide(c);
 }
 
 /* ---- groups ------------------------------------------------------------------------- */
 
-/* The follower of whom a quarter of the last ones were cheaper: groups of two and more have
- * as many that opened nothing. */
-static double
-cheap_quarter(const struct mn_contrast *c)
-{
-    for (uint32_t i = 0; i < c->ncheap; i++) {
-        double rank = rank_of(c, c->cheap[i]);
-        if (rank >= 0.125 && rank <= 0.375) {
-            return (double)c->cheap[i];
-        }
-    }
-    return c->cheap_ns; /* most cost the same */
-}
-
 static uint8_t
 followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
 {
-    if (l->near.at % 16 == 0 || l->opens_ns == 0.0) { /* it moves slowly */
-        l->opens_ns = (cheap_quarter(&l->near) + l->near.dear_ns) / 2.0;
-    }
+    l->opens_ns = (l->near.cheap_ns + l->near.dear_ns) / 2.0;
     bool opens = (double)cost_ns > l->opens_ns;
     if (marks & MN_COST_OPENS) {
         l->right += opens;

@@ -24,7 +24,8 @@
  *   that slows down slows both kinds. The mean is believed when it lies CONTRAST_SIGMAS
  *   standard deviations of the mean of as many uniform ranks, and at least
  *   CONTRAST_LEAST, above 1/2. That is a statement about the sign;
- *   the difference of the two running means, what a sample saves, has to be worth acting on, too:
+ *   what a sample saves, the dear kind's median beyond the cheap kind's lower quartile (in groups of
+ *   two half of these open one, too), has to be worth acting on as well:
  *   a quarter of the cheap kind's cost and LOCALITY_WORTH_NS, which is half of what tasks are
  *   chunked to: less than that is amortised by the chunk already.
  *
@@ -72,10 +73,12 @@ enum mn_contrast_answer {
 };
 
 struct mn_contrast {
-    float cheap[MN_CONTRAST_MEMORY]; /* the last costs of the cheap kind, a ring */
-    uint32_t at;                     /* its next place */
+    float cheap[MN_CONTRAST_MEMORY]; /* the last costs of the cheap kind, a ring, */
+    float dear[MN_CONTRAST_MEMORY];  /* and of the dear kind */
+    uint32_t cheap_at, dear_at;      /* their next places */
     double rank;            /* mean rank of the dear kind among them */
-    double dear_ns, cheap_ns;  /* running means */
+    double dear_ns, cheap_ns; /* their median, and lower quartile: a pause of the machine that hits
+                               * one of them makes neither kind dear */
     uint32_t ndear, ncheap;    /* up to MN_CONTRAST_MEMORY */
     enum mn_contrast_answer answer;
 };
