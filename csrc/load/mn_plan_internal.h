@@ -129,6 +129,11 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
 void
 mn_pieces_reset(struct mn_plan *p);
 
+/* Whether a piece that costs so much is known to be slow: it may have to start before what comes
+ * first. */
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t cost_ns);
+
 /* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q);

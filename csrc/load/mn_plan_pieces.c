@@ -142,12 +142,19 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 /* Slower than most by so much and twice as slow: worth to be started early. */
 #define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
 
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t cost_ns)
+{
+    return cost_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+}
+
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
-/* Marks the rows at which pieces begin: where chains do, and where the home changes. */
+/* Marks the rows at which pieces begin: where chains do, where the home changes, and around
+ * samples that are known to be slow, which may have to start alone. */
 static void
 mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
-             const uint8_t *marks)
+             const uint8_t *marks, const int64_t *cost)
 {
     struct mn_plan *p = e->plan;
     const struct mn_plan_batch *b = &q->batch;
@@ -179,7 +186,10 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
             q->first_chain = p->chain.number;
         }
         p->chain.length++;
-        bool moves = i == 0 || home[i] != home[i - 1];
+        /* Where neighbours are cheaper they stay beside a slow one, too. */
+        bool slow = p->known.near != MN_CONTRAST_YES && !p->declared
+                    && (mn_piece_slow(p, cost[i]) || (i != 0 && mn_piece_slow(p, cost[i - 1])));
+        bool moves = i == 0 || home[i] != home[i - 1] || slow;
         bool begins = moves || (near && breaks);
         /* What is known of a sample's cost is without the opening, but where its group begins. */
         bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
@@ -242,7 +252,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
     mn_costs_places(e->plan->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL, b->nrows,
                     home, marks);
     q->chain = e->plan->chain;
-    mark_borders(e, q, home, marks);
+    mark_borders(e, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
     uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
@@ -296,9 +306,7 @@ place(struct mn_engine *e, struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
-    /* What is known to be slow may have to start before what comes first: not from a share. */
-    bool slow = x->cost_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
-    int64_t w = slow ? -1 : x->home;
+    int64_t w = mn_piece_slow(p, x->cost_ns) ? -1 : x->home;
     if (x->chain == p->chain.number && p->chain.owner >= 0) {
         w = p->chain.owner;
     }

@@ -412,17 +412,35 @@ startable(struct mn_engine *e, const struct round *r, uint32_t w)
     return NULL;
 }
 
+static int64_t
+slack_of(const struct mn_plan *p, const struct mn_piece *x)
+{
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    return mn_dispatch_slack(&p->dispatch, &task);
+}
+
+/* Whether a piece that nobody has comes before what the worker has itself. One that is known to
+ * be slow does as soon as its time has come, even in the middle of a chain if that is worth what
+ * it costs to come back to it. */
+static bool
+comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
+            bool goes_on)
+{
+    if (mn_piece_slow(p, x->cost_ns)) {
+        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+    }
+    return !goes_on && x->batch->sequence < own->batch->sequence;
+}
+
 /* What the worker is to start next, in its share; NULL: nothing now. */
 static struct mn_piece *
 next_for(struct mn_engine *e, const struct round *r, uint32_t w)
 {
     struct mn_plan *p = e->plan;
     struct mn_piece *own = startable(e, r, w);
-    if (own != NULL && own->chain == p->shares[w].chain) {
-        return own;
-    }
     struct mn_piece *x = unowned(e, r);
-    if (x != NULL && (own == NULL || x->batch->sequence < own->batch->sequence)) {
+    bool goes_on = own != NULL && own->chain == p->shares[w].chain;
+    if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
         return x;
     }
@@ -483,7 +501,8 @@ mn_pieces_pump(struct mn_engine *e)
     struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
     r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
                                        .ready_batches = r.ready + in_hand,
-                                       .last_batch = (int64_t)p->horizon - 1};
+                                       .last_batch = (int64_t)p->horizon - 1,
+                                       .held_ns = p->shared_ns};
     uint64_t most = depth(p);
     for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
         for (uint32_t w = 0; w < workers; w++) {
