@@ -1,7 +1,7 @@
 """How the samples of a dataset look, found out from the first batch.
 
 ``describe`` turns one sample into the description that ``_core.Layout`` compiles; numbers
-are those of csrc/py/mn_layout.h.  A layout is used only if it is proven on a whole batch:
+are those of csrc/py/transport/mn_layout.h.  A layout is used only if it is proven on a whole batch:
 torch's own ``default_collate`` of the same samples must have its dtypes and shapes.
 """
 

@@ -2,7 +2,7 @@
 
 A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
 one after the other (a row group, a shard, a video). How far they are kept
-together follows from what they cost (``csrc/load/policy_locality.h``).
+together follows from what they cost (``csrc/schedule/policy_locality.h``).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minato")
 
-#: worker states of csrc/load/mn_message.h that mean a process may be there
+#: worker states of csrc/workers/mn_message.h that mean a process may be there
 _ALIVE = (1, 2, 3)
 #: how long a shutdown waits for the zygote, which itself is bounded (see _zygote.py)
 STOP_SECONDS = 0.8

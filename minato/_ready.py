@@ -1,7 +1,7 @@
 """``batching="ready"``: batches from whichever samples are ready first.
 
 Each sample is planned alone, as a batch of one row; what is done is marked with the policy
-(csrc/load/policy_ready.h), which forms batches: slow samples with their natural share, none
+(csrc/schedule/policy_ready.h), which forms batches: slow samples with their natural share, none
 further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end.
 Rows are then gathered into one batch by one copy.  A sample that is known to be slow starts
 before batches that it may be part of are formed, and is marked when they are.

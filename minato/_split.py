@@ -1,6 +1,6 @@
 """Whether samples can be collated by another worker than the one that fetched them.
 
-A batch with a collate_fn of the user's is split over workers (csrc/load/policy_split.h says
+A batch with a collate_fn of the user's is split over workers (csrc/schedule/policy_split.h says
 when) only if that changes nothing: a sample must come out of a message bit for bit as it
 went in, down to memory order, on which sums may depend.
 """

@@ -18,7 +18,7 @@ from ._iterator import _batch_note, _MinatoIterator
 from ._pin import Pinning
 from ._worker import BATCH, EXHAUSTED, FAILED, OK, RESUME
 
-#: first lane of a worker's own, csrc/load/mn_message.h
+#: first lane of a worker's own, csrc/workers/mn_message.h
 LANE_WORKER = 2
 ANY_BLOCK = 1
 

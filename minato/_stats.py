@@ -49,7 +49,7 @@ if CORE:
     from . import _core
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
-#: of enum mn_start, csrc/load/mn_message.h
+#: of enum mn_start, csrc/workers/mn_message.h
 _STARTS = (
     None,
     "forked",

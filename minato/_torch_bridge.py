@@ -1,4 +1,4 @@
-"""How the core makes torch tensors: what csrc/py/mn_state.h asks of torch."""
+"""How the core makes torch tensors: what csrc/py/module/mn_state.h asks of torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from ._job import Job, count_threads
 from ._limits import NOT_STARTED
 from ._pickled import opened_here
 
-WANTED = 1  # of csrc/load/mn_message.h
+WANTED = 1  # of csrc/workers/mn_message.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
 #: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together

@@ -81,7 +81,7 @@ def mix64(x: int) -> int:
 
 
 def twin(key: tuple[int, int, int, int], stream: int, n: int) -> tuple[list[int], int]:
-    """Words and seed of a stream, written from csrc/py/mn_seed_mix.h."""
+    """Words and seed of a stream, written from csrc/py/seeding/mn_seed_mix.h."""
     a, b, golden = 0x243F6A8885A308D3, 0xB7E151628AED2A6B, 0x9E3779B97F4A7C15
     lo, hi = 0, 0
     for x in key:
