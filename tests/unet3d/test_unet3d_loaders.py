@@ -1,6 +1,7 @@
 """Every loader that does not need a package of its own, on the same epochs."""
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,9 +121,8 @@ def test_sources_that_are_not_built_say_so(tmp_path):
     """As from the repository's root where minato was installed elsewhere."""
     import minato
 
-    (tmp_path / "minato").mkdir()
-    for path in Path(minato.__file__).parent.glob("*.py"):
-        (tmp_path / "minato" / path.name).write_bytes(path.read_bytes())
+    package = Path(minato.__file__).parent
+    shutil.copytree(package, tmp_path / "minato", ignore=shutil.ignore_patterns("*.so"))
     # An editable install would find the extensions where they were built.
     code = ("import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ditable' not in repr(f)]; "
             "import minato")
