@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d import data, loaders, meters, sampling, transforms
+from unet3d import data, loaders, sampling, transforms
+from unet3d.bench import meters
 
 PATCH = (16, 16, 16)
 NAMES = [name for name in loaders.LOADERS if not name.startswith("dali")]

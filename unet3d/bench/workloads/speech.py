@@ -1,6 +1,6 @@
 """Speech-like data: waveforms of uneven length, to be turned into spliced log-mel features.
 
-    python -m unet3d.workloads.speech --out data/speech --utterances 200
+    python -m unet3d.bench.workloads.speech --out data/speech --utterances 200
 
 An utterance is a row of tokens, each a sound with two formants, at 16 kHz in a .wav file.
 A sample is pre-emphasised, padded to whole frames, put through an 80 band mel filter bank
@@ -31,7 +31,7 @@ from torch.nn import functional
 from unet3d.data import mix
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores, each
-from unet3d.workloads import base
+from unet3d.bench.workloads import base
 
 KIND = "speech"
 RATE = 16000  # Hz
@@ -250,7 +250,7 @@ def open_job(args: argparse.Namespace) -> base.Job:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="unet3d.workloads.speech", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.workloads.speech", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--utterances", type=base.positive, default=200)

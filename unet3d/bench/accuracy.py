@@ -1,6 +1,6 @@
 """Train to Dice with several seeds by each loader; are the loaders' results the same?
 
-    python -m unet3d.accuracy --data data/quick --out runs/accuracy --seeds 0 1 2 3 4
+    python -m unet3d.bench.accuracy --data data/quick --out runs/accuracy --seeds 0 1 2 3 4
 
 Every run is a `train.py` process, seeds in turn for all loaders; the cases for evaluation are
 the same in all. With an equal seed all loaders begin with the same weights and see the
@@ -53,7 +53,7 @@ def run_once(loader: str, seed: int, folder: Path, common: Sequence[str]) -> dic
     if not result.exists():
         folder.mkdir(parents=True, exist_ok=True)
         stamp.write_text(arguments)
-        root = str(Path(__file__).resolve().parent.parent)
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), root) if p)
         done = subprocess.run(_command(loader, seed, folder, common), text=True, check=False,
                               env={**os.environ, "PYTHONPATH": path},
@@ -117,7 +117,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line; exits with a message if it makes no sense."""
-    parser = argparse.ArgumentParser(prog="unet3d.accuracy", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.accuracy", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,10 +1,10 @@
 """Run each loader in turn on the same work; print a table and draw plots.
 
-    python -m unet3d.compare --preset quick --data data/npy --out runs/compare
-    python -m unet3d.compare --workload speech --data data/speech --out runs/speech -- \\
+    python -m unet3d.bench.compare --preset quick --data data/npy --out runs/compare
+    python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
         --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 
-Every run is a process of its own (`unet3d.train`, or `unet3d.workloads.run` for the detection
+Every run is a process of its own (`unet3d.train`, or `unet3d.bench.workloads.run` for the detection
 and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
 (all loaders once, then all again, each time beginning with another) so that a drift of the
 machine does not favour one. All loaders must deliver the same samples with the same bytes, each
@@ -33,12 +33,13 @@ from typing import Any
 
 import torch
 
-from unet3d import data, loaders, pagecache, plot, records, settings, slow
+from unet3d import data, loaders, records, settings
+from unet3d.bench import pagecache, plot, slow
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.spec import PRESETS
 from unet3d.transforms import train_transforms
-from unet3d.workloads import base, run
+from unet3d.bench.workloads import base, run
 
 WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
 MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "cpu",
@@ -79,7 +80,7 @@ def run_once(module: str, loader: str, cache: str, folder: Path,
     command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
                "--out", str(folder), *arguments_for(loader, common)]
     environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{path}{os.pathsep}{root}" if path else root
     before, times, began = busy_seconds(), os.times(), time.monotonic()
@@ -316,7 +317,7 @@ def program(workload: str) -> tuple[str, tuple[str, ...], Callable]:
     """(module to run, its loaders, function of arguments that opens dataset and files)."""
     if workload == "unet3d":
         return "unet3d.train", tuple(loaders.LOADERS), _open_unet3d
-    return "unet3d.workloads.run", run.LOADERS, _open_workload
+    return "unet3d.bench.workloads.run", run.LOADERS, _open_workload
 
 
 def warm_up(files: Sequence[Path]) -> None:
@@ -411,7 +412,7 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line; exits with a message if it makes no sense."""
-    parser = argparse.ArgumentParser(prog="unet3d.compare", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.compare", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=["unet3d", *base.NAMES], default="unet3d")
     parser.add_argument("--preset", choices=PRESETS, help="of unet3d (default quick)")

@@ -1,6 +1,6 @@
 """Detection-like data: JPEG images of uneven size with boxes around uneven numbers of shapes.
 
-    python -m unet3d.workloads.detection --out data/detection --images 200
+    python -m unet3d.bench.workloads.detection --out data/detection --images 200
 
 Makes textured images whose sizes and compressibility vary as those of photographs do, with
 rectangles, ellipses and triangles to be found. A sample is decoded, resized (shorter side
@@ -25,7 +25,7 @@ from torch.nn import functional
 from unet3d.data import mix
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores, each
-from unet3d.workloads import base
+from unet3d.bench.workloads import base
 
 KIND = "detection"
 CLASSES = 3  # rectangle, ellipse, triangle
@@ -210,7 +210,7 @@ def open_job(args: argparse.Namespace) -> base.Job:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="unet3d.workloads.detection", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.workloads.detection", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--images", type=base.positive, default=200)

@@ -1,6 +1,6 @@
 """Draw a comparison: epoch time, waiting, CPU and GPU use over time, slow samples per batch.
 
-    python -m unet3d.plot runs/compare --out compare.png
+    python -m unet3d.bench.plot runs/compare --out compare.png
 """
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def _slow(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path
 
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="unet3d.plot", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.plot", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="output folder of unet3d.compare")
+    parser.add_argument("folder", type=Path, help="output folder of unet3d.bench.compare")
     parser.add_argument("--out", type=Path, help="PNG (default: FOLDER/compare.png)")
     args = parser.parse_args(argv)
     if not (args.folder / JSON_NAME).is_file():

@@ -69,7 +69,7 @@ def module(name: str) -> Any:
     Raises DataError where a package that it needs is missing.
     """
     try:
-        return importlib.import_module(f"unet3d.workloads.{name}")
+        return importlib.import_module(f"unet3d.bench.workloads.{name}")
     except ImportError as error:
         raise DataError(f"the {name} workload needs {error.name}: pip install "
                         "'minato[unet3d,detection]'") from error
@@ -104,7 +104,7 @@ def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
         problem = "holds no data"
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{INDEX_NAME} cannot be read: {error!r}"
-    raise DataError(f"{folder}: {problem}; run `python -m unet3d.workloads.{kind} --out "
+    raise DataError(f"{folder}: {problem}; run `python -m unet3d.bench.workloads.{kind} --out "
                     f"{folder}` first")
 
 

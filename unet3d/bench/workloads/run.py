@@ -1,6 +1,6 @@
 """Run one of the workloads with one loader, as train.py runs the 3D U-Net.
 
-    python -m unet3d.workloads.run --workload speech --loader minato --data data/speech \\
+    python -m unet3d.bench.workloads.run --workload speech --loader minato --data data/speech \\
         --out runs/speech
 
 The consumer is a small network, or with ``--step-ms`` a pause of that length for each batch, as
@@ -19,14 +19,15 @@ from typing import Any
 
 import torch
 
-from unet3d import bounds, loaders, pagecache, records, sampling
+from unet3d import loaders, records, sampling
+from unet3d.bench import bounds, pagecache
 from unet3d.loaders import Options
-from unet3d.meters import DeliveryHash, EpochClock, wait_summary
+from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.ranks import add_device
-from unet3d.usage import UsageSampler
-from unet3d.workloads import base
+from unet3d.bench.usage import UsageSampler
+from unet3d.bench.workloads import base
 
 LOADERS = ("minato", "minato-ready", "pytorch", "pytorch-ooo", "synthetic")
 BOUND_SAMPLES = 32  # samples timed for the work bound
@@ -182,7 +183,7 @@ def describe(row: dict[str, Any]) -> str:
 
 def make_parser(workload: str) -> argparse.ArgumentParser:
     """The parser of a run of this workload. Raises DataError where a package is missing."""
-    parser = argparse.ArgumentParser(prog="unet3d.workloads.run", description=__doc__,
+    parser = argparse.ArgumentParser(prog="unet3d.bench.workloads.run", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--workload", choices=base.NAMES, default=workload)
