@@ -32,7 +32,7 @@ enum mn_block_status {
     MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
 };
 
-/* What of a worker's records makes no sense. Numbers of minato/_errors.py. */
+/* What of a worker's records makes no sense. Numbers of minato/errors.py. */
 enum mn_damage {
     MN_SOUND = 0,
     MN_DAMAGE_WORD = 1,     /* the state of a task */
