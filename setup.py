@@ -40,13 +40,12 @@ def sources(*patterns):
 
 
 headers = sources("csrc/**/*.h", "minato/include/**/*.h")
-core = [
-    f
-    for f in sources("csrc/base/*.c", "csrc/os/*.c", "csrc/sync/*.c", "csrc/load/*.c", "csrc/py/*.c")
-    if not os.path.basename(f).startswith("mn_ops")
-]
-core.append("csrc/py/mn_ops_raise.c")  # both say what an operator's failure means
-ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/mn_ops*.c")
+core = sources(
+    *(f"csrc/{floor}/*.c" for floor in "base os sync memory schedule workers engine".split()),
+    *(f"csrc/py/{part}/*.c" for part in "module types transport seeding policy".split()),
+    "csrc/py/ops/mn_ops_raise.c",  # both say what an operator's failure means
+)
+ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c")
 
 extensions = [
     Extension(
@@ -58,7 +57,7 @@ extensions = [
         depends=headers,
     )
 ]
-if glob("csrc/py/mn_ops*.c"):
+if glob("csrc/py/ops/*.c"):
     extensions.append(
         Extension(
             "minato._ops",

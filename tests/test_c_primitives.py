@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("base", "os", "sync", "load")
+FOLDERS = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
 WARNINGS = [
     "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Werror",
@@ -390,8 +390,8 @@ class Mutant(NamedTuple):
 
 
 BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
-LOAD = "csrc/load/"
 EXTENT_C = "csrc/sync/mn_extent.c"
+MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
 
 MUTANTS = {
     "announce may pass the look": Mutant(
@@ -452,31 +452,31 @@ MUTANTS = {
         "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
         "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),
     "board: claim without compare-and-swap": Mutant(
-        LOAD + "mn_board.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
+        WORKERS + "mn_board.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
         "&word, mine)) { /* [T2] */",
         "mn_a64_store_release(&mn_task_at(shm, (uint32_t)entry)->word, mine); if (1) {",
         "mn_board", kinds=("thread",)),
     "board: claim forgets the generation": Mutant(
-        LOAD + "mn_board.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
+        WORKERS + "mn_board.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
         "mn_board", kinds=("plain",)),
     "board: late hints stay late": Mutant(
-        LOAD + "mn_board.c", "        from = tail - l->mask - 1;",
+        WORKERS + "mn_board.c", "        from = tail - l->mask - 1;",
         "        hint = from = tail - l->mask - 1;", "mn_board", kinds=("plain",)),
     "board: full is not noticed": Mutant(
-        LOAD + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
+        WORKERS + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
     "engine: own lane too short": Mutant(
-        LOAD + "mn_engine.c", "cfg->window == 0    ? tasks_for(cfg)",
+        ENGINE + "mn_engine.c", "cfg->window == 0    ? tasks_for(cfg)",
         "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
-        LOAD + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
+        ENGINE + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
         "mn_engine", kinds=("plain",)),
     "engine: what is needed again goes back": Mutant(
-        LOAD + "policy_reclaim.h", "#define MN_RECLAIM_COLD 4u", "#define MN_RECLAIM_COLD 2u",
+        MEMORY + "policy_reclaim.h", "#define MN_RECLAIM_COLD 4u", "#define MN_RECLAIM_COLD 2u",
         "mn_engine", kinds=("plain",)),
     "engine: nothing is spared": Mutant(
-        LOAD + "policy_reclaim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
+        MEMORY + "policy_reclaim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
     "engine: what is warm does not count": Mutant(
-        LOAD + "policy_reclaim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
+        MEMORY + "policy_reclaim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
         "if (v->used > v->limit) {", "mn_engine", kinds=("plain",)),
     "extent: what is used again stays warm": Mutant(
         EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_extent"),
@@ -487,54 +487,54 @@ MUTANTS = {
         EXTENT_C, "        if (above != 0) {\n            e->root = mn_extent_insert(",
         "        if (0) {\n            e->root = mn_extent_insert(", "mn_extent"),
     "engine: the head waits for the limit": Mutant(
-        LOAD + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
+        ENGINE + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
         "if (mn_extents_used", "mn_engine", kinds=("plain",)),
     "engine: large batches are refused": Mutant(
-        LOAD + "mn_plan.c", "    most = most < MOST_TASKS ? most : MOST_TASKS;\n", "",
+        ENGINE + "mn_plan.c", "    most = most < MOST_TASKS ? most : MOST_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "engine: a kept range goes back with its block": Mutant(
-        LOAD + "mn_engine_blocks.c", "b->ranges[i].bytes = off - r.off;", "", "mn_engine"),
+        ENGINE + "mn_engine_blocks.c", "b->ranges[i].bytes = off - r.off;", "", "mn_engine"),
     "engine: abandoned while somebody works": Mutant(
-        LOAD + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
+        ENGINE + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
     "engine: leases overlap": Mutant(
-        LOAD + "mn_results.c", "    int rc = owe(l, off, bytes);",
+        ENGINE + "mn_results.c", "    int rc = owe(l, off, bytes);",
         "    int rc = owe(l, off, bytes); (void)mn_extents_free(e->arena, off, bytes);", "mn_engine",
         kinds=("thread",)),
     "worker: done without order": Mutant(
-        LOAD + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
+        WORKERS + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
         "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
         ("thread",)),
     "worker: the trainer is not told": Mutant(
-        LOAD + "mn_worker.c", "        mn_bell_ring(&c->trainer);\n", "", "mn_engine",
+        WORKERS + "mn_worker.c", "        mn_bell_ring(&c->trainer);\n", "", "mn_engine",
         kinds=("thread",)),
     "worker: a task is as old as the one before": Mutant(
-        LOAD + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
+        WORKERS + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
         kinds=("plain",)),
     "sweep: tasks stay with the dead": Mutant(
-        LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        ENGINE + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
         "if (0) {", "mn_worker"),
     "sweep: everybody's tasks": Mutant(
-        LOAD + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        ENGINE + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
         "if (st == MN_TASK_RUNNING) {", "mn_worker"),
     "sweep: envelopes are inherited": Mutant(
-        LOAD + "mn_engine_watch.c", "mn_task_at(&e->shm, task)->flags = 0; /*", "/*", "mn_worker"),
+        ENGINE + "mn_engine_watch.c", "mn_task_at(&e->shm, task)->flags = 0; /*", "/*", "mn_worker"),
     "sweep: the lease stays": Mutant(
-        LOAD + "mn_engine_watch.c", "    mn_lease_forget(e, w);\n", "", "mn_worker"),
+        ENGINE + "mn_engine_watch.c", "    mn_lease_forget(e, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
-        LOAD + "mn_engine_watch.c", "            mn_batch_accept_envelopes(e, b);\n", "",
+        ENGINE + "mn_engine_watch.c", "            mn_batch_accept_envelopes(e, b);\n", "",
         "mn_worker"),
     "results: envelopes may lie anywhere": Mutant(
-        LOAD + "mn_results.c", "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
+        ENGINE + "mn_results.c", "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
         "", "mn_results", kinds=("plain",)),
     "results: parts may end anywhere": Mutant(
-        LOAD + "mn_results.c", " && out->bytes <= len - out->at", "", "mn_results",
+        ENGINE + "mn_results.c", " && out->bytes <= len - out->at", "", "mn_results",
         kinds=("plain",)),
     "results: reports may say anything": Mutant(
-        LOAD + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
+        ENGINE + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
         "mn_results", kinds=("plain",)),
     "sweep: a claimed bell stays silent": Mutant(
-        LOAD + "mn_engine_watch.c", "mn_bell_kick(&e->shm.ctl->trainer)",
+        ENGINE + "mn_engine_watch.c", "mn_bell_kick(&e->shm.ctl->trainer)",
         "mn_bell_ring(&e->shm.ctl->trainer)", "mn_worker"),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",

@@ -23,9 +23,14 @@ MAY_INCLUDE = {
     "base": set(),
     "os": {"base"},
     "sync": {"base", "os"},
-    "load": {"base", "os", "sync"},
+    "memory": {"base", "os", "sync"},
+    "schedule": {"base"},
+    "workers": {"base", "os", "sync"},
+    "engine": {"base", "os", "sync", "memory", "schedule", "workers"},
     "ops": {"base", "os", "sync"},
-    "py": {"base", "os", "sync", "load", "ops", "torch", "cuda"},
+    "py": {
+        "base", "os", "sync", "memory", "schedule", "workers", "engine", "ops", "torch", "cuda",
+    },
     "torch": {"base", "os"},
     "cuda": {"base", "os"},
 }
@@ -301,22 +306,26 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
     ("rule", "name", "text"),
     [
         (check_floors, "base/a.h", '#include "os/mn_futex.h"'),
-        (check_floors, "sync/a.c", '#include "load/not_written_yet.h"'),
-        (check_floors, "ops/a.c", '  #  include "load/mn_board.h"'),
-        (check_floors, "load/a.c", '#include "ops/a.h"'),
-        (check_floors, "load/a.c", '#include "py/mn_state.h"'),
+        (check_floors, "sync/a.c", '#include "engine/not_written_yet.h"'),
+        (check_floors, "ops/a.c", '  #  include "workers/mn_board.h"'),
+        (check_floors, "engine/a.c", '#include "ops/a.h"'),
+        (check_floors, "memory/a.c", '#include "workers/mn_board.h"'),
+        (check_floors, "schedule/a.c", '#include "os/mn_clock.h"'),
+        (check_floors, "workers/a.c", '#include "schedule/policy_cost.h"'),
+        (check_floors, "workers/a.c", '#include "engine/mn_engine.h"'),
+        (check_floors, "engine/a.c", '#include "py/module/mn_state.h"'),
         (check_floors, "misc/a.c", ""),
         (check_knowledge, "sync/a.h", "#include <stdatomic.h>"),
-        (check_knowledge, "load/a.c", "#include <Python.h>"),
+        (check_knowledge, "engine/a.c", "#include <Python.h>"),
         (check_knowledge, "ops/a.c", "#include <numpy/arrayobject.h>"),
         (check_knowledge, "py/a.c", "#include <torch/extension.h>"),
         (check_knowledge, "base/a.h", "#include <unistd.h>"),
         (check_knowledge, "base/a.c", "void *f(void) { return malloc(1); }"),
-        (check_knowledge, "load/a.cpp", ""),
-        (check_words, "load/a.c", "static volatile int x;"),
-        (check_words, "load/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
-        (check_words, "load/a.c", "__sync_synchronize();"),
-        (check_words, "load/a.c", "/* TO" + "DO: later */"),
+        (check_knowledge, "engine/a.cpp", ""),
+        (check_words, "engine/a.c", "static volatile int x;"),
+        (check_words, "engine/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
+        (check_words, "engine/a.c", "__sync_synchronize();"),
+        (check_words, "engine/a.c", "/* TO" + "DO: later */"),
         (check_labels, "sync/a.h", "int x; /* [A1] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
         (check_file_sizes, "os/a.c", "\n" * 701),
@@ -334,12 +343,12 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_floors, "load/a.c", '#include "load/b.h"\n#include "sync/c.h"\n#include <os/x>'),
-        (check_floors, "load/a.c", '/* #include "py/mn_state.h" */'),
-        (check_floors, "py/a.c", '#include "load/a.h"\n#include "ops/a.h"\n#include "b.h"'),
+        (check_floors, "engine/a.c", '#include "engine/b.h"\n#include "sync/c.h"\n#include <os/x>'),
+        (check_floors, "engine/a.c", '/* #include "py/module/mn_state.h" */'),
+        (check_floors, "py/a.c", '#include "engine/a.h"\n#include "ops/a.h"\n#include "b.h"'),
         (check_knowledge, "base/mn_atomic.h", "#include <stdatomic.h>"),
         (check_knowledge, "py/a.c", "#include <Python.h>\n#include <numpy/arrayobject.h>"),
-        (check_words, "load/a.c", '/* volatile is banned */ const char *s = "volatile";'),
+        (check_words, "engine/a.c", '/* volatile is banned */ const char *s = "volatile";'),
         (check_words, "base/a.h", '__asm__ __volatile__("yield");'),
         (check_labels, "sync/a.h", "/* [A1] x -> y,\n * with [A2] */\nf(); /* [A1] */\n"
                                    "g(); /* [A2] */"),
@@ -361,7 +370,7 @@ def test_a_label_has_one_header() -> None:
 
 
 def test_bare_names_are_found_by_file() -> None:
-    sources = [parse("load/mn_board.h", TOP), parse("sync/a.c", '#include "mn_board.h"')]
+    sources = [parse("workers/mn_board.h", TOP), parse("sync/a.c", '#include "mn_board.h"')]
     assert list(check_floors(sources))
     assert not list(check_floors([parse("sync/a.c", '#include "elsewhere.h"')]))
 

@@ -218,7 +218,7 @@ def test_extensions_have_no_mutable_globals(libraries: list[Path]) -> None:
 def test_assertions_are_compiled_in(libraries: list[Path]) -> None:
     """Python's own compiler flags would leave them out. Each holds the name of its file."""
     (core,) = (library for library in libraries if library.name.startswith("_core"))
-    assert b"csrc/load/mn_engine_blocks.c" in core.read_bytes()
+    assert b"csrc/engine/mn_engine_blocks.c" in core.read_bytes()
 
 
 def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
-    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").glob("*.py*")}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py*")}
     wanted = {n for n in wanted if "__pycache__" not in n}
     wanted |= {"minato/include/minato/ops.h"}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names

@@ -90,8 +90,8 @@ def test_every_public_name_of_the_extension_is_in_the_stub() -> None:
 
 def test_keywords_are_those_of_the_sources() -> None:
     """C functions do not tell their arguments; their tables of keywords do."""
-    sources = (ROOT / "csrc" / "py").glob("*.c")
-    text = "".join(p.read_text() for p in sources if not p.name.startswith("mn_ops"))
+    sources = (ROOT / "csrc" / "py").glob("*/*.c")
+    text = "".join(p.read_text() for p in sources if p.parent.name != "ops")
     tables = re.findall(r"static char \*names\[\] = \{([^}]*)NULL\}", text)
     assert len(tables) > 8
     known = set()
@@ -146,8 +146,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
     (where / "use.py").write_text(textwrap.dedent(USE))
     package = where / "src" / "minato"
     shutil.copytree(ROOT / "minato", package, ignore=shutil.ignore_patterns("*.so"))
-    text = (package / "_inline.py").read_text()
-    (package / "_mistaken.py").write_text(text + "\nInlineIterator(None)._number.upper()\n")
+    text = (package / "iterators" / "inline.py").read_text()
+    (package / "iterators" / "_mistaken.py").write_text(text + "\nInlineIterator(None)._number.upper()\n")
     done = check(
         "mypy", "use.py", "src/minato", "--config-file", "mypy.ini",
         cwd=where, path=where / "src", torch="silent",

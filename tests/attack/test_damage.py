@@ -13,7 +13,7 @@ import minato
 
 from .support import PATIENCE
 
-# offsets of csrc/load/mn_message.h
+# offsets of csrc/workers/mn_message.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
 TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 56, 2, 1
 

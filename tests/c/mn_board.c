@@ -8,7 +8,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "load/mn_board.h"
+#include "workers/mn_board.h"
 #include "os/mn_thread.h"
 
 #define TASKS 48u

@@ -7,8 +7,8 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "load/mn_engine_internal.h"
-#include "load/mn_worker_clock.h"
+#include "engine/mn_engine_internal.h"
+#include "workers/mn_worker_clock.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)

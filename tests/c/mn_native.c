@@ -9,8 +9,8 @@
 #include "mn_rig.h"
 
 #include "os/mn_thread.h"
-#include "py/mn_native.c"
-#include "py/mn_seed_mix.c"
+#include "py/types/mn_native.c"
+#include "py/seeding/mn_seed_mix.c"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(20000000000)

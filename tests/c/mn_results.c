@@ -7,8 +7,8 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "load/mn_engine_internal.h"
-#include "load/mn_scheduler.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_scheduler.h"
 #include "os/mn_clock.h"
 
 #define MIB (UINT64_C(1) << 20)

@@ -10,8 +10,8 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "load/mn_engine.h"
-#include "load/mn_worker.h"
+#include "engine/mn_engine.h"
+#include "workers/mn_worker.h"
 #include "mn_test.h"
 
 #define RIG_FIELDS 3u

@@ -1,7 +1,7 @@
 /* The locality policy behind plain functions, for ctypes. SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "load/policy_locality.h"
+#include "schedule/policy_locality.h"
 
 struct mn_locality *
 locality_new(void)

@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C compiler is installed")
     out = tmp_path_factory.mktemp("locality") / "locality.so"
-    sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/load/policy_locality.c"]
+    sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/schedule/policy_locality.c"]
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
          *map(str, sources), "-o", str(out)],

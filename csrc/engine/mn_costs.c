@@ -1,0 +1,232 @@
+/* mn_costs.c - see mn_costs.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_costs.h"
+
+#include "workers/mn_message.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Quantiles cost a walk over the histogram; they move slowly. */
+#define QUANTILES_EVERY 32u
+/* ... the slower the more there are: by this part of the histogram. */
+#define QUANTILES_PART 64u
+/* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
+#define FETCH_AHEAD 8u
+
+int
+mn_costs_init(struct mn_costs *c, int64_t n)
+{
+    memset(c, 0, sizeof(*c));
+    c->cells = n > 0 ? malloc(mn_cost_bytes(n)) : NULL;
+    if ((n > 0 && c->cells == NULL) || mn_mutex_init(&c->mutex) < 0) {
+        free(c->cells);
+        return -ENOMEM;
+    }
+    mn_slow_init(&c->slow);
+    c->timeout_ns = MN_SLOW_NEVER;
+    c->send_ns = MN_SPLIT_CANNOT;
+    mn_locality_init(&c->locality);
+    return mn_cost_init(&c->model, c->cells, n);
+}
+
+void
+mn_costs_fini(struct mn_costs *c)
+{
+    mn_mutex_fini(&c->mutex);
+    free(c->cells);
+}
+
+static void
+observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns)
+{
+    mn_cost_observe(&c->model, index, wall_ns);
+    if (c->since == 0
+        || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
+        c->since = 0;
+        c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
+        c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
+        c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
+        /* Who opens a group is no straggler for that. */
+        int64_t opens = MN_SLOW_FACTOR * mn_locality_opening(&c->locality);
+        c->timeout_ns = c->timeout_ns > opens ? c->timeout_ns : opens;
+        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
+                                  c->send_ns);
+    }
+    c->since++;
+}
+
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    observe_locked(c, index, wall_ns);
+    mn_mutex_unlock(&c->mutex);
+}
+
+/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
+ * its neighbours and at home: what it pays for being away is no property of it. */
+static int64_t
+observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
+              bool follows, bool edge)
+{
+    struct mn_locality *l = &c->locality;
+    bool known = index >= 0 && index < c->model.n;
+    struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
+    uint8_t others = cell->marks & MN_COST_ABROAD;
+    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
+    int64_t extra = 0;
+    if (!follows && !(cell->marks & MN_COST_OPENS) && (double)cost > l->opens_ns) {
+        extra = mn_locality_opening(l);
+    }
+    bool together = l->near.answer != MN_CONTRAST_YES || (follows && extra == 0);
+    if (cell->home != 0 && cell->term == c->term && together) {
+        bool home = cell->home == made->worker + 1;
+        mn_locality_observe_home(l, home, cost);
+        extra += home ? 0 : mn_locality_away(l);
+    }
+    bool again = cell->home == made->worker + 1 && cell->term == c->term;
+    if (again && (cell->marks & MN_COST_ABROAD)) {
+        cell->age = 0; /* what it cost elsewhere says nothing about here */
+    }
+    cell->marks = (uint8_t)((cell->marks & ~(unsigned)MN_COST_ABROAD)
+                            | (again ? 0u : (unsigned)MN_COST_ABROAD));
+    cell->home = (uint16_t)(made->worker + 1);
+    cell->term = c->term;
+    return cost > extra ? cost - extra : cost;
+}
+
+/* What a sample will cost where it is best made. */
+static int64_t
+predict_locked(const struct mn_costs *c, int64_t index)
+{
+    int64_t wall = mn_cost_wall(&c->model, index);
+    const struct mn_contrast *home = &c->locality.home;
+    if (home->answer == MN_CONTRAST_YES && index >= 0 && index < c->model.n) {
+        const struct mn_cost_cell *cell = &c->model.cells[index];
+        bool abroad = (cell->marks & MN_COST_ABROAD) && cell->term == c->term;
+        return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+    }
+    return wall;
+}
+
+void
+mn_costs_new_workers(struct mn_costs *c)
+{
+    mn_mutex_lock(&c->mutex);
+    if (++c->term == 0) { /* it has wrapped: nothing of then may be taken for new */
+        for (int64_t i = 0; i < c->model.n; i++) {
+            c->model.cells[i].home = 0;
+        }
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+bool
+mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place)
+{
+    mn_mutex_lock(&c->mutex);
+    bool breaks = mn_locality_breaks(&c->locality, place);
+    mn_mutex_unlock(&c->mutex);
+    return breaks;
+}
+
+void
+mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
+                uint8_t *marks)
+{
+    mn_mutex_lock(&c->mutex);
+    /* A guess at homes must not part neighbours that are known to be cheaper together. */
+    enum mn_contrast_answer answer = c->locality.home.answer;
+    bool near = c->locality.near.answer == MN_CONTRAST_YES;
+    bool cheap = c->median_ns < MN_LOCALITY_WORTH_NS; /* nothing to save */
+    bool homes = answer == MN_CONTRAST_YES
+                 || (answer == MN_CONTRAST_UNKNOWN && !near && !cheap);
+    for (uint32_t i = 0; i < n; i++) {
+        bool known = index != NULL && index[i] >= 0 && index[i] < c->model.n;
+        const struct mn_cost_cell *cell = known ? &c->model.cells[index[i]] : NULL;
+        home[i] = cell != NULL && homes && cell->term == c->term ? cell->home : 0;
+        marks[i] = cell != NULL ? cell->marks : 0;
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+uint64_t
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
+                      uint32_t n, const struct mn_costs_made *made)
+{
+    uint64_t sum = 0;
+    mn_mutex_lock(&c->mutex);
+    for (uint32_t i = 0; i < n; i++) {
+        if (index != NULL && i + FETCH_AHEAD < n) {
+            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
+        }
+        if (rows[i].wall_ns != 0) {
+            sum += rows[i].wall_ns;
+            int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)rows[i].wall_ns;
+            if (made->keeps && (i > 0 || !made->newcomer)) {
+                cost = observe_place(c, at, cost, made, i > 0 || made->follows,
+                                     i == 0 && made->edge);
+            }
+            observe_locked(c, at, cost);
+        }
+    }
+    mn_mutex_unlock(&c->mutex);
+    return sum;
+}
+
+void
+mn_costs_sends(struct mn_costs *c, int64_t send_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    c->refused = c->refused || send_ns < 0;
+    if (c->refused) {
+        c->send_ns = MN_SPLIT_CANNOT;
+        c->split = false;
+    }
+    else {
+        /* of several workers' the cheapest: noise only adds */
+        c->send_ns = c->send_ns < 0 || send_ns < c->send_ns ? send_ns : c->send_ns;
+        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
+                                  c->send_ns);
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
+mn_costs_collated(struct mn_costs *c, int64_t ns)
+{
+    mn_mutex_lock(&c->mutex);
+    c->collate_ns = c->collate_ns == 0 ? ns : (3 * c->collate_ns + ns) / 4;
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns)
+{
+    mn_mutex_lock(&c->mutex);
+    for (uint32_t i = 0; i < n; i++) {
+        if (index != NULL && i + FETCH_AHEAD < n) {
+            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
+        }
+        out_ns[i] = predict_locked(c, index != NULL ? index[i] : -1);
+    }
+    mn_mutex_unlock(&c->mutex);
+}
+
+struct mn_costs_view
+mn_costs_look(struct mn_costs *c)
+{
+    mn_mutex_lock(&c->mutex);
+    struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
+                              c->timeout_ns, c->collate_ns, c->split, c->model.samples,
+                              c->locality.near.answer, c->locality.home.answer,
+                              mn_locality_joins(&c->locality),
+                              mn_locality_opening(&c->locality),
+                              mn_locality_away(&c->locality),
+                              mn_locality_length(&c->locality)};
+    mn_mutex_unlock(&c->mutex);
+    return v;
+}

@@ -1,0 +1,104 @@
+/* mn_costs.h - what samples have cost so far, shared by all iterators of one loader.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The cost model (policy_cost.h) behind a lock: several iterators of a loader may be alive,
+ * each with an engine of its own, and all of them teach and ask.  Private memory of the
+ * trainer; a forked child has a copy, whose lock it must make anew before it uses it.
+ */
+#ifndef MN_COSTS_H
+#define MN_COSTS_H
+
+#include "schedule/policy_cost.h"
+#include "schedule/policy_locality.h"
+#include "schedule/policy_slow.h"
+#include "schedule/policy_split.h"
+#include "os/mn_thread.h"
+
+struct mn_report;
+
+struct mn_costs {
+    struct mn_mutex mutex;
+    struct mn_cost model;
+    struct mn_slow slow;
+    void *cells;
+    uint64_t since; /* observations since the quantiles below were taken */
+    int64_t median_ns;
+    int64_t slowest_ns; /* all but one in 200 cost less */
+    int64_t timeout_ns; /* of the slow verdict; MN_SLOW_NEVER */
+    int64_t send_ns;    /* of sending a sample to another worker; MN_SPLIT_CANNOT */
+    bool refused;       /* a sample could not be sent: never again */
+    bool split;         /* batches that one worker would make are split */
+    int64_t collate_ns; /* of a batch, beside its samples; running mean */
+    struct mn_locality locality;
+    uint8_t term;       /* of the present workers: homes of earlier ones are none */
+};
+
+/* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
+int
+mn_costs_init(struct mn_costs *c, int64_t n);
+
+void
+mn_costs_fini(struct mn_costs *c);
+
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
+
+/* How the rows of a task were made. */
+struct mn_costs_made {
+    uint32_t worker;
+    bool keeps;    /* what its worker keeps may make samples cheaper: else no locality is learned */
+    bool follows;  /* the sample before the first one was its worker's last */
+    bool newcomer; /* the first one was its worker's first of all */
+    bool edge;     /* the first one is the first of its batch */
+};
+
+/* The reports of a task's rows; those with wall_ns 0 did not run. index: of each row, or
+ * NULL. Returns the sum of wall_ns. */
+uint64_t
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
+                      uint32_t n, const struct mn_costs_made *made);
+
+/* New workers begin: what earlier ones kept is gone. */
+void
+mn_costs_new_workers(struct mn_costs *c);
+
+/* mn_locality_breaks, by what was learned so far. */
+bool
+mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place);
+
+/* 1 + the present worker that made each index last (0: none, or not worth to know), and its
+ * marks (enum mn_cost_mark). */
+void
+mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
+                uint8_t *marks);
+
+/* Predicted wall time of each index, 0 where nothing is known. */
+void
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns);
+
+struct mn_costs_view {
+    int64_t mean_ns;
+    int64_t median_ns;
+    int64_t slowest_ns;
+    int64_t timeout_ns;
+    int64_t collate_ns;
+    bool split;
+    uint64_t samples;
+    enum mn_contrast_answer near, home; /* policy_locality.h */
+    bool joins;
+    int64_t opening_ns, away_ns;
+    double group; /* samples */
+};
+
+/* What sending a sample to another worker takes; negative: it cannot be done. */
+void
+mn_costs_sends(struct mn_costs *c, int64_t send_ns);
+
+/* What a batch took beside its samples. */
+void
+mn_costs_collated(struct mn_costs *c, int64_t ns);
+
+struct mn_costs_view
+mn_costs_look(struct mn_costs *c);
+
+#endif

@@ -1,0 +1,166 @@
+/* mn_plan_internal.h - a planned batch, for the files of the plan.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_PLAN_INTERNAL_H
+#define MN_PLAN_INTERNAL_H
+
+#include "engine/mn_engine.h"
+
+#include "schedule/policy_dispatch.h"
+
+/* Tasks of one batch at most, so that the head always finds descriptors. */
+#define MN_PLAN_BATCH_TASKS 1024u
+
+struct mn_planned {
+    uint64_t sequence;
+    uint64_t block_off; /* 0: not started */
+    uint64_t rows;      /* planned before it */
+    uint32_t ntasks;
+    bool stale;         /* cut by what is known better now */
+    bool done;          /* its block was seen done, or lost: both are final */
+    struct mn_chain chain;   /* as it was before its first row */
+    struct mn_piece *pieces; /* [ntasks] of room, while neighbours are kept together */
+    uint32_t npieces;
+    int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
+    uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
+    uint8_t *border;         /* [nrows] a piece begins here; behind that */
+    uint64_t first_chain;    /* that its first row belongs to */
+    int32_t maker;           /* 1 + the worker that was given a task of it last; 0: nobody */
+    struct mn_refusal refusal; /* it cannot be made */
+    struct mn_plan_batch batch; /* index points behind row0 */
+    uint32_t row0[];            /* [ntasks + 1] */
+};
+
+/* NULL when it is not planned, or was taken. */
+struct mn_planned *
+mn_plan_at(const struct mn_plan *p, uint64_t sequence);
+
+/* Looks up what is known of costs now, and what follows for neighbours. */
+void
+mn_plan_look(struct mn_plan *p);
+
+/* What the rows of a batch take in the arena. */
+uint64_t
+mn_form_bytes(const struct mn_form *f, uint32_t nrows);
+
+/* Whether the batch is there to be delivered, as data or as an error. */
+bool
+mn_planned_done(struct mn_engine *e, struct mn_planned *q);
+
+/* Makes the block of a batch that has none. MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot be
+ * made and is an error, and its tasks are planned no more. */
+int
+mn_plan_begin(struct mn_engine *e, struct mn_planned *q);
+
+/* Cuts a batch that has not started into tasks and hands them on, with room left for one task
+ * of each of `others`. cost: room for its rows'. 0 or -ENOMEM. */
+int
+mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t others);
+
+/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
+bool
+mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
+
+/* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
+ * changed. */
+void
+mn_plan_settle(struct mn_engine *e);
+
+/* Cuts anew what is stale and has not started. */
+void
+mn_plan_recut(struct mn_engine *e);
+
+/* Whether memory allows a task of the batch to start. Mutex held, as for all below. */
+bool
+mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q);
+
+/* Puts a task on a lane of the board; its block is made first if it has to be. MN_OK; MN_EMPTY:
+ * not now; MN_CLOSED: the batch cannot be made. */
+int
+mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t task, uint32_t lane,
+              enum mn_dispatch_why why);
+
+/* How many of the first n rows make a task. */
+uint32_t
+mn_plan_chunk(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost,
+              uint32_t n, bool parts, int64_t limit);
+
+/* The most rows that a task of a stretch of n may have. */
+int64_t
+mn_plan_chunk_limit(const struct mn_engine *e, const struct mn_plan_batch *b,
+                    const int64_t *cost, uint32_t n);
+
+/* What a task that costs so much counts as slow by. */
+int64_t
+mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
+
+/* ---- mn_plan_pieces.c: neighbours kept together --------------------------------------- */
+
+/* A piece is a run of tasks of one batch that one worker is meant to make: of one chain, and
+ * where that is known to be cheaper of one home. */
+struct mn_piece {
+    struct mn_piece *next; /* in its worker's share */
+    struct mn_planned *batch;
+    uint64_t chain;
+    uint32_t t0, t1;  /* its tasks that are not on the board yet */
+    uint32_t node;    /* in the dispatcher, or MN_NO_NODE: in a share, or empty */
+    int32_t home;     /* worker that made it last, -1 unknown */
+    int64_t cost_ns;
+};
+
+#define MN_NO_NODE UINT32_MAX
+
+/* Cuts a batch that has not started into tasks and pieces. 0 or -ENOMEM. cost: predicted, of
+ * each row; others: batches for which room for a task is left. */
+int
+mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+              uint64_t others);
+
+/* Gives what has not started of a batch to the dispatcher, or to the worker whose it is. 0 or
+ * -ENOMEM. */
+int
+mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
+
+/* Moves the last task that waits on a worker's own lane to another one. False without one. */
+bool
+mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
+
+/* No shares any more. */
+void
+mn_pieces_reset(struct mn_plan *p);
+
+/* Whether a piece that costs so much is known to be slow: it may have to start before what comes
+ * first. */
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t cost_ns);
+
+/* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
+void
+mn_pieces_forget(struct mn_plan *p, struct mn_planned *q);
+
+static inline uint32_t
+mn_piece_tasks(const struct mn_piece *x)
+{
+    return x->t1 - x->t0;
+}
+
+/* Puts a piece into a worker's share, in the order of delivery. */
+void
+mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+void
+mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+/* What a worker that has died, or was asked to leave, has before it is anybody's again. */
+void
+mn_share_disown(struct mn_plan *p, uint32_t w);
+
+/* Whether the worker is there to do what it is given. */
+bool
+mn_share_usable(const struct mn_engine *e, uint32_t w);
+
+/* mn_plan_pump while neighbours are kept together. */
+uint32_t
+mn_pieces_pump(struct mn_engine *e);
+
+#endif

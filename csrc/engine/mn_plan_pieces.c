@@ -1,0 +1,370 @@
+/* mn_plan_pieces.c - neighbours kept together: cutting batches into pieces, and whose they are.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Where samples are cheaper beside their neighbours (policy_locality.h), or as long as that is
+ * not known, the plan does not put single tasks where any worker takes them. It gives whole
+ * pieces to workers: each has a share, in the order of delivery, from which mn_plan_shares.c
+ * starts tasks. What goes on with a chain goes to the worker that has it; what was cheaper where
+ * it was made last time (home), to that worker; the rest to the dispatcher, until a worker has
+ * nothing else to do.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "workers/mn_board.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_plan_internal.h"
+
+/* ---- shares ------------------------------------------------------------------------- */
+
+/* Of two pieces, which comes first in the order of delivery. */
+static bool
+before(const struct mn_piece *x, const struct mn_piece *y)
+{
+    return x->batch->sequence < y->batch->sequence || (x->batch == y->batch && x->t0 < y->t0);
+}
+
+/* Puts a piece into a worker's share, in the order of delivery. */
+void
+mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+{
+    struct mn_share *s = &p->shares[w];
+    bool at_end = s->first != NULL && before(s->last, x); /* as most are: they are planned in order */
+    struct mn_piece **at = at_end ? &s->last->next : &s->first;
+    while (*at != NULL && before(*at, x)) {
+        at = &(*at)->next;
+    }
+    x->next = *at;
+    *at = x;
+    s->last = x->next == NULL ? x : s->last;
+    s->cost_ns += x->cost_ns;
+    s->tasks += mn_piece_tasks(x);
+    p->shared_ns += x->cost_ns;
+    p->shared_tasks += mn_piece_tasks(x);
+    if (x->chain == p->chain.number) {
+        p->chain.owner = w;
+    }
+}
+
+void
+mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+{
+    struct mn_share *s = &p->shares[w];
+    struct mn_piece **at = &s->first, *behind = NULL;
+    while (*at != x) {
+        mn_assert(*at != NULL);
+        behind = *at;
+        at = &behind->next;
+    }
+    *at = x->next;
+    s->last = s->last == x ? behind : s->last;
+    x->next = NULL;
+    s->cost_ns -= x->cost_ns;
+    s->tasks -= mn_piece_tasks(x);
+    p->shared_ns -= x->cost_ns;
+    p->shared_tasks -= mn_piece_tasks(x);
+}
+
+void
+mn_pieces_reset(struct mn_plan *p)
+{
+    if (p->shares != NULL) {
+        memset(p->shares, 0, p->nshares * sizeof(*p->shares));
+    }
+    p->shared_ns = 0;
+    p->shared_tasks = p->piece_tasks = 0;
+    p->chain.length = 0;
+    p->chain.owner = -1;
+}
+
+bool
+mn_share_usable(const struct mn_engine *e, uint32_t w)
+{
+    const struct mn_worker *k = mn_worker_at(&e->shm, w);
+    return mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+           && mn_a32_load_relaxed(&k->leave) == 0 /* ours */ && !k->retired;
+}
+
+static void
+offer(struct mn_plan *p, struct mn_piece *x)
+{
+    const struct mn_planned *q = x->batch;
+    int64_t bytes = (int64_t)mn_form_bytes(&p->form, q->batch.nrows);
+    struct mn_dispatch_task task = {
+        .position = (int64_t)(q->rows + q->row0[x->t0]),
+        .batch = (int64_t)q->sequence,
+        .cost_ns = mn_plan_worth(p, x->cost_ns, bytes),
+        .bytes = bytes,
+        .tag = q->sequence << 24 | (uint64_t)(x - q->pieces),
+    };
+    int rc = mn_dispatch_insert(&p->dispatch, &task, &x->node);
+    mn_assert(rc == MN_OK); /* pieces are no more than tasks, for which there is room */
+    (void)rc;
+}
+
+/* What a worker that has died, or was asked to leave, has before it is anybody's again. */
+void
+mn_share_disown(struct mn_plan *p, uint32_t w)
+{
+    struct mn_piece *x;
+    while ((x = p->shares[w].first) != NULL) {
+        mn_share_take(p, w, x);
+        offer(p, x);
+    }
+    if (p->chain.owner == (int64_t)w) {
+        p->chain.owner = -1;
+    }
+}
+
+void
+mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
+{
+    for (uint32_t w = 0; w < p->nshares && q->npieces != 0 && p->by_piece; w++) {
+        struct mn_piece *next;
+        for (struct mn_piece *x = p->shares[w].first; x != NULL; x = next) {
+            next = x->next;
+            if (x->batch == q) {
+                mn_share_take(p, w, x);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
+        p->piece_tasks -= mn_piece_tasks(&q->pieces[i]);
+    }
+    q->npieces = 0;
+}
+
+/* ---- cutting ------------------------------------------------------------------------ */
+
+/* Slower than most by so much and twice as slow: worth to be started early. */
+#define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
+
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t cost_ns)
+{
+    return cost_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+}
+
+enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
+
+/* Marks the rows at which pieces begin: where chains do, where the home changes, and around
+ * samples that are known to be slow, which may have to start alone. */
+static void
+mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
+             const uint8_t *marks, const int64_t *cost)
+{
+    struct mn_plan *p = e->plan;
+    const struct mn_plan_batch *b = &q->batch;
+    uint64_t ahead = p->next - p->head + 1;
+    uint64_t window = ahead > p->window ? ahead : p->window;
+    bool near = p->declared || p->known.near != MN_CONTRAST_NO;
+    /* The first batch is waited for by everybody; so are those of an epoch of which nothing
+     * is known. */
+    uint64_t rows = p->unit_rows != 0 ? p->unit_rows : b->nrows;
+    uint64_t first = p->unit_rows != 0 ? b->number : 0; /* of the rows, within its batch */
+    bool spread = (p->unit_rows != 0 ? b->number < rows : b->number == 0)
+                  && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    uint64_t part = (rows + e->active - 1) / e->active;
+    for (uint32_t i = 0; i < b->nrows; i++) {
+        struct mn_locality_place place = {.declared = b->begins != NULL,
+                                          .begins = b->begins != NULL && b->begins[i] != 0,
+                                          .batch = (first + i) % rows == 0,
+                                          .marks = marks[i],
+                                          .number = q->rows + i,
+                                          .length = p->chain.length,
+                                          .rows = (int64_t)rows,
+                                          .most = (int64_t)(window * b->nrows / e->active)};
+        bool breaks = spread && (first + i) % part == 0;
+        breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
+        if (breaks) {
+            p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+        }
+        if (i == 0) {
+            q->first_chain = p->chain.number;
+        }
+        p->chain.length++;
+        /* Where neighbours are cheaper they stay beside a slow one, too. */
+        bool slow = p->known.near != MN_CONTRAST_YES && !p->declared
+                    && (mn_piece_slow(p, cost[i]) || (i != 0 && mn_piece_slow(p, cost[i - 1])));
+        bool moves = i == 0 || home[i] != home[i - 1] || slow;
+        bool begins = moves || (near && breaks);
+        /* What is known of a sample's cost is without the opening, but where its group begins. */
+        bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
+        q->border[i] =
+            (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
+    }
+}
+
+/* Cuts a batch into tasks that end where one of these begins. */
+static void
+cut_at(const struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts, int what)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint32_t from = 0;
+    q->row0[0] = 0;
+    q->ntasks = 0;
+    while (from < b->nrows) {
+        uint32_t end = from + 1;
+        while (end < b->nrows && (!(q->border[end] & what) || (b->whole && !parts))) {
+            end++;
+        }
+        int64_t limit = mn_plan_chunk_limit(e, b, cost + from, end - from);
+        while (from < end) {
+            from += mn_plan_chunk(e, b, cost + from, end - from, parts, limit);
+            q->row0[++q->ntasks] = from;
+        }
+    }
+    if (b->nrows == 0) {
+        q->row0[++q->ntasks] = 0;
+    }
+    for (uint32_t i = 1; i < b->nrows; i++) { /* where no task ends no piece does */
+        q->border[i] &= (uint8_t)(what | ~PIECE);
+    }
+}
+
+/* For a piece a task at most, and for what each task takes. 0 or -ENOMEM. */
+static int
+make_room(struct mn_planned *q)
+{
+    size_t each = sizeof(*q->pieces) + sizeof(*q->cost_ns);
+    struct mn_piece *pieces = realloc(q->pieces, q->ntasks * each);
+    if (pieces == NULL) {
+        return -ENOMEM;
+    }
+    q->pieces = pieces;
+    q->cost_ns = (int64_t *)(void *)(pieces + q->ntasks);
+    return 0;
+}
+
+int
+mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+              uint64_t others)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint16_t *home = calloc((size_t)b->nrows + 1, sizeof(*home) + 1);
+    if (home == NULL) {
+        return -ENOMEM;
+    }
+    uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
+    mn_costs_places(e->plan->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL, b->nrows,
+                    home, marks);
+    q->chain = e->plan->chain;
+    mark_borders(e, q, home, marks, cost);
+    free(home);
+    /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
+    uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
+    uint64_t room = MN_PLAN_TASKS - MN_PLAN_BATCH_TASKS;
+    room = room > e->plan->piece_tasks + others ? room - e->plan->piece_tasks - others : 1;
+    most = most < room ? most : room;
+    cut_at(e, q, cost, parts, CHAIN | PIECE);
+    if (q->ntasks > most) {
+        cut_at(e, q, cost, parts, CHAIN);
+    }
+    if (q->ntasks > most) {
+        cut_at(e, q, cost, parts, 0);
+    }
+    if (q->ntasks > most) {
+        q->row0[1] = b->nrows;
+        q->ntasks = 1;
+    }
+    return make_room(q);
+}
+
+static int32_t
+home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
+{
+    uint16_t home = 0;
+    uint8_t marks;
+    if (p->known.home != MN_CONTRAST_NO && q->batch.index_kind == MN_INDEX_INT64
+        && q->batch.nrows != 0) {
+        mn_costs_places(p->costs, (const int64_t *)q->batch.index + q->row0[task], 1, &home,
+                        &marks);
+    }
+    /* As long as it is not known whether that is cheaper, one in four is made elsewhere. */
+    bool tries = p->known.home == MN_CONTRAST_UNKNOWN && (q->rows + q->row0[task]) % 4 == 3;
+    return home != 0 && home <= p->nshares && !tries ? home - 1 : -1;
+}
+
+static int64_t
+cost_of(const struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, uint32_t task)
+{
+    bool opens = (q->border[q->row0[task]] & OPENING) != 0;
+    int64_t ns = opens ? p->known.opening_ns : 0;
+    for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
+        ns += cost[i];
+    }
+    return ns;
+}
+
+/* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
+ * dispatcher. */
+static void
+place(struct mn_engine *e, struct mn_piece *x)
+{
+    struct mn_plan *p = e->plan;
+    const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
+    int64_t w = mn_piece_slow(p, x->cost_ns) ? -1 : x->home;
+    if (x->chain == p->chain.number && p->chain.owner >= 0) {
+        w = p->chain.owner;
+    }
+    else if (x->chain == before->number && before->owner >= 0) {
+        w = before->owner;
+    }
+    if (x->t0 != 0 && x->batch->sent[x->t0 - 1]) { /* it has begun, and is planned anew */
+        w = x->batch->maker - 1;
+    }
+    x->node = MN_NO_NODE;
+    p->piece_tasks += mn_piece_tasks(x);
+    if (w >= 0 && mn_share_usable(e, (uint32_t)w)) {
+        mn_share_give(p, (uint32_t)w, x);
+    }
+    else {
+        offer(p, x);
+    }
+}
+
+int
+mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
+{
+    struct mn_plan *p = e->plan;
+    bool near = p->declared || p->known.near != MN_CONTRAST_NO;
+    if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
+        p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+        q->first_chain = p->chain.number;
+    }
+    uint64_t chain = q->first_chain;
+    if (q->pieces == NULL && make_room(q) < 0) {
+        return -ENOMEM;
+    }
+    struct mn_piece *x = NULL;
+    for (uint32_t t = 0; t < q->ntasks; t++) {
+        bool begins = x == NULL || (q->border[q->row0[t]] & PIECE) || (!near && x->home < 0);
+        for (uint32_t i = q->row0[t]; i < q->row0[t + 1]; i++) {
+            chain += i != 0 && (q->border[i] & CHAIN);
+        }
+        if (q->sent[t] || begins) {
+            if (x != NULL) {
+                place(e, x);
+            }
+            x = NULL;
+        }
+        if (q->sent[t]) {
+            continue;
+        }
+        if (x == NULL) {
+            x = &q->pieces[q->npieces++];
+            *x = (struct mn_piece){.batch = q, .t0 = t, .home = home_of(p, q, t)};
+        }
+        x->t1 = t + 1;
+        x->chain = chain;
+        q->cost_ns[t] = cost_of(p, q, cost, t);
+        x->cost_ns += q->cost_ns[t];
+    }
+    if (x != NULL) {
+        place(e, x);
+    }
+    return 0;
+}

@@ -1,0 +1,536 @@
+/* mn_plan_shares.c - neighbours kept together: which worker starts what next.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Tasks go from a worker's share (mn_plan_pieces.c) to its own lane of the board, as few ahead as
+ * keep it busy. A worker that has nothing of its own to start takes, in this order:
+ *   1. the piece of least slack that nobody has, with all that is planned of its chain. It never
+ *      enters what others work on, because their chains are in their shares;
+ *   2. the far half of what another worker has before it: of the one that has the batch to
+ *      deliver next, or else of the one with the most to do. Only if that half would have
+ *      waited there for longer than it costs to open its group again;
+ *   3. the last task that waits on the lane of a worker that is held up by its present one.
+ *
+ * No deadlock: the batch to deliver next is never refused memory, its tasks are first in
+ * whatever share they are in (shares are in the order of delivery), and the shares of workers
+ * that are not there go back to the dispatcher at each look.
+ */
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "workers/mn_board.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_plan_internal.h"
+#include "os/mn_clock.h"
+
+/* Work that waits on a worker's own lane beside the task in hand: while the engine is woken,
+ * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the
+ * risk to wait behind a slow one. */
+#define AHEAD_NS (INT64_C(1) * 1000 * 1000)
+#define LONG_NS (INT64_C(10) * 1000 * 1000)
+#define QUEUED_MOST (MN_LANE_OWN_TASKS)
+/* A task runs for so long, and so many times the typical cost, before what waits behind it
+ * goes to somebody else. */
+#define STUCK_NS (INT64_C(5) * 1000 * 1000)
+#define STUCK_TIMES 3
+/* A worker that has not taken what it was given for so long does not run. */
+#define STOPPED_NS (UINT64_C(200) * 1000 * 1000)
+
+/* ---- who starts what ---------------------------------------------------------------- */
+
+/* A look at a worker, and at the work that waits on its own lane. */
+struct look {
+    uint64_t queued;
+    int64_t running_ns; /* -1: nothing runs */
+    int64_t left_ns;    /* what it has to do before it comes to its share */
+};
+
+static struct look
+look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
+{
+    struct mn_share *s = &e->plan->shares[w];
+    const struct mn_worker *k = mn_worker_at(&e->shm, w);
+    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
+    struct look v = {tail > hint ? tail - hint : 0, -1, 0};
+    v.queued = v.queued < QUEUED_MOST ? v.queued : QUEUED_MOST; /* the hint is the worker's word */
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    if (running != 0) {
+        v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
+        /* One that has gone on for longer than expected is taken to last as long again. */
+        int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
+        v.left_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+    }
+    bool waits = running == 0 && v.queued != 0;
+    if (!waits || s->hint != hint) { /* it has taken one meanwhile */
+        s->idle_ns = waits ? now : 0;
+        s->hint = hint;
+    }
+    if (waits && now - s->idle_ns > STOPPED_NS) { /* stopped: as if it ran since then */
+        v.running_ns = (int64_t)(now - s->idle_ns);
+        v.left_ns = v.running_ns;
+    }
+    for (uint64_t at = tail - v.queued; at < tail; at++) {
+        uint32_t task = mn_board_entry(&e->shm, MN_LANE_WORKER + w, at);
+        v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
+    }
+    return v;
+}
+
+/* What a task takes, as far as known. */
+static int64_t
+task_ns(const struct mn_plan *p)
+{
+    return p->shared_tasks != 0 ? p->shared_ns / (int64_t)p->shared_tasks : p->known.median_ns;
+}
+
+/* Tasks that should wait on a busy worker's own lane. */
+static uint64_t
+depth(const struct mn_plan *p)
+{
+    int64_t ns = task_ns(p);
+    if (ns >= LONG_NS) {
+        return 0;
+    }
+    uint64_t n = ns > 0 && ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
+    return n < QUEUED_MOST ? n : QUEUED_MOST;
+}
+
+/* What the pump knows of the plan while it runs. */
+struct round {
+    struct mn_dispatch_view view;
+    uint64_t now;
+    int64_t ready;
+    bool idle; /* the worker that is looked at has nothing at all */
+};
+
+static bool
+may_ahead(struct mn_engine *e, const struct round *r)
+{
+    return r->idle && mn_plan_starved(e, r->ready, 0);
+}
+
+static bool
+may_start(struct mn_engine *e, const struct round *r, const struct mn_piece *x)
+{
+    struct mn_plan *p = e->plan;
+    if (x->batch->block_off != 0) {
+        return true;
+    }
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    enum mn_dispatch_why why;
+    if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
+        || (why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
+        return false;
+    }
+    if (!mn_plan_memory_allows(e, x->batch)) {
+        p->held = true;
+        return false;
+    }
+    return true;
+}
+
+/* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain. */
+static void
+adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+{
+    uint64_t chain = x->chain;
+    mn_dispatch_take(&p->dispatch, x->node);
+    x->node = MN_NO_NODE;
+    mn_share_give(p, w, x);
+    p->shares[w].chain = chain;
+    for (uint64_t n = x->batch->sequence; n < p->next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        bool any = q == NULL;
+        for (uint32_t i = 0; q != NULL && i < q->npieces; i++) {
+            struct mn_piece *y = &q->pieces[i];
+            any = any || y->chain == chain;
+            if (y->chain == chain && y->node != MN_NO_NODE) {
+                mn_dispatch_take(&p->dispatch, y->node);
+                y->node = MN_NO_NODE;
+                mn_share_give(p, w, y);
+            }
+        }
+        if (!any) {
+            return; /* it ended with the batch before */
+        }
+    }
+}
+
+static struct mn_piece *
+piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
+{
+    struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
+    mn_assert(q != NULL);
+    return &q->pieces[c->task.tag & 0xffffff];
+}
+
+/* The piece of least slack that nobody has, or NULL when none may start. */
+static struct mn_piece *
+unowned(struct mn_engine *e, const struct round *r)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_dispatch_choice c;
+    if (mn_dispatch_peek(&p->dispatch, &r->view, &c) != MN_OK
+        || (c.why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
+        return NULL;
+    }
+    struct mn_dispatch_choice head;
+    if (p->in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
+        && head.task.batch == (int64_t)p->head) {
+        c = head; /* it is waited for, or will be first */
+    }
+    struct mn_piece *x = piece_of(p, &c);
+    if (!mn_plan_memory_allows(e, x->batch)) {
+        p->held = true;
+        if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
+            return NULL;
+        }
+        x = piece_of(p, &c);
+        return mn_plan_memory_allows(e, x->batch) ? x : NULL;
+    }
+    return x;
+}
+
+/* ---- helping ------------------------------------------------------------------------ */
+
+/* What another worker pays for a piece, beside what its samples cost: more where it is in the
+ * middle of a group that the one before it has opened. */
+static int64_t
+price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
+{
+    int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
+    int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
+    int64_t opening = p->known.opening_ns;
+    if (p->declared && opening == 0) { /* declared and not measured yet: as good as much */
+        opening = 32 * p->known.median_ns;
+    }
+    return away + (opened ? opening : 0);
+}
+
+/* Cuts a piece in two before a task; the second is returned, in no share. */
+static struct mn_piece *
+split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
+{
+    struct mn_planned *q = x->batch;
+    mn_share_take(p, w, x);
+    struct mn_piece *y = &q->pieces[q->npieces++];
+    *y = *x;
+    y->t0 = at;
+    y->cost_ns = 0;
+    for (uint32_t t = at; t < y->t1; t++) {
+        y->cost_ns += q->cost_ns[t];
+    }
+    x->t1 = at;
+    x->cost_ns -= y->cost_ns;
+    mn_share_give(p, w, x);
+    return y;
+}
+
+/* So many tasks of the victim's share, behind those that it keeps, become the helper's, and what
+ * goes on with them. */
+static void
+take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
+{
+    struct mn_share *s = &p->shares[victim];
+    bool has_chain = p->chain.owner == (int64_t)victim;
+    uint64_t chain = 0;
+    struct mn_piece *x = s->first;
+    while (x != NULL && keeps >= mn_piece_tasks(x)) {
+        keeps -= mn_piece_tasks(x);
+        x = x->next;
+    }
+    if (x != NULL && keeps != 0) {
+        struct mn_piece *y = split_piece(p, victim, x, x->t0 + keeps);
+        x = x->next;
+        chain = y->chain;
+        takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
+        mn_share_give(p, helper, y);
+    }
+    while (x != NULL && (takes != 0 || x->chain == chain)) {
+        struct mn_piece *next = x->next;
+        takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
+        mn_share_take(p, victim, x);
+        chain = x->chain;
+        mn_share_give(p, helper, x);
+        x = next;
+    }
+    p->helped++;
+    if (has_chain && chain != p->chain.number) {
+        p->chain.owner = victim;
+    }
+}
+
+/* Where a share is best cut in two: how many tasks the victim keeps. */
+struct border {
+    uint32_t keeps, takes;
+    int64_t before_ns; /* what it has to do until then */
+    int64_t price_ns;  /* what it costs to begin there */
+    bool any;
+};
+
+/* The border of two groups nearest to the middle, or else the middle itself. */
+static struct border
+best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t before_ns)
+{
+    const struct mn_plan *p = e->plan;
+    const struct mn_share *s = &p->shares[victim];
+    uint32_t tasks = 0;
+    int64_t ns = 0, done_ns = 0, nearest = INT64_MAX;
+    const struct mn_piece *last = NULL;
+    for (const struct mn_piece *x = s->first; x != NULL && may_start(e, r, x); x = x->next) {
+        tasks += mn_piece_tasks(x);
+        ns += x->cost_ns;
+        last = x;
+    }
+    if (last == NULL) {
+        return (struct border){0};
+    }
+    struct border best = {0};
+    uint64_t chain = s->chain;
+    uint32_t keeps = 0;
+    for (const struct mn_piece *x = s->first; keeps < tasks; x = x->next) {
+        int64_t off = 2 * done_ns > ns ? 2 * done_ns - ns : ns - 2 * done_ns;
+        /* A chain over batches is a guess where groups are known to end with these. */
+        bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
+        if (edge && off < nearest) {
+            nearest = off;
+            best = (struct border){keeps, tasks - keeps, before_ns + done_ns, price(p, x, false),
+                                   true};
+        }
+        chain = x->chain;
+        keeps += mn_piece_tasks(x);
+        done_ns += x->cost_ns;
+    }
+    if (!best.any) {
+        int64_t half_ns = tasks > 1 ? ns * (tasks / 2) / tasks : 0;
+        best = (struct border){tasks / 2, tasks - tasks / 2, before_ns + half_ns,
+                               price(p, last, true), true};
+    }
+    return best;
+}
+
+/* Whether half of what a worker has to do may go to one that idles; does it. */
+static bool
+help(struct mn_engine *e, const struct round *r, uint32_t helper, uint32_t victim)
+{
+    struct mn_plan *p = e->plan;
+    struct look v = look_at(e, victim, r->now);
+    struct border b = best_border(e, r, victim, v.left_ns);
+    bool idles = b.keeps == 0 && v.running_ns < 0 && v.queued == 0; /* it is about to begin */
+    if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= b.price_ns)) {
+        return false;
+    }
+    take_over(p, victim, helper, b.keeps, b.takes);
+    return true;
+}
+
+static bool
+find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
+{
+    struct mn_plan *p = e->plan;
+    int64_t most = -1;
+    uint32_t victim = 0, head = UINT32_MAX;
+    if (p->next - p->head < p->window && !p->dispatch.closed) {
+        return false; /* more is about to be planned, and it may begin with that */
+    }
+    for (uint32_t w = 0; w < p->nshares; w++) {
+        const struct mn_share *s = &p->shares[w];
+        if (w == helper || s->first == NULL) {
+            continue;
+        }
+        if (s->first->batch->sequence == p->head) {
+            head = w;
+        }
+        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks;
+        if (much > most) {
+            most = much;
+            victim = w;
+        }
+    }
+    if (head != UINT32_MAX && help(e, r, helper, head)) {
+        return true;
+    }
+    return most >= 0 && victim != head && help(e, r, helper, victim);
+}
+
+bool
+mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
+{
+    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* never past what may still be claimed */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t n = tail > hint ? tail - hint : 0;
+    n = n < QUEUED_MOST ? n : QUEUED_MOST;
+    for (uint64_t at = tail; n-- > 0;) {
+        uint32_t task;
+        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, --at, &task)) {
+            mn_task_put(e, task, lane);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Takes back the last task that waits behind one that goes on and on. */
+static bool
+rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
+{
+    struct mn_plan *p = e->plan;
+    int64_t stuck = STUCK_TIMES * task_ns(p);
+    stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something */
+    for (uint32_t w = 0; w < p->nshares; w++) {
+        struct look v = look_at(e, w, r->now);
+        if (w == helper || v.queued == 0 || v.running_ns < stuck) {
+            continue;
+        }
+        if (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- the pump ----------------------------------------------------------------------- */
+
+/* The first piece of a share that may start. One that may not is no reason to leave out those
+ * behind it that have begun, as what was taken over may have. */
+static struct mn_piece *
+startable(struct mn_engine *e, const struct round *r, uint32_t w)
+{
+    struct mn_piece *x = e->plan->shares[w].first;
+    if (x == NULL || may_start(e, r, x)) {
+        return x;
+    }
+    for (uint32_t looks = 0; x != NULL && looks < 64; looks++, x = x->next) {
+        if (x->batch->block_off != 0) {
+            return x;
+        }
+    }
+    return NULL;
+}
+
+static int64_t
+slack_of(const struct mn_plan *p, const struct mn_piece *x)
+{
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    return mn_dispatch_slack(&p->dispatch, &task);
+}
+
+/* Whether a piece that nobody has comes before what the worker has itself. One that is known to
+ * be slow does as soon as its time has come, even in the middle of a chain if that is worth what
+ * it costs to come back to it. */
+static bool
+comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
+            bool goes_on)
+{
+    if (mn_piece_slow(p, x->cost_ns)) {
+        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+    }
+    return !goes_on && x->batch->sequence < own->batch->sequence;
+}
+
+/* What the worker is to start next, in its share; NULL: nothing now. */
+static struct mn_piece *
+next_for(struct mn_engine *e, const struct round *r, uint32_t w)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_piece *own = startable(e, r, w);
+    struct mn_piece *x = unowned(e, r);
+    bool goes_on = own != NULL && own->chain == p->shares[w].chain;
+    if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
+        adopt(p, w, x);
+        return x;
+    }
+    if (own == NULL && r->idle && find_help(e, r, w)) {
+        own = startable(e, r, w);
+    }
+    if (own != NULL) {
+        p->shares[w].chain = own->chain;
+    }
+    return own;
+}
+
+/* Starts a task for the worker. False when there is none for it now. */
+static bool
+start_next(struct mn_engine *e, const struct round *r, uint32_t w)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_piece *x;
+    int rc = MN_CLOSED;
+    while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
+        x = next_for(e, r, w);
+        if (x == NULL) {
+            return r->idle && rescue(e, r, w);
+        }
+        if (!r->idle && x->batch->block_off == 0 && p->form.nfields == 0) {
+            return false; /* what it will take is not known: it begins when it is made */
+        }
+        struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                        .cost_ns = x->cost_ns};
+        enum mn_dispatch_why why;
+        bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &why) == MN_OK;
+        rc = mn_plan_start(e, x->batch, x->t0, MN_LANE_WORKER + w,
+                           may ? why : MN_DISPATCH_ORDER);
+    }
+    if (rc != MN_OK) {
+        return false;
+    }
+    uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
+    p->sent_ns[task] = x->batch->cost_ns[x->t0];
+    x->batch->maker = (int32_t)w + 1;
+    mn_share_take(p, w, x);
+    x->cost_ns -= x->batch->cost_ns[x->t0];
+    x->t0++;
+    p->piece_tasks--;
+    if (x->t0 != x->t1) {
+        mn_share_give(p, w, x);
+    }
+    return true;
+}
+
+uint32_t
+mn_pieces_pump(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    uint32_t started = 0, workers = e->shm.ctl->nworkers;
+    int64_t in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
+    p->held = false;
+    struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
+    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
+                                       .ready_batches = r.ready + in_hand,
+                                       .last_batch = (int64_t)p->horizon - 1,
+                                       .held_ns = p->shared_ns};
+    uint64_t most = depth(p);
+    for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
+        for (uint32_t w = 0; w < workers; w++) {
+            if (!mn_share_usable(e, w)) {
+                mn_share_disown(p, w);
+                continue;
+            }
+            struct look v = look_at(e, w, r.now);
+            uint64_t there = v.queued + (v.running_ns >= 0);
+            uint64_t want = pass == 0 ? 1 : 1 + most;
+            while (there < want) {
+                r.idle = there == 0;
+                if (!start_next(e, &r, w)) {
+                    break;
+                }
+                there++;
+                started++;
+            }
+        }
+    }
+    mn_a64_store_relaxed(&e->shm.ctl->opening_ns, (uint64_t)p->known.opening_ns); /* for people */
+    mn_a64_store_relaxed(&e->shm.ctl->group_milli,
+                         p->known.opening_ns > 0 ? (uint64_t)(1000.0 * p->known.group) : 0);
+    bool more = p->piece_tasks != 0;
+    for (uint32_t w = 0; w < workers; w++) {
+        mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own,
+                            more ? (uint32_t)(most / 2 + 1) : 0);
+    }
+    mn_a32_store_seqcst(&e->shm.ctl->low_water, 0);
+    return started;
+}

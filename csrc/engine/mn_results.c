@@ -1,0 +1,339 @@
+/* mn_results.c - see mn_results.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_results.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/mn_engine_internal.h"
+#include "os/mn_clock.h"
+
+/* ---- what a worker owes ------------------------------------------------------------ */
+
+static int
+owe(struct mn_lease *l, uint64_t off, uint64_t bytes)
+{
+    if (l->nowed == l->room) {
+        uint32_t room = l->room != 0 ? 2 * l->room : 4;
+        struct mn_range *more = realloc(l->owed, room * sizeof(*more));
+        if (more == NULL) {
+            return -ENOMEM;
+        }
+        l->owed = more;
+        l->room = room;
+    }
+    l->owed[l->nowed++] = (struct mn_range){off, bytes};
+    return 0;
+}
+
+int
+mn_lease_take(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes)
+{
+    struct mn_lease *l = &e->leases[worker];
+    for (uint32_t i = 0; i < l->nowed; i++) {
+        struct mn_range r = l->owed[i];
+        if (off < r.off || off - r.off > r.bytes || bytes > r.bytes - (off - r.off)) {
+            continue;
+        }
+        uint64_t before = off - r.off, after = r.bytes - before - bytes;
+        if (after != 0 && before != 0 && owe(l, off + bytes, after) < 0) {
+            return -ENOMEM;
+        }
+        l->owed[i] = before != 0 ? (struct mn_range){r.off, before}
+                                 : (struct mn_range){off + bytes, after};
+        if (l->owed[i].bytes == 0) {
+            l->owed[i] = l->owed[--l->nowed];
+        }
+        return 0;
+    }
+    return -EINVAL;
+}
+
+int
+mn_lease_give(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes)
+{
+    struct mn_lease *l = &e->leases[worker];
+    int rc = owe(l, off, bytes);
+    if (rc == 0) {
+        l->off = off;
+        l->len = bytes;
+    }
+    return rc;
+}
+
+bool
+mn_lease_sound(const struct mn_engine *e, uint32_t worker, uint64_t used_end, uint64_t want)
+{
+    const struct mn_lease *l = &e->leases[worker];
+    if (want == 0 || want > INT64_MAX) {
+        return false;
+    }
+    return l->len == 0
+           || (used_end >= l->off && used_end - l->off <= l->len && used_end % MN_PAGE == 0);
+}
+
+void
+mn_lease_end(struct mn_engine *e, uint32_t worker, uint64_t used_end)
+{
+    struct mn_lease *l = &e->leases[worker];
+    uint64_t left = l->off + l->len - used_end;
+    /* Without memory to note it down, or where it says less than it has sent, it goes on to owe
+     * that. */
+    if (l->len != 0 && left != 0 && mn_lease_take(e, worker, used_end, left) == 0) {
+        mn_range_free(e->arena, used_end, left);
+    }
+    l->off = l->len = 0;
+}
+
+void
+mn_lease_forget(struct mn_engine *e, uint32_t worker)
+{
+    struct mn_lease *l = &e->leases[worker];
+    for (uint32_t i = 0; i < l->nowed; i++) {
+        mn_range_free(e->arena, l->owed[i].off, l->owed[i].bytes);
+    }
+    l->nowed = 0;
+    l->off = l->len = 0;
+}
+
+/* ---- envelopes --------------------------------------------------------------------- */
+
+bool
+mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *head, uint64_t i,
+                      struct mn_envelope_part *out)
+{
+    const char *parts = (const char *)at + sizeof(*head);
+    if (i >= head->nparts) {
+        return false;
+    }
+    memcpy(out, parts + i * sizeof(*out), sizeof(*out));
+    bool big = out->bytes >= MN_FIELD_BIG; /* on pages of its own, which are handed out */
+    return out->at <= len && out->bytes <= len - out->at && (!big || out->at % MN_PAGE == 0);
+}
+
+bool
+mn_envelope_look(const void *at, uint64_t len, struct mn_envelope *out)
+{
+    struct mn_envelope_part part;
+    if (len < sizeof(*out)) {
+        return false;
+    }
+    memcpy(out, at, sizeof(*out));
+    bool sound = out->nparts <= (len - sizeof(*out)) / sizeof(part) && out->pickle_at <= len
+                 && out->pickle_bytes <= len - out->pickle_at;
+    for (uint64_t i = 0; sound && i < out->nparts; i++) {
+        sound = mn_envelope_part_look(at, len, out, i, &part);
+    }
+    return sound;
+}
+
+/* ---- finished tasks ---------------------------------------------------------------- */
+
+/* Copies what the rows' reports say. No time is longer than the machine is up. */
+static enum mn_damage
+read_reports(struct mn_engine *e, struct mn_batch *b, const struct mn_result *r)
+{
+    if (r->kind == MN_KIND_COLLATE) {
+        return MN_SOUND; /* its rows are those of the parts */
+    }
+    struct mn_report *to = b->reports + r->row0;
+    memcpy(to, mn_block_reports(mn_block_at(&e->shm, b->block_off)) + r->row0,
+           r->nrows * sizeof(*to));
+    bool sound = true;
+    for (uint32_t i = 0; i < r->nrows; i++) {
+        bool known = to[i].status <= MN_ROW_ENVELOPE && to[i].wall_ns <= r->done_ns;
+        bool there = r->kind != MN_KIND_ROWS || r->flags != 0 || to[i].status == MN_ROW_WRITTEN;
+        sound = sound && known && there;
+    }
+    if (!sound) {
+        memset(to, 0, r->nrows * sizeof(*to));
+    }
+    return sound ? MN_SOUND : MN_DAMAGE_REPORTS;
+}
+
+/* Makes an envelope part of what the batch frees. */
+static enum mn_damage
+read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
+{
+    uint64_t pages = mn_page_round(r->env_len);
+    if (r->env_off % MN_PAGE != 0 || r->env_len == 0 || pages < r->env_len) {
+        return MN_DAMAGE_ENVELOPE;
+    }
+    int rc = mn_batch_own(b, r->env_off, pages);
+    if (rc == 0) {
+        rc = mn_lease_take(e, r->worker, r->env_off, pages);
+        b->nranges -= rc != 0;
+    }
+    if (rc == -EINVAL) {
+        return MN_DAMAGE_ENVELOPE;
+    }
+    if (rc < 0) { /* no memory to note it down: the worker goes on to owe it */
+        r->flags = MN_FLAG_NO_ROOM;
+        return MN_SOUND;
+    }
+    if (!mn_envelope_look(mn_at(&e->shm, r->env_off), r->env_len, &r->envelope)) {
+        return MN_DAMAGE_PARTS; /* of its own: that goes back with the batch */
+    }
+    return MN_SOUND;
+}
+
+/* Reads the record of a task that is DONE, once. */
+static enum mn_damage
+accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t word)
+{
+    struct mn_result *r = &e->results[task];
+    struct mn_task *t = mn_task_at(&e->shm, task);
+    if (r->accepted) {
+        return MN_SOUND;
+    }
+    r->worker = mn_word_worker(word);
+    if (r->worker >= e->shm.ctl->nworkers || mn_word_gen(word) != e->gens[task]) {
+        return MN_DAMAGE_WORD;
+    }
+    r->flags = t->flags;
+    r->env_off = t->env_off;
+    r->env_len = t->env_len;
+    r->wall_ns = t->wall_ns;
+    r->cpu_ns = t->cpu_ns;
+    r->done_ns = t->done_ns;
+    if (r->done_ns > mn_now_ns() || r->wall_ns > r->done_ns || r->cpu_ns > INT64_MAX) {
+        return MN_DAMAGE_TIMES;
+    }
+    bool refused = r->flags == MN_FLAG_NO_ROOM;
+    if (r->flags > MN_FLAG_NO_ROOM || (refused && e->leases[r->worker].damage != MN_SOUND)) {
+        return MN_DAMAGE_ENVELOPE;
+    }
+    enum mn_damage damage = read_reports(e, b, r);
+    if (damage == MN_SOUND && r->flags == MN_FLAG_ENVELOPE) {
+        damage = read_envelope(e, b, r);
+    }
+    r->accepted = damage == MN_SOUND;
+    return damage;
+}
+
+void
+mn_worker_damaged(struct mn_engine *e, uint32_t worker, enum mn_damage what)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, worker);
+    struct mn_lease *l = &e->leases[worker];
+    if (l->damage == MN_SOUND) {
+        l->damage = what;
+        e->ndeaths++;
+        e->death = (struct mn_death){worker, k->pid, MN_STATUS_DAMAGED + (int32_t)what, -1};
+        mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+        mn_bell_ring(&k->bell);
+    }
+}
+
+static void
+take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
+{
+    uint32_t worker = mn_word_worker(word);
+    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage, task};
+    if (worker < e->shm.ctl->nworkers) {
+        mn_worker_damaged(e, worker, damage);
+        death.worker = worker;
+        death.pid = mn_worker_at(&e->shm, worker)->pid;
+    }
+    /* of a word without sense nothing is taken over but the generation that it must have */
+    uint64_t own = mn_task_word(e->gens[task], 0, mn_word_attempt(word), MN_TASK_DONE);
+    mn_task_take_back(e, task, own, &death);
+}
+
+static bool
+makes_sense(const struct mn_engine *e, uint64_t word)
+{
+    enum mn_task_status st = mn_word_status(word);
+    bool held = st == MN_TASK_RUNNING || st == MN_TASK_DONE;
+    return st > MN_TASK_FREE && st <= MN_TASK_WAITING && st != MN_TASK_CANCELLED
+           && (!held || mn_word_worker(word) < e->shm.ctl->nworkers);
+}
+
+enum mn_block_status
+mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    bool more = false;
+    for (uint32_t i = 0; i < block->ntasks && !b->accepted; i++) {
+        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        enum mn_damage damage = MN_SOUND;
+        if (!makes_sense(e, word)) {
+            damage = MN_DAMAGE_WORD;
+        }
+        else if (mn_word_status(word) == MN_TASK_DONE) {
+            damage = accept_task(e, b, tasks[i], word);
+        }
+        if (damage != MN_SOUND) {
+            take_back_damaged(e, tasks[i], word, damage);
+            more = true;
+        }
+    }
+    if (more) {
+        mn_engine_ring_workers(e, 1);
+    }
+    enum mn_block_status status = mn_engine_poll(e, b->block_off);
+    b->accepted = status != MN_BLOCK_BUSY;
+    return status;
+}
+
+void
+mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        if (mn_word_status(word) == MN_TASK_DONE) {
+            (void)accept_task(e, b, tasks[i], word);
+        }
+    }
+}
+
+/* ---- for whoever was given the batch ----------------------------------------------- */
+
+static struct mn_batch *
+find(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex); /* only for the list: the batch is the caller's */
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_mutex_unlock(&e->mutex);
+    return b;
+}
+
+enum mn_block_status
+mn_engine_settle(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    enum mn_block_status status = mn_engine_poll(e, block_off);
+    if (b != NULL && status != MN_BLOCK_BUSY) {
+        status = mn_batch_accept(e, b);
+    }
+    mn_mutex_unlock(&e->mutex);
+    return status;
+}
+
+const struct mn_report *
+mn_engine_read_reports(struct mn_engine *e, uint64_t block_off)
+{
+    return find(e, block_off)->reports;
+}
+
+bool
+mn_engine_in_rows(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const struct mn_batch *b = find(e, block_off);
+    bool all = true;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        const struct mn_result *r = &e->results[mn_block_tasks(block)[i]];
+        all = all && r->accepted && r->flags == 0;
+    }
+    for (uint32_t i = 0; i < block->nrows; i++) {
+        all = all && b->reports[i].status == MN_ROW_WRITTEN;
+    }
+    return all;
+}

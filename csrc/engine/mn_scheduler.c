@@ -1,0 +1,463 @@
+/* mn_scheduler.c - see mn_scheduler.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_scheduler.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/mn_engine_internal.h"
+#include "os/mn_clock.h"
+#include "os/mn_cpu.h"
+#include "os/mn_cputime.h"
+#include "os/mn_mem.h"
+
+/* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
+ * worker more shows. */
+#define INTERVAL_NS UINT64_C(250000000)
+/* With few samples in such a time their number says little: it lasts until each worker has
+ * made two on average, but not for longer than so many of them. */
+#define INTERVALS_MOST 8u
+/* What memory has room for is looked at so often (some milliseconds each time), and after
+ * every change; half of what is available is left to the trainer. */
+#define ROOM_NS UINT64_C(5000000000)
+/* Of the cores, whatever other programs do. */
+#define FAIR_PERMILLE 500
+/* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
+ * would be over before a worker more had started. */
+#define WATCH_FLAG_NS UINT64_C(100000000)
+#define NAP_LEAST_NS INT64_C(5000000)
+#define NAP_MOST_NS INT64_C(100000000)
+
+int
+mn_scheduler_open(struct mn_scheduler **out, const struct mn_scheduler_keep *keep)
+{
+    *out = calloc(1, sizeof(**out));
+    if (*out == NULL) {
+        return -ENOMEM;
+    }
+    mn_workers_init(&(*out)->policy);
+    if (keep != NULL) {
+        (*out)->policy = keep->policy;
+    }
+    return 0;
+}
+
+struct mn_scheduler_keep
+mn_scheduler_keep(const struct mn_engine *e)
+{
+    return (struct mn_scheduler_keep){e->active, e->scheduler->policy};
+}
+
+void
+mn_scheduler_close(struct mn_scheduler *s)
+{
+    if (s != NULL) {
+        free(s->flags);
+        free(s);
+    }
+}
+
+void
+mn_scheduler_saw(struct mn_engine *e, int64_t ready, int64_t window)
+{
+    struct mn_scheduler *s = e->scheduler;
+    s->occupancy_sum += (uint64_t)(ready >= window ? 1000 : 1000 * ready / window);
+    s->occupancy_n++;
+}
+
+static void
+note(struct mn_scheduler *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
+     const struct mn_workers_input *in)
+{
+    struct mn_decision *d = &s->log[s->nlog++ % MN_SCHEDULER_LOG];
+    *d = (struct mn_decision){.at_ns = now, .from = from, .to = to, .reason = reason};
+    if (in != NULL) {
+        d->occupancy = in->occupancy_permille;
+        d->cpu = in->cpu_permille;
+        d->wait = in->wait_permille;
+        d->rate_milli = in->rate_milli;
+    }
+}
+
+/* ---- starting and ending workers ---------------------------------------------------- */
+
+static int32_t
+start_one(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY && !k->retired) {
+            mn_a32_store_release(&k->leave, 0);
+            mn_a32_store_seqcst(&k->state, MN_WORKER_WANTED);
+            return (int32_t)w;
+        }
+    }
+    return -1;
+}
+
+static bool
+is_standby(const struct mn_scheduler *s, uint32_t workers, int32_t w)
+{
+    for (uint32_t i = 0; i < workers; i++) {
+        if (s->flags[i].since_ns != 0 && s->flags[i].standby == w) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+ask_to_leave(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+    mn_bell_ring(&k->bell);
+}
+
+/* The worker with the highest number that nobody has asked yet. */
+static bool
+end_one(struct mn_engine *e)
+{
+    for (uint32_t w = e->cfg.max_workers; w-- > 0;) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint32_t st = mn_a32_load_acquire(&k->state);
+        bool there = st == MN_WORKER_STARTING || st == MN_WORKER_READY;
+        if (there && mn_a32_load_relaxed(&k->leave) == 0 /* ours */
+            && !is_standby(e->scheduler, e->cfg.max_workers, (int32_t)w)) {
+            ask_to_leave(e, w);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+move_to(struct mn_engine *e, int32_t target)
+{
+    bool poke = false;
+    while ((int32_t)e->active < target && start_one(e) >= 0) {
+        e->active++;
+        poke = true;
+    }
+    while ((int32_t)e->active > target && end_one(e)) {
+        e->active--;
+    }
+    if (poke) {
+        mn_engine_poke_zygote(e);
+    }
+}
+
+uint32_t
+mn_scheduler_bound(const struct mn_engine *e, uint32_t workers)
+{
+    uint32_t least = e->cfg.min_workers, most = e->cfg.max_workers;
+    return workers < least ? least : workers < most ? workers : most;
+}
+
+void
+mn_scheduler_move(struct mn_engine *e, int32_t target)
+{
+    move_to(e, (int32_t)mn_scheduler_bound(e, target < 0 ? 0 : (uint32_t)target));
+}
+
+/* ---- what the system says ------------------------------------------------------------ */
+
+static uint64_t
+queued_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
+    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
+    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
+}
+
+/* The process that has done most; 0 without one. */
+static pid_t
+busiest(const struct mn_engine *e)
+{
+    uint64_t most = 0;
+    pid_t pid = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
+        if (k->tid == 0 && rows >= most
+            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
+            most = rows;
+            pid = (pid_t)k->pid;
+        }
+    }
+    return pid;
+}
+
+void
+mn_scheduler_look(struct mn_engine *e, uint64_t now)
+{
+    struct mn_facts *f = &e->scheduler->facts;
+    if (f->at_ns != 0
+        && (now - e->scheduler->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
+        return;
+    }
+    f->at_ns = now;
+    f->queued_ns = 0;
+    f->cores_milli = 1000 * (int32_t)mn_cpu_count();
+    (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
+    }
+    /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
+     * look: what changes meanwhile is seen at the next. */
+    bool more = e->active < e->cfg.max_workers && e->scheduler->policy.dry != 0;
+    if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
+        pid_t pid = busiest(e);
+        f->memory_ns = now;
+        f->memory_for = e->active;
+        f->available = mn_mem_available();
+        f->private_bytes = pid != 0 ? mn_mem_private(pid) : 0;
+    }
+}
+
+/* ---- the number of workers ---------------------------------------------------------- */
+
+static int32_t
+permille(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? 0 : (int32_t)(part >= whole ? 1000 : part * 1000 / whole);
+}
+
+static uint64_t
+rows_done(struct mn_engine *e)
+{
+    uint64_t rows = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        rows += mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->rows_done); /* statistics */
+    }
+    return rows;
+}
+
+/* Whether it is time to decide, or, after a while without a sign from the consumer, to begin
+ * anew: it saves a model, or is between two epochs, and that says nothing about workers. */
+static bool
+is_time(struct mn_engine *e, uint64_t now, bool *sign)
+{
+    struct mn_scheduler *s = e->scheduler;
+    uint64_t took = now - s->last_ns;
+    if (took < INTERVAL_NS) {
+        return false;
+    }
+    uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
+    if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
+        mn_scheduler_saw(e, mn_plan_ready(e), e->plan->dispatch.rates.window);
+    }
+    *sign = s->occupancy_n != 0;
+    return took >= INTERVALS_MOST * INTERVAL_NS
+           || (*sign && rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
+}
+
+/* What has gone into the task in hand, which is in no sum yet. */
+static uint64_t
+begun_of(const struct mn_worker *k, uint64_t now)
+{
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    return since != 0 && since < now ? now - since : 0;
+}
+
+/* Fills what has changed since the last look. False on the first one. */
+static bool
+measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
+{
+    struct mn_scheduler *s = e->scheduler;
+    uint64_t busy = s->facts.machine_busy, total = s->facts.machine_total;
+    uint64_t worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
+    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = s->facts.queued_ns, begun_ns = 0;
+    uint64_t given = mn_a64_load_relaxed(&e->shm.ctl->given);
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        worker_ns += mn_a64_load_relaxed(&k->busy_ns);
+        cpu_ns += mn_a64_load_relaxed(&k->cpu_ns);
+        begun_ns += begun_of(k, now);
+    }
+    bool first = s->last_ns == 0;
+    uint64_t took = now - s->last_ns;
+    if (!first) {
+        uint64_t spent = worker_ns - s->busy_ns, on_cpu = cpu_ns - s->cpu_ns;
+        int32_t others = permille(busy - s->machine_busy, total - s->machine_total);
+        /* A quota may leave fewer cores than there are CPUs: then idle ones are no help. And
+         * what others use we may have our share of: half of it is taken to be ours. */
+        int32_t ours = permille(on_cpu + own_ns - s->own_ns,
+                                took * (uint64_t)in->cores_milli / 1000);
+        int32_t all = others < ours + FAIR_PERMILLE ? others : ours + FAIR_PERMILLE;
+        in->cpu_permille = ours > all ? ours : all;
+        /* A task that waits for a core would not leave one to a worker more. Workers that
+         * have gone took their part of the sum with them: no news then. */
+        uint64_t queued = queued_ns > s->queued_ns ? queued_ns - s->queued_ns : 0;
+        in->wait_permille = 1000 - permille(on_cpu + queued, spent);
+        in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
+        double speed = spent == 0 ? 0
+                                  : (double)(rows - s->rows) * 1e12 * (double)in->workers
+                                        / (double)spent;
+        in->speed_milli = speed < 1e18 ? (int64_t)speed : 0; /* counted by nobody */
+        uint64_t held = spent + begun_ns;
+        in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
+                                     took * (uint64_t)in->workers);
+        in->taken_milli = (int64_t)((given - s->given) * UINT64_C(1000000000000) / took);
+        in->occupancy_permille =
+            s->occupancy_n != 0 ? (int32_t)(s->occupancy_sum / s->occupancy_n) : 0;
+    }
+    s->last_ns = now;
+    s->machine_busy = busy;
+    s->machine_total = total;
+    s->rows = rows;
+    s->given = given;
+    s->own_ns = own_ns;
+    s->busy_ns = worker_ns;
+    s->cpu_ns = cpu_ns;
+    s->queued_ns = queued_ns;
+    s->begun_ns = begun_ns;
+    s->occupancy_sum = s->occupancy_n = 0;
+    return !first;
+}
+
+/* Tasks that could start but for a free worker. While one idles, on average since the last
+ * look, what has not begun is held back by something else: memory, or the end of the epoch. */
+static int64_t
+backlog(struct mn_engine *e, const struct mn_workers_input *in)
+{
+    const struct mn_plan *p = e->plan;
+    int64_t queued = (int64_t)mn_plan_queued(e);
+    bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
+    return idle ? queued : queued + (int64_t)(p->by_piece ? p->piece_tasks : p->dispatch.count);
+}
+
+/* How many workers more memory has room for, by what the one that has done most takes, beside
+ * what it shares with the zygote. Threads take next to nothing. */
+static int32_t
+room(const struct mn_facts *f)
+{
+    uint64_t fit = f->private_bytes == 0 || f->available == 0
+                       ? INT32_MAX
+                       : f->available / 2 / f->private_bytes;
+    return fit < INT32_MAX ? (int32_t)fit : INT32_MAX;
+}
+
+static void
+schedule(struct mn_engine *e, uint64_t now, bool sign)
+{
+    struct mn_workers_input in = {.workers = (int32_t)e->active,
+                                  .min_workers = (int32_t)e->cfg.min_workers,
+                                  .max_workers = (int32_t)e->cfg.max_workers,
+                                  .cores_milli = e->scheduler->facts.cores_milli,
+                                  .room = INT32_MAX};
+    if (!measure(e, now, &in) || !sign) {
+        return;
+    }
+    in.backlog = backlog(e, &in);
+    if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
+        in.room = room(&e->scheduler->facts);
+    }
+    struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
+    const struct mn_scheduler *s = e->scheduler;
+    bool news = d.target != in.workers
+                || (d.reason > MN_WORKERS_SETTLING
+                    && (s->nlog == 0
+                        || s->log[(s->nlog - 1) % MN_SCHEDULER_LOG].reason
+                               != (int32_t)d.reason));
+    if (news) {
+        note(e->scheduler, now, in.workers, d.target, (int32_t)d.reason, &in);
+    }
+    move_to(e, d.target);
+}
+
+/* ---- slow samples ------------------------------------------------------------------- */
+
+static int64_t
+straggler_after(struct mn_engine *e)
+{
+    if (e->cfg.straggler_ns != 0) {
+        return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
+    }
+    return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
+}
+
+static uint64_t
+cpu_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
+}
+
+/* A core for the standby worker: the machine's idle, or the one the sample does not use. */
+static bool
+can_help(struct mn_engine *e, const struct mn_flag *f, const struct mn_worker *k, uint64_t now)
+{
+    uint64_t used = cpu_of(k) - f->cpu_ns;
+    bool waits = used < (now - f->flagged_ns) / 2;
+    return waits || e->active < (uint32_t)mn_cpu_count();
+}
+
+static void
+retire_standby(struct mn_engine *e, struct mn_flag *f, uint64_t now)
+{
+    if (f->standby >= 0) {
+        ask_to_leave(e, (uint32_t)f->standby);
+        note(e->scheduler, now, (int32_t)e->active + 1, (int32_t)e->active, -2, NULL);
+    }
+    f->since_ns = 0;
+    f->standby = -1;
+}
+
+static void
+watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    struct mn_flag *f = &e->scheduler->flags[w];
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    if (f->since_ns != 0 && since != f->since_ns) {
+        retire_standby(e, f, now);
+    }
+    if (since == 0 || since > now || (int64_t)(now - since) <= limit) {
+        return;
+    }
+    if (f->since_ns == 0) {
+        *f = (struct mn_flag){since, cpu_of(k), now, -1};
+        e->scheduler->stragglers++;
+    }
+    else if (f->standby < 0 && now - f->flagged_ns >= WATCH_FLAG_NS && can_help(e, f, k, now)) {
+        f->standby = start_one(e);
+        if (f->standby >= 0) {
+            note(e->scheduler, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
+            mn_engine_poke_zygote(e);
+        }
+    }
+}
+
+void
+mn_scheduler_tick(struct mn_engine *e, uint64_t now)
+{
+    struct mn_scheduler *s = e->scheduler;
+    if (mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
+        return;
+    }
+    if (s->flags == NULL) {
+        s->flags = calloc(e->cfg.max_workers, sizeof(*s->flags));
+        if (s->flags == NULL) {
+            return; /* without memory the number stays */
+        }
+    }
+    int64_t limit = straggler_after(e);
+    for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {
+        watch_worker(e, w, limit, now);
+    }
+    bool sign = false;
+    if (is_time(e, now, &sign)) {
+        schedule(e, now, sign);
+    }
+}
+
+int64_t
+mn_scheduler_nap(struct mn_engine *e)
+{
+    int64_t limit = straggler_after(e);
+    int64_t nap = limit == INT64_MAX ? NAP_MOST_NS : limit / 4;
+    return nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap > NAP_MOST_NS ? NAP_MOST_NS : nap;
+}

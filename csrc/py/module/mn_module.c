@@ -1,0 +1,246 @@
+/* mn_module.c - minato._core: module state, bind_torch(), facts of the build.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/module/mn_state.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "os/mn_cpu.h"
+#include "os/mn_mem.h"
+#include "py/module/mn_numpy.h"
+#include "py/policy/mn_policy.h"
+#include "py/seeding/mn_seed.h"
+
+struct mn_state *
+mn_state_of(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+struct mn_state *
+mn_state_of_type(PyTypeObject *type)
+{
+    return PyType_GetModuleState(type);
+}
+
+int
+mn_raise_errno(int rc, const char *what)
+{
+    if (rc >= 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
+    }
+    else {
+        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
+        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
+        if (args != NULL) {
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that number */
+            Py_DECREF(args);
+        }
+    }
+    return -1;
+}
+
+PyDoc_STRVAR(bind_torch_doc,
+"bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
+"free_weak, iterator)\n\n"
+"Tells the core how tensors are made: torch.Tensor, its DLPack exchange capsule or None,\n"
+"the capsule of minato._torch or None, the Python functions that mn_state.h describes, and\n"
+"its class of iterators with workers.");
+
+static PyObject *
+bind_torch(PyObject *module, PyObject *args)
+{
+    struct mn_state *st = mn_state_of(module);
+    PyObject *type, *capsule, *look, *from_view, *weak_ref, *expired, *free_weak, *iterator;
+    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &look, &from_view,
+                          &weak_ref, &expired, &free_weak, &iterator)) {
+        return NULL;
+    }
+    const struct mn_plain_tensor *plain = NULL;
+    if (look != Py_None) {
+        plain = PyCapsule_GetPointer(look, MN_PLAIN_TENSOR);
+        if (plain == NULL) {
+            return NULL;
+        }
+    }
+    const struct mn_dl_api *api = NULL;
+    if (capsule != Py_None) {
+        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (api == NULL) {
+            return NULL;
+        }
+        if (api->version.major != 1) {
+            api = NULL; /* another ABI: the fallback serves */
+        }
+    }
+    PyObject *next = PyObject_GetAttr(iterator, st->str_next);
+    if (next == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(st->torch_next, next);
+    Py_XSETREF(st->torch_iterator, Py_NewRef(iterator));
+    st->dlpack = api;
+    st->plain = plain;
+    Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
+    Py_XSETREF(st->from_view, Py_NewRef(from_view));
+    Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
+    Py_XSETREF(st->expired, Py_NewRef(expired));
+    Py_XSETREF(st->free_weak, Py_NewRef(free_weak));
+    return PyBool_FromLong(api != NULL);
+}
+
+static PyObject *
+watch_forks(PyObject *module, PyObject *poll)
+{
+    Py_XSETREF(mn_state_of(module)->poll_forks, Py_NewRef(poll));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+machine(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    return Py_BuildValue("{si sK sK}", "cpus", mn_cpu_count(), "memory_total",
+                         (unsigned long long)mn_mem_total(), "memory_available",
+                         (unsigned long long)mn_mem_available());
+}
+
+static PyMethodDef core_methods[] = {
+    {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
+    {"fork_begins", mn_py_fork_begins, METH_NOARGS,
+     PyDoc_STR("fork_begins() -> count of this fork, 0 when nothing of an arena is out")},
+    {"forked", mn_py_forked, METH_NOARGS,
+     PyDoc_STR("forked(): in a child, makes what watches forks its own")},
+    {"living_forks", mn_py_living_forks, METH_O,
+     PyDoc_STR("living_forks(counts): forks whose children may still see what was out")},
+    {"watch_forks", watch_forks, METH_O,
+     PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
+    {"peek", mn_peek, METH_O, mn_peek_doc},
+    {"native_info", mn_native_info, METH_O, mn_native_info_doc},
+    {"machine", machine, METH_NOARGS,
+     PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
+               "use (affinity, cgroups), bytes")},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+core_exec(PyObject *module)
+{
+    struct mn_state *st = mn_state_of(module);
+    import_array1(-1);
+    st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
+    st->str_is_neg = PyUnicode_InternFromString("is_neg");
+    st->str_is_conj = PyUnicode_InternFromString("is_conj");
+    st->str_next = PyUnicode_InternFromString("__next__");
+    st->str__next = PyUnicode_InternFromString("_next");
+    st->str_head = PyUnicode_InternFromString("head");
+    st->str_popleft = PyUnicode_InternFromString("popleft");
+    if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL
+        || st->str_next == NULL || st->str__next == NULL || st->str_head == NULL
+        || st->str_popleft == NULL) {
+        return -1;
+    }
+#ifdef __clang__
+    const char *compiler = "clang " __clang_version__;
+#else
+    const char *compiler = "gcc " __VERSION__;
+#endif
+    if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
+        || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
+        || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
+        || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
+        || mn_hand_add_type(module) < 0
+        || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
+        || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    struct mn_state *st = mn_state_of(module);
+    Py_VISIT(st->engine_type);
+    Py_VISIT(st->segment_type);
+    Py_VISIT(st->worker_type);
+    Py_VISIT(st->layout_type);
+    Py_VISIT(st->view_type);
+    Py_VISIT(st->costs_type);
+    Py_VISIT(st->tensor_type);
+    Py_VISIT(st->from_view);
+    Py_VISIT(st->weak_ref);
+    Py_VISIT(st->expired);
+    Py_VISIT(st->free_weak);
+    Py_VISIT(st->poll_forks);
+    Py_VISIT(st->torch_iterator);
+    Py_VISIT(st->torch_next);
+    return 0;
+}
+
+static int
+core_clear(PyObject *module)
+{
+    struct mn_state *st = mn_state_of(module);
+    Py_CLEAR(st->engine_type);
+    Py_CLEAR(st->segment_type);
+    Py_CLEAR(st->worker_type);
+    Py_CLEAR(st->layout_type);
+    Py_CLEAR(st->view_type);
+    Py_CLEAR(st->costs_type);
+    Py_CLEAR(st->tensor_type);
+    Py_CLEAR(st->from_view);
+    Py_CLEAR(st->weak_ref);
+    Py_CLEAR(st->expired);
+    Py_CLEAR(st->free_weak);
+    Py_CLEAR(st->poll_forks);
+    Py_CLEAR(st->str_requires_grad);
+    Py_CLEAR(st->str_is_neg);
+    Py_CLEAR(st->str_is_conj);
+    Py_CLEAR(st->torch_iterator);
+    Py_CLEAR(st->torch_next);
+    Py_CLEAR(st->str_next);
+    Py_CLEAR(st->str__next);
+    Py_CLEAR(st->str_head);
+    Py_CLEAR(st->str_popleft);
+    return 0;
+}
+
+static void
+core_free(void *module)
+{
+    (void)core_clear(module);
+}
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, core_exec},
+#ifdef Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+struct PyModuleDef mn_core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "minato._core",
+    .m_doc = PyDoc_STR("The engine of minato.DataLoader."),
+    .m_size = sizeof(struct mn_state),
+    .m_methods = core_methods,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&mn_core_module);
+}

@@ -1,0 +1,191 @@
+/* mn_state.h - state of the module minato._core and what its files share.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Nothing here is a mutable global: each module object has one of these.
+ */
+#ifndef MN_STATE_H
+#define MN_STATE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/mn_engine.h"
+#include "base/mn_dlpack.h"
+
+struct mn_pending;
+
+struct mn_state {
+    PyTypeObject *engine_type;
+    PyTypeObject *segment_type;
+    PyTypeObject *worker_type;
+    PyTypeObject *layout_type;
+    PyTypeObject *view_type;
+    PyTypeObject *costs_type;
+    /* torch, bound by bind_torch(): the core itself is built without its headers */
+    PyTypeObject *tensor_type;          /* torch.Tensor */
+    const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
+    const struct mn_plain_tensor *plain; /* of minato._torch, or NULL: then dlpack serves */
+    PyObject *from_view;                /* (view, code, bits, shape) -> tensor, fallback */
+    PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
+    PyObject *expired;                  /* int -> bool */
+    PyObject *free_weak;                /* int -> None */
+    PyObject *torch_iterator;           /* its class for iterators with workers, ... */
+    PyObject *torch_next;               /* ... and the __next__ of that */
+    PyObject *poll_forks;               /* () -> None, refreshes living_forks() */
+    PyObject *str_requires_grad;
+    PyObject *str_is_neg;
+    PyObject *str_is_conj;
+    PyObject *str_next;  /* __next__ */
+    PyObject *str__next; /* _next */
+    PyObject *str_head;
+    PyObject *str_popleft;
+    struct mn_pending *pending;         /* ranges whose storage may still be seen */
+};
+
+extern struct PyModuleDef mn_core_module;
+
+struct mn_state *
+mn_state_of(PyObject *module);
+
+/* Of an object whose type this module made. */
+struct mn_state *
+mn_state_of_type(PyTypeObject *type);
+
+int
+mn_engine_add_type(PyObject *module, struct mn_state *st);
+int
+mn_costs_add_type(PyObject *module, struct mn_state *st);
+int
+mn_segment_add_type(PyObject *module, struct mn_state *st);
+int
+mn_worker_add_type(PyObject *module, struct mn_state *st);
+int
+mn_layout_add_type(PyObject *module, struct mn_state *st);
+int
+mn_view_add_type(PyObject *module, struct mn_state *st);
+
+int
+mn_native_add_type(PyObject *module);
+int
+mn_hand_add_type(PyObject *module);
+
+/* What a dataset's native pipeline makes: mn_native_type.c. */
+extern const char mn_native_info_doc[];
+PyObject *
+mn_native_info(PyObject *module, PyObject *capsule);
+
+/* The model in a CostModel, NULL with an exception for another object. */
+struct mn_costs *
+mn_costs_of(struct mn_state *st, PyObject *costs);
+
+/* A look at a loader from outside: mn_peek.c. */
+extern const char mn_peek_doc[];
+PyObject *
+mn_peek(PyObject *module, PyObject *read);
+
+/* Turns 0 or -errno into 0 or -1 with an exception that says what was tried. */
+int
+mn_raise_errno(int rc, const char *what);
+
+/* ---- segments: one mapping, in the process that made it or in one that attached ----- */
+
+struct mn_segment {
+    PyObject_HEAD
+    struct mn_shm shm;
+    uint64_t bytes;
+    PyObject *owner; /* the engine whose mapping this is, or NULL: ours to unmap */
+};
+
+/* ---- ranges of the arena held by Python objects ------------------------------------- */
+
+struct mn_hold;
+
+/* Takes [off, off + bytes) of a DONE block out of the engine's hands. NULL with an exception. */
+struct mn_hold *
+mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
+            uint64_t bytes);
+
+/* A copy of data in ordinary memory under the same rule: what a NumPy array still shows is not
+ * freed when share_memory_() moves the tensor. NULL with an exception. */
+struct mn_hold *
+mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes);
+
+/* Gives it back; from any thread, with or without the GIL, also in a forked child. */
+void
+mn_hold_release(struct mn_hold *hold);
+
+void *
+mn_hold_data(const struct mn_hold *hold);
+
+/* The tensor that was made over it: its storage decides when the range may be reused. */
+int
+mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
+
+/* Frees what has become unseen since. With the GIL. */
+void
+mn_pending_reclaim(struct mn_state *st);
+
+int
+mn_pending_open(struct mn_state *st);
+
+/* fork_begins() -> count of this fork, 0 when nothing of any arena is out */
+PyObject *
+mn_py_fork_begins(PyObject *module, PyObject *ignored);
+
+/* forked(): in the child, before anything else of the module is used there */
+PyObject *
+mn_py_forked(PyObject *module, PyObject *ignored);
+
+/* living_forks([count, ...]): the forks whose children may still see what was out */
+PyObject *
+mn_py_living_forks(PyObject *module, PyObject *list);
+
+/* A bytes-like object over a hold, which it takes over. */
+PyObject *
+mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
+
+/* ---- tensors ------------------------------------------------------------------------ */
+
+/* A new tensor over the hold's memory, which it takes over (also on failure). */
+PyObject *
+mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
+               const int64_t *shape, uint64_t bytes);
+
+/* A new tensor in ordinary memory with a copy of data. */
+PyObject *
+mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
+               const int64_t *shape, uint64_t bytes);
+
+/* ---- layouts ------------------------------------------------------------------------ */
+
+struct mn_layout;
+
+uint32_t
+mn_layout_nfields(const struct mn_layout *l);
+const uint64_t *
+mn_layout_row_bytes(const struct mn_layout *l);
+bool
+mn_layout_has_objects(const struct mn_layout *l);
+
+/* Writes sample as row of block. 1: written; 0: it does not fit, nothing to undo; -1: an
+ * exception. Objects that are no row data are appended to objects (a list). */
+int
+mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
+                 const struct mn_shm *shm, struct mn_block *block, uint32_t row,
+                 PyObject *objects);
+
+/* The batch: what default_collate would make of the rows. objects: per row the list that
+ * encode filled, or NULL. copy: nothing of the arena leaves. */
+PyObject *
+mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+                 uint64_t block_off, PyObject *objects, bool copy);
+
+/* One row as the sample it was. */
+PyObject *
+mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+              uint64_t block_off, uint32_t row, PyObject *objects);
+
+#endif

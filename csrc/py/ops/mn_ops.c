@@ -1,0 +1,314 @@
+/* minato._ops: the extension module of the native operators.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/ops/mn_ops.h"
+
+#include <string.h>
+
+static const struct {
+    char format;
+    int size;
+    int dtype;
+    const char *string;
+} formats[] = {
+    {'B', 1, MN_DTYPE_U8, "|u1"},  {'h', 2, MN_DTYPE_I16, "<i2"},
+    {'H', 2, MN_DTYPE_U16, "<u2"}, {'i', 4, MN_DTYPE_I32, "<i4"},
+    {'l', 4, MN_DTYPE_I32, "<i4"}, {'f', 4, MN_DTYPE_F32, "<f4"},
+    {'d', 8, MN_DTYPE_F64, "<f8"},
+};
+
+#define N_FORMATS (sizeof(formats) / sizeof(formats[0]))
+
+const char *
+mn_ops_dtype_string(int dtype)
+{
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        if (formats[i].dtype == dtype) {
+            return formats[i].string;
+        }
+    }
+    return "";
+}
+
+static int
+dtype_of(const Py_buffer *buffer)
+{
+    const char *format = buffer->format;
+    if (format == NULL) {
+        return MN_DTYPE_U8;
+    }
+    if (*format == '@' || *format == '=' || *format == '<') {
+        format++; /* all the same here: the build insists on little-endian */
+    }
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        if (format[0] == formats[i].format && format[1] == '\0'
+            && buffer->itemsize == formats[i].size) {
+            return formats[i].dtype;
+        }
+    }
+    return MN_DTYPE_NONE;
+}
+
+static int
+check_volume(const Py_buffer *buffer)
+{
+    if (buffer->ndim != MN_VOLUME_DIMS) {
+        PyErr_Format(PyExc_ValueError,
+                     "a volume has 4 axes (channel, depth, height, width), got %d",
+                     buffer->ndim);
+        return -1;
+    }
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        if (buffer->shape[axis] == 0) {
+            PyErr_Format(PyExc_ValueError, "axis %d of the volume is empty", axis);
+            return -1;
+        }
+    }
+    if (dtype_of(buffer) == MN_DTYPE_NONE) {
+        PyErr_Format(PyExc_TypeError,
+                     "a volume is uint8, int16, uint16, int32, float32 or float64, not an "
+                     "array of buffer format '%s'",
+                     buffer->format);
+        return -1;
+    }
+    return 0;
+}
+
+int
+mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_volume *volume)
+{
+    int flags = PyBUF_FORMAT | (writable ? PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE
+                                         : PyBUF_STRIDED_RO);
+    if (PyObject_GetBuffer(array, buffer, flags) < 0) {
+        return -1;
+    }
+    if (check_volume(buffer) < 0) {
+        PyBuffer_Release(buffer);
+        return -1;
+    }
+    volume->data = buffer->buf;
+    volume->dtype = dtype_of(buffer);
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        volume->shape[axis] = buffer->shape[axis];
+        volume->strides[axis] = buffer->strides[axis];
+    }
+    return 0;
+}
+
+int
+mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer)
+{
+    if (PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) {
+        return -1;
+    }
+    if ((uint64_t)buffer->len != bytes) {
+        PyErr_Format(PyExc_ValueError, "the output needs %llu bytes, got a buffer of %zd",
+                     (unsigned long long)bytes, buffer->len);
+        PyBuffer_Release(buffer);
+        return -1;
+    }
+    return 0;
+}
+
+/* -- Functions ------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(philox_doc, "philox(key_hi, key_lo, number, stream, block) -> (a, b, c, d)");
+
+static PyObject *
+philox(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long hi, lo;
+    unsigned int number, stream, block;
+    uint32_t w[4];
+    if (!PyArg_ParseTuple(args, "KKIII", &hi, &lo, &number, &stream, &block)) {
+        return NULL;
+    }
+    mn_philox(hi, lo, number, stream, block, w);
+    return Py_BuildValue("(IIII)", w[0], w[1], w[2], w[3]);
+}
+
+PyDoc_STRVAR(uniform_doc, "uniform(key_hi, key_lo, number, draw) -> float in [0, 1)");
+
+static PyObject *
+uniform(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long hi, lo;
+    unsigned int number, draw;
+    if (!PyArg_ParseTuple(args, "KKII", &hi, &lo, &number, &draw)) {
+        return NULL;
+    }
+    return PyFloat_FromDouble(mn_draw_uniform(hi, lo, number, draw));
+}
+
+PyDoc_STRVAR(below_doc, "below(key_hi, key_lo, number, draw, bound) -> 0..bound-1");
+
+static PyObject *
+below(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long hi, lo, bound;
+    unsigned int number, draw;
+    if (!PyArg_ParseTuple(args, "KKIIK", &hi, &lo, &number, &draw, &bound)) {
+        return NULL;
+    }
+    if (bound < 1 || bound > (1ull << 32)) {
+        PyErr_SetString(PyExc_ValueError, "bound must be from 1 to 2**32");
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(mn_draw_below(hi, lo, number, draw, bound));
+}
+
+PyDoc_STRVAR(normals_doc,
+             "normals(out, first, key_hi, key_lo, number, level)\n\n"
+             "Fills a float32 array with the noise of an operator from element `first` on, "
+             "computed with the instruction set `level` (-1: the best).");
+
+static PyObject *
+normals(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *out;
+    long long first;
+    unsigned long long hi, lo;
+    unsigned int number;
+    int level;
+    Py_buffer buffer;
+    if (!PyArg_ParseTuple(args, "OLKKIi", &out, &first, &hi, &lo, &number, &level)) {
+        return NULL;
+    }
+    const struct mn_kernels *kernels =
+        level < 0 ? mn_kernels_best() : mn_kernels_get(level);
+    if (kernels == NULL || first < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such instruction set, or first is negative");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(out, &buffer,
+                           PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT) < 0) {
+        return NULL;
+    }
+    if (dtype_of(&buffer) != MN_DTYPE_F32) {
+        PyBuffer_Release(&buffer);
+        PyErr_SetString(PyExc_TypeError, "out must be float32");
+        return NULL;
+    }
+    struct mn_key key = {hi, lo, number};
+    Py_BEGIN_ALLOW_THREADS
+    kernels->normals(buffer.buf, (int64_t)(buffer.len / 4), first, &key);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buffer);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(instruction_sets_doc,
+             "instruction_sets() -> names by level, plainest first, as this machine has");
+
+static PyObject *
+instruction_sets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
+{
+    PyObject *list = PyList_New(0);
+    for (int level = 0; list != NULL && mn_kernels_get(level) != NULL; level++) {
+        PyObject *name = PyUnicode_FromString(mn_kernels_get(level)->name);
+        if (name == NULL || PyList_Append(list, name) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+PyDoc_STRVAR(sample_key_doc,
+             "sample_key(keying, seed, epoch, index, sample_seed) -> (key_hi, key_lo)");
+
+static PyObject *
+sample_key(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned int keying;
+    unsigned long long seed, epoch, sample_seed;
+    long long index;
+    uint64_t hi, lo;
+    if (!PyArg_ParseTuple(args, "IKKLK", &keying, &seed, &epoch, &index, &sample_seed)) {
+        return NULL;
+    }
+    mn_native_key(keying, seed, epoch, index, sample_seed, &hi, &lo);
+    return Py_BuildValue("(KK)", (unsigned long long)hi, (unsigned long long)lo);
+}
+
+static PyMethodDef functions[] = {
+    {"philox", philox, METH_VARARGS, philox_doc},
+    {"uniform", uniform, METH_VARARGS, uniform_doc},
+    {"below", below, METH_VARARGS, below_doc},
+    {"normals", normals, METH_VARARGS, normals_doc},
+    {"instruction_sets", instruction_sets, METH_NOARGS, instruction_sets_doc},
+    {"sample_key", sample_key, METH_VARARGS, sample_key_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+/* -- The module ------------------------------------------------------------------------ */
+
+static int
+add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type != NULL ? PyModule_AddType(module, *type) : -1;
+}
+
+static int
+exec_module(PyObject *module)
+{
+    struct mn_ops_state *state = PyModule_GetState(module);
+    if (add_type(module, &mn_ops_pipeline_spec, &state->pipeline_type) < 0
+        || add_type(module, &mn_ops_cases_spec, &state->cases_type) < 0) {
+        return -1;
+    }
+    return PyModule_AddStringConstant(module, "OPERATOR_CAPSULE", MN_OPERATOR_CAPSULE) < 0
+                   || PyModule_AddStringConstant(module, "NATIVE_CAPSULE",
+                                                 MN_NATIVE_CAPSULE) < 0
+               ? -1
+               : 0;
+}
+
+static int
+traverse_module(PyObject *module, visitproc visit, void *arg)
+{
+    struct mn_ops_state *state = PyModule_GetState(module);
+    Py_VISIT(state->pipeline_type);
+    Py_VISIT(state->cases_type);
+    return 0;
+}
+
+static int
+clear_module(PyObject *module)
+{
+    struct mn_ops_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->pipeline_type);
+    Py_CLEAR(state->cases_type);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, exec_module},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+struct PyModuleDef mn_ops_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "minato._ops",
+    .m_doc = "Native operators on volumes: the machinery behind minato.ops.",
+    .m_size = sizeof(struct mn_ops_state),
+    .m_methods = functions,
+    .m_slots = slots,
+    .m_traverse = traverse_module,
+    .m_clear = clear_module,
+};
+
+PyMODINIT_FUNC PyInit__ops(void);
+
+PyMODINIT_FUNC
+PyInit__ops(void)
+{
+    return PyModuleDef_Init(&mn_ops_module);
+}

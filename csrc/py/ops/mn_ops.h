@@ -1,0 +1,51 @@
+/* minato._ops: what the files of this extension module share.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The module knows buffers, not NumPy: arrays come in through the buffer protocol, so it
+ * needs no NumPy headers. Everything that computes or reads runs without the GIL.
+ */
+#ifndef MN_OPS_H
+#define MN_OPS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "ops/mn_cases.h"
+#include "ops/mn_pipeline.h"
+#include "py/ops/mn_ops_raise.h"
+
+struct mn_ops_state {
+    PyTypeObject *pipeline_type;
+    PyTypeObject *cases_type;
+};
+
+struct mn_ops_pipeline {
+    PyObject_HEAD
+    struct mn_pipeline *pipeline;
+    PyObject *capsules; /* of users' operators: kept alive */
+};
+
+extern struct PyModuleDef mn_ops_module;
+extern PyType_Spec mn_ops_pipeline_spec;
+extern PyType_Spec mn_ops_cases_spec;
+
+static inline PyObject *
+mn_ops_raise(int rc, const struct mn_text *text)
+{
+    return mn_ops_raise_chars(rc, text->chars);
+}
+
+/* An array of four axes of a supported dtype; *buffer must be released. `writable` also
+ * asks for C contiguity. Returns -1 with an exception. */
+int
+mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_volume *volume);
+
+/* A writable C-contiguous buffer of exactly so many bytes. */
+int
+mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer);
+
+/* "|u1" and so on. */
+const char *
+mn_ops_dtype_string(int dtype);
+
+#endif /* MN_OPS_H */

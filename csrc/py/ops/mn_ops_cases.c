@@ -1,0 +1,285 @@
+/* minato._ops.Cases: the samples of a dataset, and its capsule for C threads.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/ops/mn_ops.h"
+
+#include <errno.h>
+#include <string.h>
+
+struct mn_ops_cases {
+    PyObject_HEAD
+    struct mn_cases *cases;
+    PyObject *pipeline; /* its struct mn_pipeline is borrowed by cases */
+    Py_buffer epoch;    /* the number of the dataset's epoch, one uint64_t */
+};
+
+static struct mn_ops_cases *
+self_of(PyObject *object)
+{
+    return (struct mn_ops_cases *)(void *)object;
+}
+
+static char *
+copy_path(PyObject *path)
+{
+    PyObject *bytes = NULL;
+    if (!PyUnicode_FSConverter(path, &bytes)) {
+        return NULL;
+    }
+    char *copy = strdup(PyBytes_AS_STRING(bytes));
+    Py_DECREF(bytes);
+    if (copy == NULL) {
+        PyErr_NoMemory();
+    }
+    return copy;
+}
+
+static int
+take_case(PyObject *item, struct mn_case *c)
+{
+    PyObject *image, *label;
+    if (!PyArg_ParseTuple(item, "OO", &image, &label)) {
+        return -1;
+    }
+    c->image = copy_path(image);
+    c->label = c->image != NULL && label != Py_None ? copy_path(label) : NULL;
+    return c->image == NULL || (label != Py_None && c->label == NULL) ? -1 : 0;
+}
+
+static struct mn_case *
+take_list(PyObject *list)
+{
+    Py_ssize_t n = PyList_GET_SIZE(list), done = 0;
+    struct mn_case *cases = calloc((size_t)n + 1, sizeof(*cases));
+    if (cases == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    while (done < n && take_case(PyList_GET_ITEM(list, done), &cases[done]) == 0) {
+        done++;
+    }
+    if (done == n) {
+        return cases;
+    }
+    for (Py_ssize_t i = 0; i <= done; i++) {
+        free(cases[i].image);
+        free(cases[i].label);
+    }
+    free(cases);
+    return NULL;
+}
+
+static PyObject *
+new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    struct mn_ops_state *state = PyType_GetModuleState(type);
+    PyObject *pipeline, *list, *epoch;
+    long long repeat;
+    int with_index;
+    unsigned int keying;
+    unsigned long long seed;
+    char chars[MN_OPS_TEXT] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    if (!PyArg_ParseTuple(args, "O!O!LpIKO", state->pipeline_type, &pipeline, &PyList_Type,
+                          &list, &repeat, &with_index, &keying, &seed, &epoch)) {
+        return NULL;
+    }
+    PyObject *object = type->tp_alloc(type, 0);
+    struct mn_case *cases = object != NULL ? take_list(list) : NULL;
+    if (cases == NULL) {
+        Py_XDECREF(object);
+        return NULL;
+    }
+    struct mn_ops_cases *self = self_of(object);
+    self->pipeline = Py_NewRef(pipeline);
+    int rc = mn_cases_open(&self->cases,
+                           ((struct mn_ops_pipeline *)(void *)pipeline)->pipeline, cases,
+                           PyList_GET_SIZE(list), repeat, with_index != 0, &text);
+    if (rc < 0) {
+        Py_DECREF(object);
+        return mn_ops_raise(rc, &text);
+    }
+    if (mn_ops_memory(epoch, sizeof(uint64_t), &self->epoch) < 0) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    self->cases->native.epoch = self->epoch.buf;
+    self->cases->native.keying = keying;
+    self->cases->native.seed = seed;
+    return object;
+}
+
+static int
+traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self_of(object)->pipeline);
+    return 0;
+}
+
+static void
+dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    mn_cases_close(self_of(object)->cases);
+    if (self_of(object)->epoch.obj != NULL) {
+        PyBuffer_Release(&self_of(object)->epoch);
+    }
+    Py_XDECREF(self_of(object)->pipeline);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(fields_doc, "fields() -> [(dtype, shape), ...], shape () for the index");
+
+static PyObject *
+fields(PyObject *object, PyObject *Py_UNUSED(args))
+{
+    const struct mn_native_pipeline *native = &self_of(object)->cases->native;
+    PyObject *list = PyList_New(native->n_fields);
+    for (int32_t i = 0; list != NULL && i < native->n_fields; i++) {
+        const struct mn_native_field *f = &native->fields[i];
+        PyObject *shape = PyTuple_New(f->ndim);
+        for (int32_t axis = 0; shape != NULL && axis < f->ndim; axis++) {
+            PyObject *length = PyLong_FromLongLong(f->shape[axis]);
+            if (length == NULL) {
+                Py_CLEAR(shape);
+                break;
+            }
+            PyTuple_SET_ITEM(shape, axis, length);
+        }
+        PyObject *item = shape != NULL
+                             ? PyUnicode_FromFormat("%c%d", f->kind, (int)f->itemsize)
+                             : NULL;
+        PyObject *pair = item != NULL ? PyTuple_Pack(2, item, shape) : NULL;
+        Py_XDECREF(item);
+        Py_XDECREF(shape);
+        if (pair == NULL) {
+            Py_CLEAR(list);
+        }
+        else {
+            PyList_SET_ITEM(list, i, pair);
+        }
+    }
+    return list;
+}
+
+static int
+run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, uint64_t lo,
+         PyObject *outs)
+{
+    Py_buffer buffers[MN_NATIVE_FIELDS];
+    void *memory[MN_NATIVE_FIELDS] = {NULL};
+    char chars[MN_OPS_TEXT] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    int32_t taken = 0;
+    int rc = 0;
+    if (PyTuple_GET_SIZE(outs) != native->n_fields) {
+        PyErr_Format(PyExc_ValueError, "%d outputs are needed", (int)native->n_fields);
+        return -1;
+    }
+    while (taken < native->n_fields
+           && mn_ops_memory(PyTuple_GET_ITEM(outs, taken), native->fields[taken].bytes,
+                            &buffers[taken]) == 0) {
+        memory[taken] = buffers[taken].buf;
+        taken++;
+    }
+    bool ready = taken == native->n_fields;
+    if (ready) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = native->run(native->state, index, hi, lo, memory, text.chars, text.size);
+        Py_END_ALLOW_THREADS
+    }
+    for (int32_t i = 0; i < taken; i++) {
+        PyBuffer_Release(&buffers[i]);
+    }
+    if (rc < 0) {
+        mn_ops_raise(rc, &text);
+    }
+    return ready && rc == 0 ? 0 : -1;
+}
+
+PyDoc_STRVAR(read_doc, "read(index, key_hi, key_lo, outputs): makes a sample in place");
+
+static PyObject *
+read_sample(PyObject *object, PyObject *args)
+{
+    long long index;
+    unsigned long long hi, lo;
+    PyObject *outs;
+    if (!PyArg_ParseTuple(args, "LKKO!", &index, &hi, &lo, &PyTuple_Type, &outs)
+        || run_into(&self_of(object)->cases->native, index, hi, lo, outs) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(warm_doc, "warm(case): finds the boxes of this case now, if they are kept");
+
+static PyObject *
+warm(PyObject *object, PyObject *args)
+{
+    const struct mn_cases *cases = self_of(object)->cases;
+    long long at;
+    char chars[MN_OPS_TEXT] = "";
+    struct mn_text text = {chars, sizeof(chars)};
+    int rc;
+    if (!PyArg_ParseTuple(args, "L", &at)) {
+        return NULL;
+    }
+    if (at < 0 || at >= cases->n_cases) {
+        PyErr_SetString(PyExc_IndexError, "no such case");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cases_warm(cases, at, &text);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        return mn_ops_raise(rc, &text);
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+drop_capsule(PyObject *capsule)
+{
+    Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
+}
+
+PyDoc_STRVAR(native_doc, "native() -> capsule of struct mn_native_pipeline (minato/ops.h)");
+
+static PyObject *
+native(PyObject *object, PyObject *Py_UNUSED(args))
+{
+    PyObject *capsule =
+        PyCapsule_New(&self_of(object)->cases->native, MN_NATIVE_CAPSULE, drop_capsule);
+    if (capsule != NULL && PyCapsule_SetContext(capsule, Py_NewRef(object)) < 0) {
+        Py_CLEAR(capsule);
+    }
+    return capsule;
+}
+
+static PyMethodDef methods[] = {
+    {"fields", fields, METH_NOARGS, fields_doc},
+    {"read", read_sample, METH_VARARGS, read_doc},
+    {"warm", warm, METH_VARARGS, warm_doc},
+    {"native", native, METH_NOARGS, native_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot type_slots[] = {
+    {Py_tp_new, new_cases},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, traverse},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed, epoch)"},
+    {0, NULL},
+};
+
+PyType_Spec mn_ops_cases_spec = {
+    .name = "minato._ops.Cases",
+    .basicsize = sizeof(struct mn_ops_cases),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = type_slots,
+};

@@ -1,0 +1,384 @@
+/* PolicyDispatch and PolicyMemory as Python objects.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/policy/mn_policy.h"
+
+#include "base/mn_error.h"
+#include "schedule/policy_dispatch.h"
+#include "schedule/policy_memory.h"
+
+struct dispatch_object {
+    PyObject_HEAD
+    struct mn_dispatch d;
+    void *memory;
+};
+
+static struct mn_dispatch *
+dispatch_of(PyObject *self)
+{
+    return &((struct dispatch_object *)self)->d;
+}
+
+static PyObject *
+dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"capacity", "period", "consumer", "typical",
+                            "window",   "hungry", "workers",  NULL};
+    unsigned int capacity, workers;
+    long long period, consumer, typical, window, hungry;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ILLLLLI:PolicyDispatch", names,
+                                     &capacity, &period, &consumer, &typical, &window,
+                                     &hungry, &workers)) {
+        return NULL;
+    }
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
+    struct dispatch_object *self = (struct dispatch_object *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->memory = PyMem_Calloc(1, mn_dispatch_bytes(capacity));
+    if (self->memory == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (mn_dispatch_init(&self->d, self->memory, capacity, &rates) < 0) {
+        PyErr_SetString(PyExc_ValueError, "capacity, period, window and workers must be "
+                                          "positive, the others not negative");
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void
+dispatch_dealloc(PyObject *self)
+{
+    PyMem_Free(((struct dispatch_object *)self)->memory);
+    mn_policy_dealloc(self);
+}
+
+static PyObject *
+dispatch_insert(PyObject *self, PyObject *args)
+{
+    long long position, batch, cost, bytes = 0;
+    unsigned long long tag = 0;
+    if (!PyArg_ParseTuple(args, "LLL|LK:insert", &position, &batch, &cost, &bytes, &tag)) {
+        return NULL;
+    }
+    struct mn_dispatch_task task = {position, batch, cost, bytes, tag};
+    int rc = mn_dispatch_insert(dispatch_of(self), &task, NULL);
+    if (rc < 0) {
+        PyErr_SetString(PyExc_ValueError, "position and batch must not be negative");
+        return NULL;
+    }
+    return PyBool_FromLong(rc == MN_OK);
+}
+
+static PyObject *
+choice_value(const struct mn_dispatch_choice *c)
+{
+    return Py_BuildValue("(LLLLKLiI)", (long long)c->task.position,
+                         (long long)c->task.batch, (long long)c->task.cost_ns,
+                         (long long)c->task.bytes, (unsigned long long)c->task.tag,
+                         (long long)c->slack_ns, (int)c->why, (unsigned int)c->node);
+}
+
+static PyObject *
+dispatch_peek(PyObject *self, PyObject *args)
+{
+    long long head, ready, last = INT64_MAX;
+    if (!PyArg_ParseTuple(args, "LL|L:peek", &head, &ready, &last)) {
+        return NULL;
+    }
+    struct mn_dispatch_view view = {head, ready, last, 0};
+    struct mn_dispatch_choice choice;
+    if (mn_dispatch_peek(dispatch_of(self), &view, &choice) != MN_OK) {
+        Py_RETURN_NONE;
+    }
+    return choice_value(&choice);
+}
+
+static PyObject *
+dispatch_first(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    struct mn_dispatch_choice choice;
+    if (mn_dispatch_first(dispatch_of(self), &choice) != MN_OK) {
+        Py_RETURN_NONE;
+    }
+    return choice_value(&choice);
+}
+
+/* True when node is held: a free one's heap place does not point back at it. */
+static int
+holds(const struct mn_dispatch *d, unsigned long node)
+{
+    return node < d->capacity && d->nodes[node].at[0] < d->count
+           && d->heap[0][d->nodes[node].at[0]] == node;
+}
+
+static PyObject *
+dispatch_take(PyObject *self, PyObject *arg)
+{
+    unsigned long node = PyLong_AsUnsignedLong(arg);
+    if (node == (unsigned long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!holds(dispatch_of(self), node)) {
+        PyErr_SetString(PyExc_ValueError, "not the node of a task that is held");
+        return NULL;
+    }
+    mn_dispatch_take(dispatch_of(self), (uint32_t)node);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+dispatch_retime(PyObject *self, PyObject *args)
+{
+    long long period, consumer, typical, window, hungry;
+    unsigned int workers;
+    if (!PyArg_ParseTuple(args, "LLLLLI:retime", &period, &consumer, &typical, &window,
+                          &hungry, &workers)) {
+        return NULL;
+    }
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
+    return PyBool_FromLong(mn_dispatch_retime(dispatch_of(self), &rates));
+}
+
+static PyObject *
+dispatch_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    mn_dispatch_close(dispatch_of(self));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+dispatch_reopen(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    mn_dispatch_reopen(dispatch_of(self));
+    Py_RETURN_NONE;
+}
+
+static bool
+is_of(const struct mn_dispatch_task *task, void *batch)
+{
+    return task->batch == *(const long long *)batch;
+}
+
+static PyObject *
+dispatch_drop(PyObject *self, PyObject *arg)
+{
+    long long batch = PyLong_AsLongLong(arg);
+    if (batch == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_dispatch_drop(dispatch_of(self), is_of, &batch);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+dispatch_clear(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    mn_dispatch_clear(dispatch_of(self));
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t
+dispatch_len(PyObject *self)
+{
+    return (Py_ssize_t)dispatch_of(self)->count;
+}
+
+static PyObject *
+dispatch_work(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLongLong(dispatch_of(self)->work_ns);
+}
+
+static PyMethodDef dispatch_methods[] = {
+    {"insert", dispatch_insert, METH_VARARGS,
+     "insert(position, batch, cost_ns, bytes=0, tag=0, /) -> False when there is no room"},
+    {"peek", dispatch_peek, METH_VARARGS,
+     "peek(head_batch, ready_batches, last_batch=no limit, /)\n"
+     "-> (position, batch, cost_ns, bytes, tag, slack_ns, why, node), or None when no\n"
+     "task may start now. why: 1 window, 2 early, 3 ahead, 4 finale, 5 order."},
+    {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
+    {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
+    {"retime", dispatch_retime, METH_VARARGS,
+     "retime(period, consumer, typical, window, hungry, workers, /) -> were the keys renewed?"},
+    {"close", dispatch_close, METH_NOARGS, "all tasks of the epoch are inserted"},
+    {"reopen", dispatch_reopen, METH_NOARGS, "more tasks will come"},
+    {"drop", dispatch_drop, METH_O, "drop(batch, /): takes out all tasks of a batch"},
+    {"clear", dispatch_clear, METH_NOARGS, "forgets all tasks"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef dispatch_getset[] = {
+    {"work", dispatch_work, NULL, "sum of the costs held, ns", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(dispatch_doc,
+"PolicyDispatch(capacity, period, consumer, typical, window, hungry, workers)\n--\n\n"
+"Least slack first within a window that costs widen. Times in ns, window and hungry in\n"
+"batches.");
+
+static PyType_Slot dispatch_slots[] = {
+    {Py_tp_doc, (void *)dispatch_doc},
+    {Py_tp_new, dispatch_new},
+    {Py_tp_dealloc, dispatch_dealloc},
+    {Py_tp_methods, dispatch_methods},
+    {Py_tp_getset, dispatch_getset},
+    {Py_sq_length, dispatch_len},
+    {0, NULL},
+};
+
+static PyType_Spec dispatch_spec = {
+    .name = "minato._core.PolicyDispatch",
+    .basicsize = sizeof(struct dispatch_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = dispatch_slots,
+};
+
+/* -- PolicyMemory ------------------------------------------------------------------- */
+
+struct memory_object {
+    PyObject_HEAD
+    struct mn_memory m;
+};
+
+static struct mn_memory *
+memory_of(PyObject *self)
+{
+    return &((struct memory_object *)self)->m;
+}
+
+static PyObject *
+memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"limit", NULL};
+    long long limit;
+    struct mn_memory m;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:PolicyMemory", names, &limit)) {
+        return NULL;
+    }
+    if (mn_memory_init(&m, limit) < 0) {
+        PyErr_SetString(PyExc_ValueError, "limit must be positive");
+        return NULL;
+    }
+    struct memory_object *self = (struct memory_object *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->m = m;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+memory_may(PyObject *self, PyObject *args)
+{
+    long long bytes, head_used;
+    int is_head;
+    if (!PyArg_ParseTuple(args, "LpL:may", &bytes, &is_head, &head_used)) {
+        return NULL;
+    }
+    return PyLong_FromLong((long)mn_memory_may(memory_of(self), bytes, is_head, head_used));
+}
+
+static PyObject *
+memory_change(PyObject *self, PyObject *arg,
+              void (*apply)(struct mn_memory *m, int64_t bytes))
+{
+    long long bytes = PyLong_AsLongLong(arg);
+    if (bytes == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    apply(memory_of(self), bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+memory_batch(PyObject *self, PyObject *arg)
+{
+    return memory_change(self, arg, mn_memory_batch);
+}
+
+static PyObject *
+memory_charge(PyObject *self, PyObject *arg)
+{
+    return memory_change(self, arg, mn_memory_charge);
+}
+
+static PyObject *
+memory_release(PyObject *self, PyObject *arg)
+{
+    return memory_change(self, arg, mn_memory_release);
+}
+
+static PyObject *
+memory_used(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLongLong(memory_of(self)->used);
+}
+
+static PyObject *
+memory_peak(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLongLong(memory_of(self)->peak);
+}
+
+static PyObject *
+memory_overruns(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLongLong(memory_of(self)->overruns);
+}
+
+static PyMethodDef memory_methods[] = {
+    {"batch", memory_batch, METH_O, "batch(bytes, /): a batch of this size was met"},
+    {"may", memory_may, METH_VARARGS,
+     "may(bytes, is_head, head_used, /) -> 0 no, 1 yes, 2 alone, 3 head over the limit"},
+    {"charge", memory_charge, METH_O, "charge(bytes, /)"},
+    {"release", memory_release, METH_O, "release(bytes, /)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef memory_getset[] = {
+    {"used", memory_used, NULL, "bytes charged", NULL},
+    {"peak", memory_peak, NULL, "most bytes charged at once", NULL},
+    {"overruns", memory_overruns, NULL, "charges that went over the limit", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(memory_doc,
+"PolicyMemory(limit)\n--\n\nThe budget of bytes in flight and ready.");
+
+static PyType_Slot memory_slots[] = {
+    {Py_tp_doc, (void *)memory_doc},
+    {Py_tp_new, memory_new},
+    {Py_tp_dealloc, mn_policy_dealloc},
+    {Py_tp_methods, memory_methods},
+    {Py_tp_getset, memory_getset},
+    {0, NULL},
+};
+
+static PyType_Spec memory_spec = {
+    .name = "minato._core.PolicyMemory",
+    .basicsize = sizeof(struct memory_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = memory_slots,
+};
+
+int
+mn_policy_add_dispatch(PyObject *module)
+{
+    if (mn_policy_add_type(module, &dispatch_spec) < 0) {
+        return -1;
+    }
+    return mn_policy_add_type(module, &memory_spec);
+}

@@ -1,0 +1,568 @@
+/* The type Seeder; see mn_seed.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/seeding/mn_seed.h"
+
+#include <string.h>
+
+#include "py/seeding/mn_seed_target.h"
+
+/* A dataset that makes generators again and again is left to itself after so many. */
+#define RENEWALS_MOST 16
+/* After a walk that found nothing so many samples pass before the next, twice as many each
+ * time, up to this: attributes of changing types must not cost a walk a sample. */
+#define PAUSE_MOST 4096u
+
+/* What may change of attributes. Each has a pause of its own: a cache that grows with every
+ * sample must not hide that a generator has come to an attribute. */
+enum { TYPES, LENGTHS, NCHANGES };
+
+struct mn_seed_change {
+    uint64_t print; /* when it was looked at last */
+    uint32_t pause; /* samples until the next look, */
+    uint32_t wait;  /* and how many there will be after the next walk in vain */
+};
+
+/* What is looked at after each sample. */
+struct mn_seed_watch {
+    PyObject *dicts; /* tuple of dicts, or NULL: nothing is watched */
+    PyObject *find;  /* () -> None or (entries, dicts, types): what is there now */
+    PyObject *types; /* tuple: of generators; another one of these is a change, too */
+    struct mn_seed_change changes[NCHANGES];
+    uint32_t renewals;
+};
+
+struct mn_seeder {
+    PyObject_HEAD
+    const struct mn_seed_isa *isa;
+    PyObject *plan_bitgen;      /* minato.seeding.plans', for exchanged ones */
+    Py_ssize_t ntargets;
+    Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
+    struct mn_seed_target *targets;
+    struct mn_seed_watch watch;
+};
+
+/* ---- building ----------------------------------------------------------------------- */
+
+/* Targets of the entries in place of those from the keep-th on. */
+static int
+load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
+{
+    PyObject *list = PySequence_Fast(entries, "the plans must be a sequence");
+    if (list == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list), made = 0;
+    struct mn_seed_target *targets = PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets);
+    if (targets == NULL) {
+        PyErr_NoMemory();
+    }
+    while (targets != NULL && made < n
+           && mn_seed_target_open(&targets[keep + made], PySequence_Fast_GET_ITEM(list, made))
+                  == 0) {
+        made++;
+    }
+    Py_DECREF(list);
+    if (targets == NULL || made < n) {
+        while (made > 0) {
+            mn_seed_target_close(&targets[keep + --made]);
+        }
+        PyMem_Free(targets);
+        return -1;
+    }
+    if (keep > 0) {
+        memcpy(targets, self->targets, (size_t)keep * sizeof *targets);
+    }
+    struct mn_seed_target *old = self->targets;
+    Py_ssize_t nold = self->ntargets;
+    self->targets = targets;
+    self->ntargets = keep + n;
+    while (nold > keep) {
+        mn_seed_target_close(&old[--nold]); /* may run code of the program's */
+    }
+    PyMem_Free(old);
+    return 0;
+}
+
+/* seeding: the module minato.seeding.plans; entries: what its plan_all returns. */
+static PyObject *
+new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
+{
+    struct mn_seeder *self = (struct mn_seeder *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->isa = mn_seed_isa_pick(1);
+    self->plan_bitgen = PyObject_GetAttrString(seeding, "plan_bitgen");
+    if (self->plan_bitgen == NULL || load_targets(self, entries, 0) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"private", "hooks", "force", NULL};
+    PyObject *private = NULL, *hooks = NULL, *force = NULL, *made = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO", names, &private, &hooks,
+                                     &force)) {
+        return NULL;
+    }
+    PyObject *seeding = PyImport_ImportModule("minato.seeding.plans");
+    if (seeding == NULL) {
+        return NULL;
+    }
+    PyObject *none = PyTuple_New(0);
+    PyObject *entries =
+        none == NULL ? NULL
+                     : PyObject_CallMethod(seeding, "plan_all", "OOO", private ? private : none,
+                                           hooks ? hooks : none, force ? force : Py_None);
+    if (entries != NULL) {
+        made = new_seeder(type, entries, seeding);
+    }
+    Py_XDECREF(none);
+    Py_XDECREF(entries);
+    Py_DECREF(seeding);
+    return made;
+}
+
+static PyObject *
+seeder_from_plans(PyObject *type, PyObject *entries)
+{
+    PyObject *seeding = PyImport_ImportModule("minato.seeding.plans");
+    if (seeding == NULL) {
+        return NULL;
+    }
+    PyObject *made = new_seeder((PyTypeObject *)type, entries, seeding);
+    Py_DECREF(seeding);
+    return made;
+}
+
+static int
+seeder_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->plan_bitgen);
+    Py_VISIT(self->watch.dicts);
+    Py_VISIT(self->watch.find);
+    Py_VISIT(self->watch.types);
+    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
+        int rc = mn_seed_target_visit(&self->targets[i], visit, arg);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static int
+seeder_clear(PyObject *op)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    while (self->ntargets > 0) {
+        mn_seed_target_close(&self->targets[--self->ntargets]);
+    }
+    Py_CLEAR(self->plan_bitgen);
+    Py_CLEAR(self->watch.dicts);
+    Py_CLEAR(self->watch.find);
+    Py_CLEAR(self->watch.types);
+    return 0;
+}
+
+static void
+seeder_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    seeder_clear(op);
+    PyMem_Free(((struct mn_seeder *)op)->targets);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- seeding ------------------------------------------------------------------------ */
+
+int
+mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
+               uint32_t domain)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    struct mn_seed_key key = mn_seed_key_make(base_seed, epoch, position, domain);
+    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
+        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- generators made later ---------------------------------------------------------- */
+
+static bool
+is_one_of(PyObject *types, PyTypeObject *type)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
+        if (PyTuple_GET_ITEM(types, i) == (PyObject *)type) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Of the types of attributes that may hold something, with generators' addresses; and of the lengths of lists
+ * and dicts among them. No code of the program's runs. */
+static void
+prints_of(const struct mn_seed_watch *w, uint64_t prints[NCHANGES])
+{
+    uint64_t types = 0, lengths = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
+        PyObject *value, *dict = PyTuple_GET_ITEM(w->dicts, i);
+        Py_ssize_t place = 0;
+        while (PyDict_Next(dict, &place, NULL, &value)) {
+            PyTypeObject *type = Py_TYPE(value);
+            if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
+                || type == &PyUnicode_Type) {
+                continue; /* what holds nothing comes and goes */
+            }
+            uint64_t one = (uint64_t)(uintptr_t)type;
+            if (is_one_of(w->types, type)) {
+                one += (uint64_t)(uintptr_t)value;
+            }
+            /* sums, whose parts the processor computes side by side */
+            types += one * UINT64_C(0x9E3779B97F4A7C15);
+            lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
+                       : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
+                                              : 0;
+        }
+    }
+    prints[TYPES] = types;
+    prints[LENGTHS] = lengths;
+}
+
+static void
+note_prints(struct mn_seed_watch *w)
+{
+    uint64_t prints[NCHANGES];
+    prints_of(w, prints);
+    for (int i = 0; i < NCHANGES; i++) {
+        w->changes[i].print = prints[i];
+    }
+}
+
+static int
+watch_dicts(struct mn_seeder *self, PyObject *dicts, PyObject *types)
+{
+    struct mn_seed_watch *w = &self->watch;
+    PyObject *tuple = PySequence_Tuple(dicts), *kinds = PySequence_Tuple(types);
+    for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
+        if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
+            PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
+            Py_CLEAR(tuple);
+        }
+    }
+    if (tuple == NULL || kinds == NULL) {
+        Py_XDECREF(tuple);
+        Py_XDECREF(kinds);
+        return -1;
+    }
+    Py_XSETREF(w->types, kinds);
+    Py_XSETREF(w->dicts, tuple);
+    note_prints(w);
+    return 0;
+}
+
+/* What a new walk says of the dataset. As mn_seeder_renew. */
+static int
+walk_again(struct mn_seeder *self)
+{
+    PyObject *found = PyObject_CallNoArgs(self->watch.find);
+    if (found == NULL) {
+        return -1;
+    }
+    int rc = 0;
+    PyObject *entries, *dicts, *types;
+    if (found == Py_None) {
+        note_prints(&self->watch);
+    }
+    else if (!PyArg_ParseTuple(found, "OOO", &entries, &dicts, &types)
+             || load_targets(self, entries, self->nglobal) < 0
+             || watch_dicts(self, dicts, types) < 0) {
+        rc = -1;
+    }
+    else {
+        rc = 1;
+    }
+    Py_DECREF(found);
+    return rc;
+}
+
+int
+mn_seeder_look(PyObject *seeder)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    return self->watch.dicts == NULL ? 0 : walk_again(self);
+}
+
+/* Whether one of them is due to be looked at and is another; each in its bit. */
+static unsigned
+changes_of(struct mn_seed_watch *w)
+{
+    uint64_t prints[NCHANGES];
+    unsigned changed = 0;
+    prints_of(w, prints);
+    for (int i = 0; i < NCHANGES; i++) {
+        struct mn_seed_change *c = &w->changes[i];
+        if (c->pause > 0) {
+            c->pause--;
+        }
+        else if (c->print != prints[i]) {
+            changed |= 1u << i;
+        }
+    }
+    return changed;
+}
+
+int
+mn_seeder_renew(PyObject *seeder)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    struct mn_seed_watch *w = &self->watch;
+    unsigned changed =
+        w->dicts != NULL && w->renewals < RENEWALS_MOST ? changes_of(w) : 0;
+    if (changed == 0) {
+        return 0;
+    }
+    int rc = walk_again(self);
+    for (int i = 0; rc == 0 && i < NCHANGES; i++) {
+        struct mn_seed_change *c = &w->changes[i];
+        if (changed & 1u << i) {
+            c->pause = c->wait;
+            c->wait = c->wait < PAUSE_MOST ? 2 * c->wait : PAUSE_MOST;
+        }
+    }
+    if (rc == 1 && ++w->renewals == RENEWALS_MOST
+        && PyErr_WarnEx(PyExc_UserWarning,
+                        "the dataset, or its collate_fn, makes new random generators again and "
+                        "again: those it makes from now on are not seeded, and samples that "
+                        "draw from them differ from run to run. Make generators once, or seed "
+                        "them in a method seed_sample(seed) of the dataset.", 1) < 0) {
+        rc = -1;
+    }
+    return rc;
+}
+
+static PyObject *
+seeder_renew(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    int rc = mn_seeder_renew(self);
+    return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
+static PyObject *
+seeder_watch(PyObject *op, PyObject *args)
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *dicts, *find, *types;
+    if (!PyArg_ParseTuple(args, "OOnO", &dicts, &find, &self->nglobal, &types)) {
+        return NULL;
+    }
+    if (self->nglobal < 0 || self->nglobal > self->ntargets) {
+        self->nglobal = self->ntargets;
+    }
+    for (int i = 0; i < NCHANGES; i++) {
+        self->watch.changes[i].wait = 1;
+    }
+    Py_XSETREF(self->watch.find, Py_NewRef(find));
+    if (watch_dicts(self, dicts, types) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Converter for PyArg_Parse: the "K" code would wrap silently. */
+static int
+to_u64(PyObject *obj, void *out)
+{
+    PyObject *index = PyNumber_Index(obj);
+    if (index == NULL) {
+        return 0;
+    }
+    unsigned long long value = PyLong_AsUnsignedLongLong(index);
+    Py_DECREF(index);
+    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
+        return 0;
+    }
+    *(uint64_t *)out = value;
+    return 1;
+}
+
+static int
+to_domain(PyObject *obj, void *out)
+{
+    uint64_t value = 0;
+    if (!to_u64(obj, &value)) {
+        return 0;
+    }
+    if (value > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "domain must fit 32 bits");
+        return 0;
+    }
+    *(uint32_t *)out = (uint32_t)value;
+    return 1;
+}
+
+static PyObject *
+seeder_seed(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"base_seed", "epoch", "position", "domain", NULL};
+    uint64_t base_seed, epoch, position;
+    uint32_t domain = MN_SEED_SAMPLE;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&|O&", names, to_u64, &base_seed,
+                                     to_u64, &epoch, to_u64, &position, to_domain,
+                                     &domain)) {
+        return NULL;
+    }
+    if (mn_seeder_seed(self, base_seed, epoch, position, domain) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- looking at it ------------------------------------------------------------------ */
+
+static PyObject *
+seeder_describe(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *dict = PyDict_New();
+    for (Py_ssize_t i = 0; dict != NULL && i < self->ntargets; i++) {
+        PyObject *path = PyUnicode_FromString(mn_seed_target_path(&self->targets[i]));
+        if (path == NULL || PyDict_SetItem(dict, self->targets[i].label, path) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(path);
+    }
+    return dict;
+}
+
+static PyObject *
+seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
+{
+    return PyBytes_FromStringAndSize((const char *)obj, Py_TYPE(obj)->tp_basicsize);
+}
+
+static PyObject *
+seeder_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"base_seed", "epoch", "position", "domain", "stream",
+                            "n",         "vector", "wide",    NULL};
+    uint64_t base_seed, epoch, position, number;
+    uint32_t domain;
+    Py_ssize_t n;
+    int vector = 1, wide = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&O&n|pp", names, to_u64,
+                                     &base_seed, to_u64, &epoch, to_u64, &position,
+                                     to_domain, &domain, to_u64, &number, &n, &vector,
+                                     &wide)) {
+        return NULL;
+    }
+    if (n < 0 || n > 1 << 20) {
+        PyErr_SetString(PyExc_ValueError, "n out of range");
+        return NULL;
+    }
+    struct mn_seed_stream s =
+        mn_seed_stream_make(mn_seed_key_make(base_seed, epoch, position, domain), number);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (wide ? 8 : 4));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    void *data = PyBytes_AS_STRING(bytes);
+    const struct mn_seed_isa *isa = mn_seed_isa_pick(vector);
+    if (wide) {
+        isa->wide(&s, data, (size_t)n);
+    }
+    else {
+        isa->words(&s, data, (size_t)n);
+    }
+    return Py_BuildValue("(NK)", bytes, (unsigned long long)s.seed);
+}
+
+/* ---- the type ----------------------------------------------------------------------- */
+
+PyDoc_STRVAR(seed_doc,
+"seed($self, /, base_seed, epoch, position, domain=0)\n--\n\n"
+"Put every generator into the state that belongs to one sample (domain 0) or to one\n"
+"batch (domain 1).  All four are unsigned, 64 bits (domain 32); OverflowError\n"
+"otherwise.  What a hook raises passes through.");
+PyDoc_STRVAR(watch_doc,
+"watch(dicts, find, globals, types)\n\n"
+"From now on renew() looks at these dicts, and whether values of these types are others.\n"
+"find() -> None, or (entries, dicts, types) where there is another generator: plans of all\n"
+"targets but the first `globals`, and what to watch then.");
+PyDoc_STRVAR(renew_doc,
+"renew() -> bool\n\n"
+"After a sample was made: whether it has made a generator, which is seeded from now on. The\n"
+"sample is then to be seeded and made again.");
+PyDoc_STRVAR(describe_doc,
+"describe($self, /)\n--\n\n"
+"Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
+"(the same state through its public API), \"called\" (a function is given a 63-bit\n"
+"seed) or \"absent\" (the library is not installed).");
+PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
+PyDoc_STRVAR(words_doc,
+"(words, seed) of one stream: n words of 4 bytes (wide: 8), and its 63-bit seed.");
+PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan).");
+PyDoc_STRVAR(type_doc,
+"Seeder(private=(), *, hooks=(), force=None)\n--\n\n"
+"Seeds random, NumPy's legacy generator, torch's default CPU generator and the private\n"
+"generators given, one sample at a time.\n\n"
+"private: generators in a fixed order (it decides their streams): numpy.random\n"
+"Generator, BitGenerator and RandomState, random.Random, torch.Generator; TypeError\n"
+"for anything else.\n"
+"hooks: functions that take a 63-bit seed, called after all generators are seeded.\n"
+"force: \"setstate\" uses the public APIs throughout, with the same states; for tests.");
+
+static PyMethodDef seeder_methods[] = {
+    {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
+     seed_doc},
+    {"watch", seeder_watch, METH_VARARGS, watch_doc},
+    {"renew", seeder_renew, METH_NOARGS, renew_doc},
+    {"describe", seeder_describe, METH_NOARGS, describe_doc},
+    {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
+    {"_words", (PyCFunction)(void (*)(void))seeder_words,
+     METH_VARARGS | METH_KEYWORDS | METH_STATIC, words_doc},
+    {"_from_plans", seeder_from_plans, METH_O | METH_CLASS, from_plans_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot seeder_slots[] = {
+    {Py_tp_doc, (void *)type_doc},
+    {Py_tp_new, seeder_new},
+    {Py_tp_dealloc, seeder_dealloc},
+    {Py_tp_traverse, seeder_traverse},
+    {Py_tp_clear, seeder_clear},
+    {Py_tp_methods, seeder_methods},
+    {0, NULL},
+};
+
+static PyType_Spec seeder_spec = {
+    .name = "minato._core.Seeder",
+    .basicsize = sizeof(struct mn_seeder),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = seeder_slots,
+};
+
+int
+mn_seed_add_types(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &seeder_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int rc = PyModule_AddObjectRef(module, "Seeder", type);
+    Py_DECREF(type);
+    return rc;
+}

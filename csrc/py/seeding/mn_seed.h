@@ -1,0 +1,55 @@
+/* Seeder: puts random generators into the state that belongs to one sample.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A Seeder holds *targets*: the three global generators, the private ones of a
+ * dataset, and functions that take a seed.  Seeding computes the words of each
+ * target's state (mn_seed_mix.h) and puts them there by one of
+ *
+ *   fill   written straight into the generator object's memory, at offsets that
+ *          minato/seeding/plans.py found by search and checked against the public API
+ *   torch  written into a tensor that torch's own Generator.set_state takes
+ *   call   handed to a Python function that goes through the generator's public API
+ *   hook   no words: a function that takes a 63-bit seed
+ *
+ * A Seeder may watch the attributes of a dataset and of what it holds: a generator that is
+ * made while a sample is made is found by a new walk when the types of attributes change, or
+ * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds an attribute.
+ *
+ * Both ways to the same generator end in the same state.  A Seeder belongs to one
+ * thread at a time; the generators are protected as their libraries do it.
+ */
+#ifndef MN_SEED_H
+#define MN_SEED_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+
+enum mn_seed_domain {
+    MN_SEED_SAMPLE = 0,         /* position: that of the sample in the sampler's order */
+    MN_SEED_BATCH = 1,          /* position: the batch's number; collate_fn, __getitems__ */
+};
+
+/* Adds the type Seeder to the module. 0, or -1 with an exception. */
+int
+mn_seed_add_types(PyObject *module);
+
+/* Seeds every target. seeder must be a Seeder (unchecked: this is the worker's inner
+ * loop). With the GIL. 0, or -1 with an exception. */
+int
+mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
+               uint32_t domain);
+
+/* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet.
+ * seeder must be a Seeder (unchecked). 1: it is seeded from now on, and the sample is to be
+ * seeded and made again; 0: no; -1 with an exception. */
+int
+mn_seeder_renew(PyObject *seeder);
+
+/* Looks for generators whatever the attributes say, as after code of the dataset's that is there
+ * to change it. 1: there are others, which are seeded from now on; 0: no; -1. */
+int
+mn_seeder_look(PyObject *seeder);
+
+#endif

@@ -1,0 +1,104 @@
+/* mn_envelope.c - a worker writes a message into its outbox.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/transport/mn_envelope.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/mn_error.h"
+#include "os/mn_memfd.h"
+
+static uint64_t
+up_to(uint64_t n, uint64_t a)
+{
+    return (n + a - 1) / a * a;
+}
+
+/* Places the parts, big ones last and on pages of their own; returns the total. */
+static uint64_t
+place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *env,
+      struct mn_envelope_part *parts)
+{
+    env->nparts = (uint64_t)n;
+    env->pickle_at = sizeof(*env) + (uint64_t)n * sizeof(*parts);
+    env->pickle_bytes = pickle_bytes;
+    env->pad0 = 0;
+    uint64_t at = env->pickle_at + pickle_bytes;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        parts[i].bytes = (uint64_t)bufs[i].len;
+        if (parts[i].bytes < MN_FIELD_BIG) {
+            parts[i].at = up_to(at, 16);
+            at = parts[i].at + parts[i].bytes;
+        }
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (parts[i].bytes >= MN_FIELD_BIG) {
+            parts[i].at = up_to(at, MN_PAGE);
+            at = up_to(parts[i].at + parts[i].bytes, MN_PAGE);
+        }
+    }
+    return at;
+}
+
+static int
+write_all(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+          Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n)
+{
+    struct mn_envelope env;
+    struct mn_envelope_part *parts = PyMem_Calloc((size_t)n + 1, sizeof(*parts));
+    if (parts == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    uint64_t total = place(bufs, n, (uint64_t)pickle_bytes, &env, parts), off;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_worker_room(side, total, &off);
+    if (rc == 0) {
+        char *base = mn_at(&side->shm, off);
+        if (total >= 16 * MN_PAGE) {
+            (void)mn_memfd_populate(base, total); /* one call instead of a fault a page */
+        }
+        memcpy(base, &env, sizeof(env));
+        memcpy(base + sizeof(env), parts, (size_t)n * sizeof(*parts));
+        memcpy(base + env.pickle_at, pickle, (size_t)pickle_bytes);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            if (bufs[i].len != 0) {
+                memcpy(base + parts[i].at, bufs[i].buf, (size_t)bufs[i].len);
+            }
+        }
+        t->env_off = off;
+        t->env_len = total;
+        t->flags = MN_FLAG_ENVELOPE;
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(parts);
+    if (rc == -ENOMEM) {
+        t->flags = MN_FLAG_NO_ROOM;
+    }
+    return rc == MN_CLOSED ? 1 : 0;
+}
+
+int
+mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+                 Py_ssize_t pickle_bytes, PyObject *list)
+{
+    Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
+    Py_buffer *bufs = PyMem_Calloc((size_t)n + 1, sizeof(*bufs));
+    if (bufs == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    while (got < n
+           && PyObject_GetBuffer(PyList_GET_ITEM(list, got), &bufs[got], PyBUF_C_CONTIGUOUS)
+                  == 0) {
+        got++;
+    }
+    int rc = got == n ? write_all(side, t, pickle, pickle_bytes, bufs, n) : -1;
+    for (Py_ssize_t i = 0; i < got; i++) {
+        PyBuffer_Release(&bufs[i]);
+    }
+    PyMem_Free(bufs);
+    return rc;
+}

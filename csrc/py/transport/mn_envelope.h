@@ -1,0 +1,25 @@
+/* mn_envelope.h - how a pickled message with buffers out of band lies in the arena.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The records are in workers/mn_message.h.  Big parts (MN_FIELD_BIG and more) begin on pages of
+ * their own, so each can be handed to the caller and freed by itself; the small ones are copied
+ * out.  The envelope's first byte is on a page.
+ */
+#ifndef MN_ENVELOPE_H
+#define MN_ENVELOPE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+
+#include "workers/mn_worker.h"
+
+/* Writes pickle and buffers (a list of objects, C-contiguous) for the task in hand into the
+ * worker's outbox; the GIL is released meanwhile. 0 (also where the memory limit leaves no room:
+ * the task then says so), 1 when the loader stopped, -1 with an exception. */
+int
+mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+                 Py_ssize_t pickle_bytes, PyObject *list);
+
+#endif

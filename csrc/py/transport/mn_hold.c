@@ -1,0 +1,390 @@
+/* mn_hold.c - ranges of the arena that Python objects see, and when they may be reused.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter
+ * when its memory is not needed by *it* any more; that is not enough: Tensor.share_memory_()
+ * and multiprocessing queues replace the memory of a living storage, while NumPy arrays made
+ * earlier still show the old one.  Such an array keeps its tensor alive, and the tensor its
+ * storage.  So the rule is: the deleter was called AND the storage is dead, which a weak
+ * reference to the storage tells (torch.UntypedStorage._weak_ref, _expired).  Where the
+ * deleter runs without the GIL, or the storage lives on, the hold waits on the pending list
+ * until somebody with the GIL looks again.
+ *
+ * A fork copies holds.  The child's copies never free: they compare process ids.  And what
+ * the child sees must not change under it: a range that was out when the trainer forked waits
+ * until that child is gone (minato/transport/fork.py holds one end of a pipe for each such fork).
+ * Forks are counted; a hold remembers the count at its birth and, once released, at its end,
+ * and every living fork in between sees it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "os/mn_mem.h"
+#include "os/mn_thread.h"
+#include "py/module/mn_state.h"
+
+struct mn_hold {
+    void *heap;              /* a copy in ordinary memory; NULL: a range of the arena */
+    bool pages;              /* heap is whole pages of its own */
+    struct mn_engine *engine;
+    uint64_t off;
+    uint64_t bytes;
+    pid_t pid;
+    struct mn_pending *pending;
+    uint64_t born, ended; /* forks counted when it was made and when it was released */
+    PyObject *guard; /* int: weak reference to the storage; NULL: none is needed */
+    struct mn_hold *next;
+};
+
+/* Lives as long as the process: a deleter may run after the module is gone. */
+struct mn_pending {
+    struct mn_mutex mutex;
+    struct mn_hold *first;
+    uint64_t alive;      /* holds that are out: none, and a fork needs no watching */
+    uint64_t forks;      /* forks so far while something was out */
+    uint64_t *living;    /* counts of those whose children may still run */
+    size_t nliving;
+    PyObject *expired;   /* NULL once the module is gone */
+    PyObject *free_weak;
+};
+
+int
+mn_pending_open(struct mn_state *st)
+{
+    struct mn_pending *p = calloc(1, sizeof(*p));
+    if (p == NULL || mn_mutex_init(&p->mutex) < 0) {
+        free(p);
+        PyErr_NoMemory();
+        return -1;
+    }
+    st->pending = p;
+    return 0;
+}
+
+struct mn_hold *
+mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
+            uint64_t bytes)
+{
+    struct mn_hold *h = calloc(1, sizeof(*h));
+    int rc = h != NULL ? mn_engine_keep(e, block_off, off, bytes) : -ENOMEM;
+    if (rc < 0) {
+        free(h);
+        if (rc == -ENOMEM) {
+            PyErr_NoMemory();
+        }
+        else {
+            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it made a batch");
+        }
+        return NULL;
+    }
+    h->engine = e;
+    h->off = off;
+    h->bytes = bytes;
+    h->pid = getpid();
+    h->pending = st->pending;
+    mn_mutex_lock(&h->pending->mutex);
+    h->born = h->pending->forks;
+    h->pending->alive++;
+    mn_mutex_unlock(&h->pending->mutex);
+    return h;
+}
+
+/* From here on a copy has pages of its own: copies are made where memory is short, and in
+ * malloc's heap the hole that a large aligned one leaves is too small for the next. */
+#define PAGES_BYTES (UINT64_C(1) << 20)
+
+struct mn_hold *
+mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
+{
+    struct mn_hold *h = calloc(1, sizeof(*h));
+    if (h != NULL) { /* aligned as torch's own; never empty, so that it has an address */
+        h->pages = bytes >= PAGES_BYTES;
+        h->heap = h->pages ? mn_mem_pages(bytes)
+                           : aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
+    }
+    if (h == NULL || h->heap == NULL) {
+        free(h);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memcpy(h->heap, data, (size_t)bytes);
+    h->bytes = bytes;
+    h->pid = getpid();
+    h->pending = st->pending;
+    return h;
+}
+
+void *
+mn_hold_data(const struct mn_hold *hold)
+{
+    if (hold->heap != NULL) {
+        return hold->heap;
+    }
+    return mn_at(&hold->engine->shm, hold->off);
+}
+
+int
+mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor)
+{
+    if (st->weak_ref == NULL) {
+        return 0;
+    }
+    hold->guard = PyObject_CallOneArg(st->weak_ref, tensor);
+    hold->pending->expired = st->expired;
+    hold->pending->free_weak = st->free_weak;
+    return hold->guard != NULL ? 0 : -1;
+}
+
+static void
+give_back(struct mn_hold *h)
+{
+    if (h->heap != NULL) {
+        if (h->pages) {
+            mn_mem_pages_free(h->heap, h->bytes);
+        }
+        else {
+            free(h->heap);
+        }
+        free(h);
+        return;
+    }
+    mn_mutex_lock(&h->pending->mutex);
+    h->pending->alive--;
+    mn_mutex_unlock(&h->pending->mutex);
+    mn_engine_release(h->engine, h->off, h->bytes);
+    free(h);
+}
+
+/* Whether a living child of a fork sees the range. */
+static bool
+forked(struct mn_hold *h)
+{
+    struct mn_pending *p = h->pending;
+    bool seen = false;
+    if (h->heap != NULL) {
+        return false; /* a child has a copy of its own */
+    }
+    mn_mutex_lock(&p->mutex);
+    for (size_t i = 0; i < p->nliving && !seen; i++) {
+        seen = p->living[i] > h->born && p->living[i] <= h->ended;
+    }
+    mn_mutex_unlock(&p->mutex);
+    return seen;
+}
+
+/* With the GIL: whether the guarded storage is dead; frees the weak reference if so. */
+static bool
+unseen(struct mn_hold *h)
+{
+    if (h->guard == NULL) {
+        return true;
+    }
+    bool dead = false;
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    PyObject *r = PyObject_CallOneArg(h->pending->expired, h->guard);
+    if (r == Py_True) {
+        dead = true;
+        PyObject *n = PyObject_CallOneArg(h->pending->free_weak, h->guard);
+        Py_XDECREF(n);
+        Py_CLEAR(h->guard);
+    }
+    Py_XDECREF(r);
+    PyErr_Restore(type, value, tb);
+    return dead;
+}
+
+void
+mn_hold_release(struct mn_hold *hold)
+{
+    if (hold->pid != getpid()) {
+        return; /* a forked copy: neither free nor lock */
+    }
+    mn_mutex_lock(&hold->pending->mutex);
+    hold->ended = hold->pending->forks;
+    mn_mutex_unlock(&hold->pending->mutex);
+    bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
+    if (known && unseen(hold) && !forked(hold)) {
+        give_back(hold);
+        return;
+    }
+    mn_mutex_lock(&hold->pending->mutex);
+    hold->next = hold->pending->first;
+    hold->pending->first = hold;
+    mn_mutex_unlock(&hold->pending->mutex);
+}
+
+void
+mn_pending_reclaim(struct mn_state *st)
+{
+    struct mn_pending *p = st->pending;
+    if (p->first == NULL) { /* a hold that comes this moment is met next time */
+        return;
+    }
+    if (p->nliving != 0 && st->poll_forks != NULL) {
+        PyObject *type, *value, *tb;
+        PyErr_Fetch(&type, &value, &tb);
+        Py_XDECREF(PyObject_CallNoArgs(st->poll_forks)); /* calls living_forks() */
+        PyErr_Restore(type, value, tb);
+    }
+    mn_mutex_lock(&p->mutex);
+    struct mn_hold *h = p->first, *keep = NULL, *next;
+    p->first = NULL;
+    mn_mutex_unlock(&p->mutex);
+    for (; h != NULL; h = next) {
+        next = h->next;
+        if (h->pid == getpid() && unseen(h) && !forked(h)) {
+            give_back(h);
+        }
+        else {
+            h->next = keep;
+            keep = h;
+        }
+    }
+    while (keep != NULL) {
+        next = keep->next;
+        mn_mutex_lock(&p->mutex);
+        keep->next = p->first;
+        p->first = keep;
+        mn_mutex_unlock(&p->mutex);
+        keep = next;
+    }
+}
+
+PyObject *
+mn_py_fork_begins(PyObject *module, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_pending *p = mn_state_of(module)->pending;
+    mn_mutex_lock(&p->mutex);
+    uint64_t count = p->alive != 0 ? ++p->forks : 0;
+    mn_mutex_unlock(&p->mutex);
+    return PyLong_FromUnsignedLongLong(count);
+}
+
+PyObject *
+mn_py_forked(PyObject *module, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_pending *p = mn_state_of(module)->pending;
+    /* A deleter without the GIL may have held the lock at the moment of the fork, in a thread
+     * that is not here. Nobody else is: the lock is made anew, and what the list and the counts
+     * say is the parent's. */
+    int rc = mn_mutex_init(&p->mutex);
+    free(p->living); /* written with the GIL only */
+    p->living = NULL;
+    p->nliving = 0;
+    p->first = NULL;
+    p->alive = p->forks = 0;
+    if (mn_raise_errno(rc, "a lock in a forked child") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_py_living_forks(PyObject *module, PyObject *list)
+{
+    struct mn_pending *p = mn_state_of(module)->pending;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "a list of counts is needed");
+        return NULL;
+    }
+    size_t n = (size_t)PyList_GET_SIZE(list);
+    uint64_t *living = calloc(n + 1, sizeof(*living));
+    if (living == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (size_t i = 0; i < n; i++) {
+        living[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, (Py_ssize_t)i));
+    }
+    if (PyErr_Occurred()) {
+        free(living);
+        return NULL;
+    }
+    mn_mutex_lock(&p->mutex);
+    uint64_t *old = p->living;
+    p->living = living;
+    p->nliving = n;
+    mn_mutex_unlock(&p->mutex);
+    free(old);
+    Py_RETURN_NONE;
+}
+
+/* ---- a bytes-like object over a hold ------------------------------------------------ */
+
+struct mn_view {
+    PyObject_HEAD
+    struct mn_hold *hold;
+    Py_ssize_t bytes;
+};
+
+static int
+view_getbuffer(PyObject *self, Py_buffer *buf, int flags)
+{
+    struct mn_view *v = (struct mn_view *)self;
+    return PyBuffer_FillInfo(buf, self, mn_hold_data(v->hold), v->bytes, 0, flags);
+}
+
+static PyObject *
+view_guard(PyObject *self, PyObject *tensor)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st == NULL || mn_hold_guard(st, ((struct mn_view *)self)->hold, tensor) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+view_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    mn_hold_release(((struct mn_view *)self)->hold);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef view_methods[] = {
+    {"guard", view_guard, METH_O,
+     PyDoc_STR("guard(tensor): reuse the memory only once the tensor's storage is dead.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot view_slots[] = {
+    {Py_tp_dealloc, view_dealloc},
+    {Py_tp_methods, view_methods},
+    {Py_bf_getbuffer, view_getbuffer},
+    {Py_tp_doc, PyDoc_STR("Writable bytes of the arena, freed with the last reference.")},
+    {0, NULL},
+};
+
+static PyType_Spec view_spec = {
+    .name = "minato._core.ArenaView",
+    .basicsize = sizeof(struct mn_view),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+             | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = view_slots,
+};
+
+PyObject *
+mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
+{
+    struct mn_view *v = PyObject_New(struct mn_view, st->view_type);
+    if (v == NULL) {
+        mn_hold_release(hold);
+        return NULL;
+    }
+    v->hold = hold;
+    v->bytes = (Py_ssize_t)bytes;
+    return (PyObject *)v;
+}
+
+int
+mn_view_add_type(PyObject *module, struct mn_state *st)
+{
+    st->view_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &view_spec, NULL);
+    return st->view_type == NULL ? -1 : PyModule_AddType(module, st->view_type);
+}

@@ -1,0 +1,529 @@
+/* mn_layout.c - building a layout from its description, and encoding samples into rows.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/transport/mn_layout.h"
+
+#include <string.h>
+
+#define NO_IMPORT_ARRAY
+#include "py/module/mn_numpy.h"
+
+uint32_t
+mn_layout_nfields(const struct mn_layout *l)
+{
+    return l->nfields;
+}
+
+const uint64_t *
+mn_layout_row_bytes(const struct mn_layout *l)
+{
+    return l->row_bytes;
+}
+
+bool
+mn_layout_has_objects(const struct mn_layout *l)
+{
+    return l->nobjects != 0;
+}
+
+/* ---- building ---------------------------------------------------------------------- */
+
+static int
+set_shape(struct mn_node *n, PyObject *shape)
+{
+    Py_ssize_t nd = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    if (nd < 0 || nd > MN_LAYOUT_MAX_DIMS) {
+        PyErr_SetString(PyExc_ValueError, "layout: bad shape");
+        return -1;
+    }
+    int64_t *dims = PyMem_Calloc((size_t)nd + 1, sizeof(*dims));
+    if (dims == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    n->shape = dims + 1;
+    n->ndim = (int)nd;
+    n->bytes = n->itemsize;
+    for (Py_ssize_t i = 0; i < nd; i++) {
+        long long d = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+        if (d < 0) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "layout: negative dimension");
+            }
+            return -1;
+        }
+        n->shape[i] = d;
+        n->bytes *= (uint64_t)d;
+    }
+    return 0;
+}
+
+static int
+set_leaf(struct mn_layout *l, struct mn_node *n, int code, int bits, PyObject *shape)
+{
+    if (l->nfields == MN_LAYOUT_MAX_FIELDS) {
+        PyErr_SetString(PyExc_ValueError, "layout: too many fields");
+        return -1;
+    }
+    n->dtype = (struct mn_dl_dtype){(uint8_t)code, (uint8_t)bits, 1};
+    n->itemsize = (uint32_t)bits / 8;
+    n->field = l->nfields++;
+    PyObject *none = shape == NULL ? PyTuple_New(0) : Py_NewRef(shape);
+    int rc = none != NULL ? set_shape(n, none) : -1;
+    Py_XDECREF(none);
+    l->row_bytes[n->field] = n->bytes;
+    return rc;
+}
+
+static int
+add_node(struct mn_layout *l, PyObject *spec, int depth);
+
+static int
+add_children(struct mn_layout *l, uint32_t at, PyObject *children, int depth)
+{
+    if (!PyTuple_Check(children)) {
+        PyErr_SetString(PyExc_TypeError, "layout: children must be a tuple");
+        return -1;
+    }
+    l->nodes[at].children = (uint32_t)PyTuple_GET_SIZE(children);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children); i++) {
+        if (add_node(l, PyTuple_GET_ITEM(children, i), depth + 1) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+add_node(struct mn_layout *l, PyObject *spec, int depth)
+{
+    if (!PyTuple_Check(spec) || PyTuple_GET_SIZE(spec) == 0 || depth > 32
+        || l->nnodes == MN_LAYOUT_MAX_NODES) {
+        PyErr_SetString(PyExc_ValueError, "layout: too deep or too large");
+        return -1;
+    }
+    long kind;
+    PyObject *a = NULL, *b = NULL, *c = NULL, *d = NULL;
+    if (!PyArg_ParseTuple(spec, "l|OOOO", &kind, &a, &b, &c, &d)) {
+        return -1;
+    }
+    uint32_t at = l->nnodes++;
+    struct mn_node *n = &l->nodes[at];
+    n->kind = (enum mn_node_kind)kind;
+    int rc = 0;
+    switch (n->kind) {
+    case MN_NODE_DICT:
+    case MN_NODE_NAMED:
+        n->extra = Py_XNewRef(a);
+        rc = b != NULL ? add_children(l, at, b, depth) : -1;
+        break;
+    case MN_NODE_LIST:
+    case MN_NODE_TUPLE:
+        rc = a != NULL ? add_children(l, at, a, depth) : -1;
+        break;
+    case MN_NODE_TENSOR:
+    case MN_NODE_ARRAY:
+    case MN_NODE_SCALAR:
+        n->extra = Py_XNewRef(d);
+        rc = c != NULL ? set_leaf(l, n, (int)PyLong_AsLong(a), (int)PyLong_AsLong(b), c) : -1;
+        break;
+    case MN_NODE_INT:
+        rc = set_leaf(l, n, MN_DL_INT, 64, NULL);
+        break;
+    case MN_NODE_BOOL:
+        rc = set_leaf(l, n, MN_DL_BOOL, 8, NULL);
+        break;
+    case MN_NODE_FLOAT:
+        rc = set_leaf(l, n, MN_DL_FLOAT, 64, NULL);
+        break;
+    case MN_NODE_OBJECT:
+        n->extra = Py_XNewRef(a);
+        l->nobjects++;
+        break;
+    default:
+        rc = -1;
+    }
+    if (rc < 0 && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "layout: malformed description");
+    }
+    l->nodes[at].end = l->nnodes;
+    return rc;
+}
+
+static PyObject *
+layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"spec", NULL};
+    PyObject *spec;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &spec)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)type->tp_alloc(type, 0);
+    if (l != NULL && add_node(l, spec, 0) < 0) {
+        Py_CLEAR(l);
+    }
+    return (PyObject *)l;
+}
+
+static int
+layout_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    struct mn_layout *l = (struct mn_layout *)self;
+    Py_VISIT(Py_TYPE(self));
+    for (uint32_t i = 0; i < l->nnodes; i++) {
+        Py_VISIT(l->nodes[i].extra);
+    }
+    return 0;
+}
+
+static int
+layout_clear(PyObject *self)
+{
+    struct mn_layout *l = (struct mn_layout *)self;
+    for (uint32_t i = 0; i < l->nnodes; i++) {
+        Py_CLEAR(l->nodes[i].extra);
+    }
+    return 0;
+}
+
+static void
+layout_dealloc(PyObject *self)
+{
+    struct mn_layout *l = (struct mn_layout *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    layout_clear(self);
+    for (uint32_t i = 0; i < l->nnodes; i++) {
+        PyMem_Free(l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL);
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- encoding ---------------------------------------------------------------------- */
+
+struct encoder {
+    struct mn_state *st;
+    struct mn_layout *l;
+    const struct mn_shm *shm;
+    const uint64_t *fields;
+    uint32_t row;
+    PyObject *objects;
+};
+
+static inline char *
+row_of(const struct encoder *en, const struct mn_node *n)
+{
+    return (char *)mn_at(en->shm, en->fields[n->field]) + n->bytes * en->row;
+}
+
+/* Copies a strided array of nd dimensions into C order. Strides in bytes. */
+static char *
+copy_strided(char *dst, const char *src, int nd, const int64_t *shape, const int64_t *stride,
+             uint32_t itemsize)
+{
+    if (nd == 0) {
+        memcpy(dst, src, itemsize);
+        return dst + itemsize;
+    }
+    if (nd == 1 && stride[0] == (int64_t)itemsize) {
+        memcpy(dst, src, (size_t)shape[0] * itemsize);
+        return dst + (size_t)shape[0] * itemsize;
+    }
+    for (int64_t i = 0; i < shape[0]; i++) {
+        dst = copy_strided(dst, src + i * stride[0], nd - 1, shape + 1, stride + 1, itemsize);
+    }
+    return dst;
+}
+
+/* True of an attribute or of a method without arguments. 1, 0, -1 with an exception. */
+static int
+is_set(PyObject *t, PyObject *name, bool call)
+{
+    PyObject *r = call ? PyObject_CallMethodNoArgs(t, name) : PyObject_GetAttr(t, name);
+    int yes = r == NULL ? -1 : PyObject_IsTrue(r);
+    Py_XDECREF(r);
+    return yes;
+}
+
+/* Whether the bytes are not the values: torch itself then decides. */
+static int
+has_secrets(struct mn_state *st, PyObject *t, const struct mn_dl_dtype *dt)
+{
+    if (dt->code != MN_DL_FLOAT && dt->code != MN_DL_BFLOAT && dt->code != MN_DL_COMPLEX) {
+        return 0; /* neither gradients nor lazy signs */
+    }
+    int yes = is_set(t, st->str_requires_grad, false);
+    if (yes == 0) {
+        yes = is_set(t, st->str_is_neg, true);
+    }
+    if (yes == 0 && dt->code == MN_DL_COMPLEX) {
+        yes = is_set(t, st->str_is_conj, true);
+    }
+    return yes;
+}
+
+/* Where a tensor's values lie: 1, 0 for one that is not dense or whose bytes are not its
+ * values, -1 with an exception. */
+static int
+look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
+{
+    if (Py_TYPE(o) != st->tensor_type) {
+        return 0;
+    }
+    if (st->plain != NULL) {
+        return st->plain->look(o, t);
+    }
+    if (st->dlpack == NULL) {
+        return 0;
+    }
+    if (st->dlpack->tensor_from_object(o, t) != 0) {
+        PyErr_Clear(); /* sparse, nested: not ours to say */
+        return 0;
+    }
+    int secret = has_secrets(st, o, &t->dtype);
+    return secret < 0 ? -1 : secret == 0;
+}
+
+static int
+encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
+{
+    struct mn_dl_tensor t;
+    int plain = look_at(en->st, o, &t);
+    if (plain <= 0) {
+        return plain;
+    }
+    if (t.device_type != MN_DL_CPU || t.ndim != n->ndim || t.dtype.code != n->dtype.code
+        || t.dtype.bits != n->dtype.bits || t.dtype.lanes != 1
+        || memcmp(t.shape, n->shape, (size_t)n->ndim * sizeof(int64_t)) != 0) {
+        return 0;
+    }
+    const char *src = (const char *)t.data + t.byte_offset;
+    char *dst = row_of(en, n);
+    int64_t want = 1;
+    bool dense = true;
+    for (int i = n->ndim - 1; i >= 0 && t.strides != NULL; i--) {
+        dense = dense && (t.shape[i] == 1 || t.strides[i] == want);
+        want *= t.shape[i];
+    }
+    if (n->bytes == 0) {
+        return 1;
+    }
+    if (dense) {
+        memcpy(dst, src, n->bytes);
+        return 1;
+    }
+    int64_t strides[MN_LAYOUT_MAX_DIMS];
+    for (int i = 0; i < n->ndim; i++) {
+        strides[i] = t.strides[i] * n->itemsize;
+    }
+    (void)copy_strided(dst, src, n->ndim, n->shape, strides, n->itemsize);
+    return 1;
+}
+
+static int
+encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
+{
+    if (!PyArray_CheckExact(o)) {
+        return 0; /* masked, memory-mapped, matrix: as torch says */
+    }
+    PyArrayObject *a = (PyArrayObject *)o;
+    if (PyArray_NDIM(a) != n->ndim
+        || ((PyObject *)PyArray_DESCR(a) != n->extra
+            && !PyArray_EquivTypes(PyArray_DESCR(a), (PyArray_Descr *)n->extra))) {
+        return 0;
+    }
+    for (int i = 0; i < n->ndim; i++) {
+        if (PyArray_DIM(a, i) != (npy_intp)n->shape[i]) {
+            return 0;
+        }
+    }
+    if (n->bytes == 0) {
+        return 1;
+    }
+    if (PyArray_IS_C_CONTIGUOUS(a)) {
+        memcpy(row_of(en, n), PyArray_DATA(a), n->bytes);
+        return 1;
+    }
+    int64_t strides[MN_LAYOUT_MAX_DIMS];
+    for (int i = 0; i < n->ndim; i++) {
+        strides[i] = PyArray_STRIDE(a, i);
+        if (strides[i] < 0) {
+            return 0; /* torch refuses negative strides, in its own words */
+        }
+    }
+    (void)copy_strided(row_of(en, n), PyArray_DATA(a), n->ndim, n->shape, strides,
+                       n->itemsize);
+    return 1;
+}
+
+static int
+encode_scalar(struct encoder *en, const struct mn_node *n, PyObject *o)
+{
+    char *dst = row_of(en, n);
+    if (n->kind == MN_NODE_INT) {
+        if (!PyLong_CheckExact(o)) {
+            return 0;
+        }
+        int overflow;
+        int64_t v = PyLong_AsLongLongAndOverflow(o, &overflow);
+        memcpy(dst, &v, sizeof(v));
+        return overflow == 0;
+    }
+    if (n->kind == MN_NODE_BOOL) {
+        *dst = o == Py_True;
+        return PyBool_Check(o);
+    }
+    if (n->kind == MN_NODE_FLOAT) {
+        if (!PyFloat_CheckExact(o)) {
+            return 0;
+        }
+        double v = PyFloat_AS_DOUBLE(o);
+        memcpy(dst, &v, sizeof(v));
+        return 1;
+    }
+    if ((PyObject *)Py_TYPE(o) != n->extra) {
+        return 0;
+    }
+    PyArray_ScalarAsCtype(o, dst);
+    return 1;
+}
+
+static int
+encode_node(struct encoder *en, uint32_t at, PyObject *o);
+
+static int
+encode_dict(struct encoder *en, uint32_t at, PyObject *o)
+{
+    const struct mn_node *n = &en->l->nodes[at];
+    if (!PyDict_CheckExact(o) || PyDict_GET_SIZE(o) != (Py_ssize_t)n->children) {
+        return 0;
+    }
+    Py_ssize_t pos = 0;
+    PyObject *key, *value;
+    uint32_t child = at + 1;
+    for (uint32_t i = 0; i < n->children; i++) {
+        PyObject *want = PyTuple_GET_ITEM(n->extra, i);
+        if (!PyDict_Next(o, &pos, &key, &value)) {
+            return 0;
+        }
+        if (key != want) { /* the batch's order is that of its first sample */
+            if (!PyUnicode_CheckExact(key) || !PyUnicode_CheckExact(want)
+                || PyUnicode_Compare(key, want) != 0) {
+                return 0;
+            }
+        }
+        int rc = encode_node(en, child, value);
+        if (rc <= 0) {
+            return rc;
+        }
+        child = en->l->nodes[child].end;
+    }
+    return 1;
+}
+
+static int
+encode_sequence(struct encoder *en, uint32_t at, PyObject *o)
+{
+    const struct mn_node *n = &en->l->nodes[at];
+    bool right = n->kind == MN_NODE_LIST    ? PyList_CheckExact(o)
+                 : n->kind == MN_NODE_TUPLE ? PyTuple_CheckExact(o)
+                                            : (PyObject *)Py_TYPE(o) == n->extra;
+    if (!right || PySequence_Fast_GET_SIZE(o) != (Py_ssize_t)n->children) {
+        return 0;
+    }
+    uint32_t child = at + 1;
+    for (uint32_t i = 0; i < n->children; i++) {
+        int rc = encode_node(en, child, PySequence_Fast_GET_ITEM(o, i));
+        if (rc <= 0) {
+            return rc;
+        }
+        child = en->l->nodes[child].end;
+    }
+    return 1;
+}
+
+static int
+encode_node(struct encoder *en, uint32_t at, PyObject *o)
+{
+    const struct mn_node *n = &en->l->nodes[at];
+    switch (n->kind) {
+    case MN_NODE_DICT:
+        return encode_dict(en, at, o);
+    case MN_NODE_LIST:
+    case MN_NODE_TUPLE:
+    case MN_NODE_NAMED:
+        return encode_sequence(en, at, o);
+    case MN_NODE_TENSOR:
+        return encode_tensor(en, n, o);
+    case MN_NODE_ARRAY:
+        return encode_array(en, n, o);
+    case MN_NODE_OBJECT:
+        if (!PyUnicode_CheckExact(o) && !PyBytes_CheckExact(o)) {
+            return 0;
+        }
+        return PyList_Append(en->objects, o) < 0 ? -1 : 1;
+    default:
+        return encode_scalar(en, n, o);
+    }
+}
+
+int
+mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
+                 const struct mn_shm *shm, struct mn_block *block, uint32_t row,
+                 PyObject *objects)
+{
+    struct encoder en = {st, l, shm, mn_block_fields(block), row, objects};
+    return encode_node(&en, 0, sample);
+}
+
+/* ---- the type ---------------------------------------------------------------------- */
+
+static PyObject *
+layout_get_row_bytes(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_layout *l = (struct mn_layout *)self;
+    uint64_t sum = 0;
+    for (uint32_t f = 0; f < l->nfields; f++) {
+        sum += l->row_bytes[f];
+    }
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
+static PyObject *
+layout_get_objects(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(((struct mn_layout *)self)->nobjects);
+}
+
+static PyGetSetDef layout_getset[] = {
+    {"row_bytes", layout_get_row_bytes, NULL, PyDoc_STR("bytes of one row, all fields"), NULL},
+    {"objects", layout_get_objects, NULL, PyDoc_STR("leaves that are no row data"), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot layout_slots[] = {
+    {Py_tp_new, layout_new},
+    {Py_tp_dealloc, layout_dealloc},
+    {Py_tp_traverse, layout_traverse},
+    {Py_tp_clear, layout_clear},
+    {Py_tp_getset, layout_getset},
+    {Py_tp_doc, PyDoc_STR("Layout(spec): how samples lie in rows; see transport/layouts.py.")},
+    {0, NULL},
+};
+
+static PyType_Spec layout_spec = {
+    .name = "minato._core.Layout",
+    .basicsize = sizeof(struct mn_layout),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = layout_slots,
+};
+
+int
+mn_layout_add_type(PyObject *module, struct mn_state *st)
+{
+    st->layout_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &layout_spec, NULL);
+    return st->layout_type == NULL ? -1 : PyModule_AddType(module, st->layout_type);
+}

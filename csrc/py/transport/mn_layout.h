@@ -1,0 +1,56 @@
+/* mn_layout.h - the structure of a sample as a flat program; shared by encode and decode.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A layout says how the samples of a dataset look: nested dicts, lists, tuples and named
+ * tuples whose leaves have one dtype and shape each.  Every leaf but OBJECT is a field: in
+ * a batch its rows lie one after another.  A sample that differs in anything does not fit
+ * and travels as it is; torch's own default_collate then decides (and words the errors).
+ */
+#ifndef MN_LAYOUT_H
+#define MN_LAYOUT_H
+
+#include "py/module/mn_state.h"
+
+#define MN_LAYOUT_MAX_FIELDS 64
+#define MN_LAYOUT_MAX_NODES 256
+#define MN_LAYOUT_MAX_DIMS 32
+
+/* Numbers are those of minato/transport/layouts.py. */
+enum mn_node_kind {
+    MN_NODE_DICT = 0,
+    MN_NODE_LIST = 1,
+    MN_NODE_TUPLE = 2,
+    MN_NODE_NAMED = 3,
+    MN_NODE_TENSOR = 4,
+    MN_NODE_ARRAY = 5,
+    MN_NODE_INT = 6,
+    MN_NODE_BOOL = 7,
+    MN_NODE_FLOAT = 8,
+    MN_NODE_SCALAR = 9,
+    MN_NODE_OBJECT = 10,
+};
+
+struct mn_node {
+    enum mn_node_kind kind;
+    uint32_t end;      /* index after the last node of this subtree */
+    uint32_t children; /* how many directly below */
+    uint32_t field;
+    struct mn_dl_dtype dtype;
+    int ndim;
+    int64_t *shape;    /* one place free before it, for the batch dimension */
+    uint64_t bytes;    /* of one row */
+    uint32_t itemsize;
+    PyObject *extra;   /* DICT: keys; NAMED: class; ARRAY: dtype; SCALAR: type;
+                        * OBJECT: true when a batch holds them in a tuple */
+};
+
+struct mn_layout {
+    PyObject_HEAD
+    uint32_t nnodes;
+    uint32_t nfields;
+    uint32_t nobjects;
+    struct mn_node nodes[MN_LAYOUT_MAX_NODES];
+    uint64_t row_bytes[MN_LAYOUT_MAX_FIELDS];
+};
+
+#endif

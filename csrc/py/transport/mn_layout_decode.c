@@ -1,0 +1,200 @@
+/* mn_layout_decode.c - a finished block as the batch that default_collate would have made,
+ * or one row of it as the sample it was.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <string.h>
+
+#include "py/transport/mn_layout.h"
+
+#define NO_IMPORT_ARRAY
+#include "py/module/mn_numpy.h"
+
+struct decoder {
+    struct mn_state *st;
+    struct mn_layout *l;
+    struct mn_engine *e;
+    uint64_t block_off;
+    struct mn_block *block;
+    PyObject *objects; /* batch: list of lists; row: list */
+    uint32_t object;   /* the next OBJECT leaf */
+    uint32_t row;
+    bool whole;        /* the batch, not a row */
+    bool copy;
+};
+
+static const void *
+field_at(const struct decoder *d, const struct mn_node *n)
+{
+    return mn_at(&d->e->shm, mn_block_fields(d->block)[n->field]);
+}
+
+/* The field of all rows as one tensor. */
+static PyObject *
+batch_field(struct decoder *d, const struct mn_node *n)
+{
+    uint64_t bytes = n->bytes * d->block->nrows;
+    int64_t *shape = n->shape - 1; /* the free place before it */
+    shape[0] = d->block->nrows;
+    if (d->copy || bytes < MN_FIELD_BIG) {
+        return mn_tensor_copy(d->st, field_at(d, n), n->dtype, n->ndim + 1, shape, bytes);
+    }
+    struct mn_hold *hold = mn_hold_new(d->st, d->e, d->block_off,
+                                       mn_block_fields(d->block)[n->field], bytes);
+    if (hold == NULL) {
+        return NULL;
+    }
+    return mn_tensor_over(d->st, hold, n->dtype, n->ndim + 1, shape, bytes);
+}
+
+static PyObject *
+row_field(struct decoder *d, const struct mn_node *n)
+{
+    const char *src = (const char *)field_at(d, n) + n->bytes * d->row;
+    if (n->kind == MN_NODE_TENSOR) {
+        return mn_tensor_copy(d->st, src, n->dtype, n->ndim, n->shape, n->bytes);
+    }
+    if (n->kind == MN_NODE_ARRAY) {
+        npy_intp dims[MN_LAYOUT_MAX_DIMS];
+        for (int i = 0; i < n->ndim; i++) {
+            dims[i] = (npy_intp)n->shape[i];
+        }
+        Py_INCREF(n->extra);
+        PyObject *a = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)n->extra, n->ndim,
+                                           dims, NULL, NULL, 0, NULL);
+        if (a != NULL && n->bytes != 0) {
+            memcpy(PyArray_DATA((PyArrayObject *)a), src, n->bytes);
+        }
+        return a;
+    }
+    if (n->kind == MN_NODE_INT) {
+        int64_t v;
+        memcpy(&v, src, sizeof(v));
+        return PyLong_FromLongLong(v);
+    }
+    if (n->kind == MN_NODE_BOOL) {
+        return PyBool_FromLong(*src);
+    }
+    if (n->kind == MN_NODE_FLOAT) {
+        double v;
+        memcpy(&v, src, sizeof(v));
+        return PyFloat_FromDouble(v);
+    }
+    PyArray_Descr *descr = PyArray_DescrFromTypeObject(n->extra);
+    if (descr == NULL) {
+        return NULL;
+    }
+    PyObject *s = PyArray_Scalar((void *)(uintptr_t)src, descr, NULL);
+    Py_DECREF(descr);
+    return s;
+}
+
+/* The OBJECT leaf of every row as a list or tuple, of one row as itself. */
+static PyObject *
+object_leaf(struct decoder *d, const struct mn_node *n)
+{
+    uint32_t which = d->object++;
+    if (!d->whole) {
+        return Py_XNewRef(PyList_GetItem(d->objects, which));
+    }
+    PyObject *out = PyList_New(d->block->nrows);
+    for (uint32_t r = 0; out != NULL && r < d->block->nrows; r++) {
+        PyObject *row = PyList_GetItem(d->objects, r);
+        PyObject *o = row != NULL ? PyList_GetItem(row, which) : NULL;
+        if (o == NULL) {
+            Py_CLEAR(out);
+            break;
+        }
+        PyList_SET_ITEM(out, r, Py_NewRef(o));
+    }
+    if (out != NULL && n->extra == Py_True) {
+        Py_SETREF(out, PyList_AsTuple(out));
+    }
+    return out;
+}
+
+static PyObject *
+decode_node(struct decoder *d, uint32_t at);
+
+static PyObject *
+decode_dict(struct decoder *d, uint32_t at)
+{
+    const struct mn_node *n = &d->l->nodes[at];
+    PyObject *out = PyDict_New();
+    uint32_t child = at + 1;
+    for (uint32_t i = 0; out != NULL && i < n->children; i++) {
+        PyObject *v = decode_node(d, child);
+        if (v == NULL || PyDict_SetItem(out, PyTuple_GET_ITEM(n->extra, i), v) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(v);
+        child = d->l->nodes[child].end;
+    }
+    return out;
+}
+
+/* A tuple becomes a list in a batch, as default_collate has it. */
+static PyObject *
+decode_sequence(struct decoder *d, uint32_t at)
+{
+    const struct mn_node *n = &d->l->nodes[at];
+    bool list = n->kind == MN_NODE_LIST || (d->whole && n->kind == MN_NODE_TUPLE);
+    PyObject *out = list ? PyList_New(n->children) : PyTuple_New(n->children);
+    uint32_t child = at + 1;
+    for (uint32_t i = 0; out != NULL && i < n->children; i++) {
+        PyObject *v = decode_node(d, child);
+        if (v == NULL) {
+            Py_CLEAR(out);
+        }
+        else if (list) {
+            PyList_SET_ITEM(out, i, v);
+        }
+        else {
+            PyTuple_SET_ITEM(out, i, v);
+        }
+        child = d->l->nodes[child].end;
+    }
+    if (out != NULL && n->kind == MN_NODE_NAMED) {
+        PyObject *named = PyObject_Call(n->extra, out, NULL);
+        Py_DECREF(out);
+        return named;
+    }
+    return out;
+}
+
+static PyObject *
+decode_node(struct decoder *d, uint32_t at)
+{
+    const struct mn_node *n = &d->l->nodes[at];
+    switch (n->kind) {
+    case MN_NODE_DICT:
+        return decode_dict(d, at);
+    case MN_NODE_LIST:
+    case MN_NODE_TUPLE:
+    case MN_NODE_NAMED:
+        return decode_sequence(d, at);
+    case MN_NODE_OBJECT:
+        return object_leaf(d, n);
+    default:
+        return d->whole ? batch_field(d, n) : row_field(d, n);
+    }
+}
+
+PyObject *
+mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+                 uint64_t block_off, PyObject *objects, bool copy)
+{
+    struct decoder d = {.st = st, .l = l, .e = e, .block_off = block_off, .objects = objects,
+                        .whole = true, .copy = copy};
+    d.block = mn_block_at(&e->shm, block_off);
+    return decode_node(&d, 0);
+}
+
+PyObject *
+mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+              uint64_t block_off, uint32_t row, PyObject *objects)
+{
+    struct decoder d = {.st = st, .l = l, .e = e, .block_off = block_off, .objects = objects,
+                        .row = row};
+    d.block = mn_block_at(&e->shm, block_off);
+    return decode_node(&d, 0);
+}

@@ -1,0 +1,278 @@
+/* mn_costs_type.c - minato._core.CostModel: what a loader's samples have cost.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/mn_costs.h"
+#include "py/module/mn_state.h"
+
+struct costs_object {
+    PyObject_HEAD
+    struct mn_costs costs;
+    bool open;
+    pid_t pid; /* process whose threads may hold the lock */
+};
+
+/* In a forked child the model is a copy. The lock is made anew: the engine's thread may have held
+ * it at the moment of the fork, and is not here. What it was about to write are numbers, and any
+ * will do. With the GIL. */
+static struct mn_costs *
+own(PyObject *self)
+{
+    struct costs_object *o = (struct costs_object *)self;
+    if (o->pid != getpid() && mn_mutex_init(&o->costs.mutex) == 0) {
+        o->pid = getpid();
+    }
+    return &o->costs;
+}
+
+struct mn_costs *
+mn_costs_of(struct mn_state *st, PyObject *costs)
+{
+    if (!Py_IS_TYPE(costs, st->costs_type)) {
+        PyErr_SetString(PyExc_TypeError, "costs must be a CostModel or None");
+        return NULL;
+    }
+    return own(costs);
+}
+
+static PyObject *
+costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"n", NULL};
+    long long n = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|L", names, &n)) {
+        return NULL;
+    }
+    if (n < 0) {
+        PyErr_SetString(PyExc_ValueError, "n must not be negative");
+        return NULL;
+    }
+    struct costs_object *o = (struct costs_object *)type->tp_alloc(type, 0);
+    if (o != NULL && mn_costs_init(&o->costs, n) < 0) {
+        Py_DECREF(o);
+        return PyErr_NoMemory();
+    }
+    if (o != NULL) {
+        o->open = true;
+        o->pid = getpid();
+    }
+    return (PyObject *)o;
+}
+
+static void
+costs_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    if (((struct costs_object *)self)->open) {
+        mn_costs_fini(own(self)); /* destroying a lock that is held is not allowed */
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+costs_observe(PyObject *self, PyObject *args)
+{
+    long long index, wall;
+    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
+        return NULL;
+    }
+    mn_costs_observe(own(self), index, wall);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+costs_hint(PyObject *self, PyObject *args)
+{
+    long long index, wall;
+    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
+        return NULL;
+    }
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    int rc = mn_cost_hint(&c->model, index, wall);
+    mn_mutex_unlock(&c->mutex);
+    return mn_raise_errno(rc, "no such index") < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(save_doc,
+"save() -> (indices, wall_ns): bytes of int64 arrays, one place for each index that\n"
+"was observed.");
+
+static PyObject *
+costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    int64_t n = c->model.known, cursor = 0;
+    mn_mutex_unlock(&c->mutex);
+    PyObject *out[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 8);
+        if (out[i] == NULL) {
+            goto fail;
+        }
+        memset(PyBytes_AS_STRING(out[i]), 0, (size_t)n * 8);
+    }
+    mn_mutex_lock(&c->mutex); /* cells only become known; those since then wait */
+    (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
+                       (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
+    mn_mutex_unlock(&c->mutex);
+    return Py_BuildValue("(NN)", out[0], out[1]);
+fail:
+    for (int i = 0; i < 2; i++) {
+        Py_XDECREF(out[i]);
+    }
+    return NULL;
+}
+
+/* More than anybody wants to read. */
+#define MOST_SLOWEST 100
+
+PyDoc_STRVAR(slowest_doc,
+"slowest(most) -> [(index, wall_ns), ...]: of the indices that were observed those that cost\n"
+"most, at most 100.");
+
+static PyObject *
+costs_slowest(PyObject *self, PyObject *arg)
+{
+    struct mn_costs *c = own(self);
+    int64_t most = PyLong_AsLongLong(arg), index[MOST_SLOWEST], wall[MOST_SLOWEST];
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    most = most < 0 ? 0 : most < MOST_SLOWEST ? most : MOST_SLOWEST;
+    mn_mutex_lock(&c->mutex);
+    int64_t n = mn_cost_slowest(&c->model, most, index, wall);
+    mn_mutex_unlock(&c->mutex);
+    PyObject *out = PyList_New((Py_ssize_t)n);
+    for (Py_ssize_t i = 0; out != NULL && i < n; i++) {
+        PyObject *pair = Py_BuildValue("LL", (long long)index[i], (long long)wall[i]);
+        if (pair == NULL) {
+            Py_CLEAR(out);
+            break;
+        }
+        PyList_SET_ITEM(out, i, pair);
+    }
+    return out;
+}
+
+static PyObject *
+costs_load(PyObject *self, PyObject *args)
+{
+    Py_buffer b[2];
+    if (!PyArg_ParseTuple(args, "y*y*", &b[0], &b[1])) {
+        return NULL;
+    }
+    int64_t n = b[0].len / 8, taken = -1;
+    if (b[0].len == b[1].len && b[0].len % 8 == 0) {
+        struct mn_costs *c = own(self);
+        mn_mutex_lock(&c->mutex);
+        taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf);
+        c->since = 0;
+        mn_mutex_unlock(&c->mutex);
+    }
+    for (int i = 0; i < 2; i++) {
+        PyBuffer_Release(&b[i]);
+    }
+    if (taken < 0) {
+        PyErr_SetString(PyExc_ValueError, "saved costs are damaged: lengths differ");
+        return NULL;
+    }
+    return PyLong_FromLongLong(taken);
+}
+
+static PyObject *
+costs_sends(PyObject *self, PyObject *arg)
+{
+    int64_t ns = PyLong_AsLongLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_costs_sends(own(self), ns);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(summary_doc,
+"summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
+"              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
+"              each_ns, group}\n\n"
+"slow_ns: from when on a sample in flight counts as slow, None when nothing does.\n"
+"collate_ns: of a batch that workers collate, beside its samples. send_ns: of sending a\n"
+"sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
+"that one worker could make are split. near, home: whether samples are cheaper beside their\n"
+"neighbours, and where they were made last; None: not known yet. opening_ns: what a sample\n"
+"away from its group costs more, away_ns: one away from its home. each_ns: a sample beside\n"
+"its neighbour. group: samples in one.");
+
+static PyObject *
+answer(enum mn_contrast_answer a)
+{
+    return a == MN_CONTRAST_UNKNOWN ? Py_None : a == MN_CONTRAST_YES ? Py_True : Py_False;
+}
+
+static PyObject *
+costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_costs *c = own(self);
+    mn_mutex_lock(&c->mutex);
+    long long q[5];
+    static const int permille[5] = {500, 750, 900, 990, 995};
+    for (int i = 0; i < 5; i++) {
+        q[i] = mn_histogram_quantile(&c->model.wall, permille[i]);
+    }
+    double mean = c->model.mean_wall_ns;
+    long long known = c->model.known, timeout = c->timeout_ns;
+    long long collate = c->collate_ns, send = c->send_ns;
+    bool split = c->split;
+    struct mn_locality place = c->locality;
+    unsigned long long samples = c->model.samples;
+    mn_mutex_unlock(&c->mutex);
+    PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
+                                              : PyLong_FromLongLong(timeout);
+    PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd}", "samples", samples, "known",
+                         known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
+                         "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow, "collate_ns", collate,
+                         "send_ns", sends, "split", split ? Py_True : Py_False,
+                         "near", answer(place.near.answer), "home", answer(place.home.answer),
+                         "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
+                         (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",
+                         mn_locality_length(&place));
+}
+
+static PyMethodDef costs_methods[] = {
+    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns)")},
+    {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
+    {"sends", costs_sends, METH_O,
+     PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
+    {"save", costs_save, METH_NOARGS, save_doc},
+    {"slowest", costs_slowest, METH_O, slowest_doc},
+    {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns) -> taken")},
+    {"summary", costs_summary, METH_NOARGS, summary_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot costs_slots[] = {
+    {Py_tp_new, costs_new},
+    {Py_tp_dealloc, costs_dealloc},
+    {Py_tp_methods, costs_methods},
+    {Py_tp_doc, PyDoc_STR("CostModel(n=0): what samples have cost, by index of the dataset.")},
+    {0, NULL},
+};
+
+static PyType_Spec costs_spec = {
+    .name = "minato._core.CostModel",
+    .basicsize = sizeof(struct costs_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = costs_slots,
+};
+
+int
+mn_costs_add_type(PyObject *module, struct mn_state *st)
+{
+    st->costs_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &costs_spec, NULL);
+    return st->costs_type == NULL ? -1 : PyModule_AddType(module, st->costs_type);
+}

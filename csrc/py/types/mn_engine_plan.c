@@ -1,0 +1,435 @@
+/* mn_engine_plan.c - the methods of Engine for balanced scheduling.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/mn_error.h"
+#include "engine/mn_scheduler.h"
+#include "py/types/mn_engine_object.h"
+
+static struct mn_engine *
+planner(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && e->plan == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine was opened without a window");
+        return NULL;
+    }
+    return e;
+}
+
+const char mn_engine_plan_doc[] =
+    "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
+    "     user_epoch=0, splits=False, begins=None) -> bool\n"
+    "\n"
+    "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
+    "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
+    "with splits, where that pays, several fetch and one collates. begins: a byte a row, not 0\n"
+    "where by the dataset's word a group begins. False: later.";
+
+PyObject *
+mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
+                            "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
+                            "splits", "begins", NULL};
+    struct mn_engine *e = planner(self);
+    struct mn_plan_batch b = {0};
+    PyObject *indices, *dumps;
+    unsigned long long sequence, number, epoch, position, seed, user_epoch = 0;
+    const char *begins = NULL;
+    Py_ssize_t nbegins = 0;
+    int seeded, whole, splits = 0;
+    if (e == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#", names, &indices, &dumps,
+                                        &sequence, &number, &epoch, &position, &seed, &b.nrows,
+                                        &seeded, &whole, &user_epoch, &splits, &begins,
+                                        &nbegins)) {
+        return NULL;
+    }
+    b.sequence = sequence;
+    b.number = number;
+    b.epoch = epoch;
+    b.position = position;
+    b.base_seed = seed;
+    b.user_epoch = user_epoch;
+    b.seeded = seeded != 0;
+    b.whole = whole != 0;
+    b.splits = splits != 0;
+    PyObject *owned =
+        mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, dumps);
+    if (owned == NULL) {
+        return NULL;
+    }
+    if (begins != NULL && nbegins < (Py_ssize_t)b.nrows) {
+        PyErr_SetString(PyExc_ValueError, "begins must have a byte for each row");
+        Py_DECREF(owned);
+        return NULL;
+    }
+    b.begins = (const uint8_t *)begins;
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    e = planner(self); /* dumps may have closed it */
+    int rc = e != NULL ? mn_engine_plan(e, &b) : 0;
+    Py_DECREF(owned);
+    if (e == NULL) {
+        return NULL;
+    }
+    if (rc == -EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "batches must be planned in sequence");
+        return NULL;
+    }
+    return rc < 0 ? PyErr_NoMemory() : PyBool_FromLong(rc == MN_OK);
+}
+
+PyObject *
+mn_engine_py_set_form(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_form form = {0};
+    PyObject *layout;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "IOI", &form.kind, &layout, &form.layout)) {
+        return NULL;
+    }
+    if (layout != Py_None) {
+        if (!Py_IS_TYPE(layout, st->layout_type)) {
+            PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+            return NULL;
+        }
+        form.nfields = mn_layout_nfields((struct mn_layout *)layout);
+        form.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
+    }
+    mn_engine_set_form(e, &form);
+    Py_XSETREF(((struct mn_engine_object *)self)->layout, Py_NewRef(layout));
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_plan_end(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_plan_end(e);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_plan_clear(e);
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_next_doc[] =
+    "next(timeout) -> (sequence, block) | None | bool\n\n"
+    "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
+    "look ahead, before the caller asks for it).\n"
+    "block 0: the batch cannot be made, see refused(). None: the time is over. False: look at health(). True: workers wait for more batches to\n"
+    "be planned, if there are any. Handles signals.";
+
+PyObject *
+mn_engine_py_next(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    double timeout;
+    if (e == NULL || !PyArg_ParseTuple(args, "d", &timeout)) {
+        return NULL;
+    }
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    /* batches are planned many at once: what was dropped since would wait for that */
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    uint64_t until = mn_engine_until(timeout);
+    for (;;) {
+        int64_t slice = mn_engine_slice(until);
+        uint64_t sequence = 0, block = 0;
+        int rc;
+        o->inside++;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_next(e, slice, &sequence, &block);
+        Py_END_ALLOW_THREADS
+        o->inside--;
+        if (rc == MN_OK) {
+            return Py_BuildValue("(KK)", (unsigned long long)sequence,
+                                 (unsigned long long)block);
+        }
+        if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
+            return NULL;
+        }
+        if (rc == MN_CLOSED) {
+            Py_RETURN_FALSE;
+        }
+        if (rc == MN_EMPTY) {
+            Py_RETURN_TRUE;
+        }
+        if (slice == 0) { /* that was a last look; signals end others before their time */
+            Py_RETURN_NONE;
+        }
+    }
+}
+
+const char mn_engine_refused_doc[] =
+    "refused(sequence) -> (why, need, all): of a batch that next() gave without a block. why: 1\n"
+    "task descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the\n"
+    "system; all: how many there are, in use or not";
+
+PyObject *
+mn_engine_py_refused(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    struct mn_refusal r = mn_engine_refused(e, sequence);
+    return Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
+                         (unsigned long long)r.all);
+}
+
+PyObject *
+mn_engine_py_taken(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence, block;
+    if (e == NULL || !PyArg_ParseTuple(args, "KK", &sequence, &block)) {
+        return NULL;
+    }
+    mn_engine_taken(e, sequence, block);
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_timing_doc[] =
+    "timing() -> {delivered, waits, wait_ns, wait_max_ns, consumer_ns, planned, ready,\n"
+    "starts, helped, together}: batches handed over, the caller's waiting in next(), its time\n"
+    "for a batch,\n"
+    "batches planned and not started, complete ones, and tasks started by reason (window,\n"
+    "early, ahead, finale, order), times a worker took over part of another's share, and\n"
+    "whether neighbours are kept together";
+
+PyObject *
+mn_engine_py_timing(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_mutex_lock(&e->mutex);
+    struct mn_plan *p = e->plan;
+    unsigned long long ready = 0, planned = 0, starts[6];
+    for (uint64_t n = p->head; n < p->next; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        planned += off == 0;
+        ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    }
+    for (int i = 0; i < 6; i++) {
+        starts[i] = p->starts[i];
+    }
+    unsigned long long delivered = e->delivered, waits = e->waits, wait = e->wait_ns;
+    unsigned long long most = e->wait_max_ns;
+    long long consumer = p->consumer_ns;
+    unsigned long long helped = p->helped;
+    bool together = p->by_piece;
+    mn_mutex_unlock(&e->mutex);
+    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK) sK sO}", "delivered", delivered, "waits",
+                         waits, "wait_ns", wait, "wait_max_ns", most, "consumer_ns", consumer,
+                         "planned", planned, "ready", ready, "starts", starts[1], starts[2],
+                         starts[3], starts[4], starts[5], "helped", helped, "together",
+                         together ? Py_True : Py_False);
+}
+
+PyObject *
+mn_engine_py_detach(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_detach(e, sequence);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_set_horizon(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = planner(self);
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_set_horizon(e, sequence > INT64_MAX ? INT64_MAX : sequence);
+    Py_RETURN_NONE;
+}
+
+/* Copies row 0 of each source block into row i of the target, without the GIL. */
+static void
+copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to, const uint64_t *from,
+          uint32_t n)
+{
+    struct mn_block *target = mn_block_at(&e->shm, to);
+    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
+        uint64_t bytes = mn_layout_row_bytes(l)[f];
+        char *dst = mn_at(&e->shm, mn_block_fields(target)[f]);
+        for (uint32_t i = 0; i < n && bytes != 0; i++) {
+            struct mn_block *b = mn_block_at(&e->shm, from[i]);
+            memcpy(dst + i * bytes, mn_at(&e->shm, mn_block_fields(b)[f]), bytes);
+        }
+    }
+}
+
+const char mn_engine_gather_doc[] =
+    "gather(blocks, layout) -> block\n\n"
+    "A new block with the single rows of the given done blocks, in this order; to be decoded\n"
+    "and retired.";
+
+PyObject *
+mn_engine_py_gather(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *blocks, *layout;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &blocks, st->layout_type, &layout)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    Py_ssize_t n = PyList_GET_SIZE(blocks);
+    uint64_t *from = PyMem_Calloc((size_t)n + 1, sizeof(*from));
+    if (from == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        from[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(blocks, i));
+    }
+    struct mn_submit s = {.nrows = (uint32_t)n,
+                          .kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    uint64_t to = 0;
+    int rc = PyErr_Occurred() ? -EINVAL : 0;
+    if (rc == 0) {
+        struct mn_engine_object *o = (struct mn_engine_object *)self;
+        o->inside++;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_gather_block(e, &s, &to);
+        if (rc == 0) {
+            copy_rows(e, l, to, from, (uint32_t)n);
+        }
+        Py_END_ALLOW_THREADS
+        o->inside--;
+    }
+    PyMem_Free(from);
+    if (PyErr_Occurred() || mn_raise_errno(rc, "no room to gather a batch") < 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(to);
+}
+
+const char mn_engine_place_doc[] =
+    "place(samples, layout, objects) -> block | None\n\n"
+    "A new block with the samples as rows, to be decoded and retired; None when one does not\n"
+    "fit. objects: a list for each sample, which its object leaves are appended to.";
+
+PyObject *
+mn_engine_py_place(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = planner(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *samples, *layout, *objects;
+    if (e == NULL || st == NULL
+        || !PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
+                             &PyList_Type, &objects)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    struct mn_submit s = {.nrows = (uint32_t)PyList_GET_SIZE(samples),
+                          .kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    uint64_t to = 0;
+    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no room for a batch") < 0) {
+        return NULL;
+    }
+    int rc = 1;
+    mn_engine_pin(e);
+    for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
+        PyObject *own = PyList_GetItem(objects, i);
+        rc = own == NULL ? -1
+                         : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), &e->shm,
+                                            mn_block_at(&e->shm, to), i, own);
+    }
+    bool open = ((struct mn_engine_object *)self)->engine == e;
+    if (open && rc != 1) {
+        mn_engine_retire(e, to);
+    }
+    mn_engine_unpin(e);
+    if (!open || rc == 1) {
+        return mn_engine_get(self) != NULL ? PyLong_FromUnsignedLongLong(to) : NULL;
+    }
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+const char mn_engine_scheduler_doc[] =
+    "scheduler() -> {active, low, high, stragglers, decisions, keep} | None\n\n"
+    "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
+    "shares in permille, rate in samples a second. keep: for the next Engine of the loader.";
+
+static const char *
+reason_text(int32_t reason)
+{
+    return reason == -1   ? "a straggler keeps its worker busy: a standby worker is admitted"
+           : reason == -2 ? "the straggler is done: its standby worker leaves"
+                          : mn_workers_text((enum mn_workers_reason)reason);
+}
+
+PyObject *
+mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    struct mn_scheduler *s = e->scheduler;
+    if (s == NULL) {
+        Py_RETURN_NONE;
+    }
+    struct mn_decision log[MN_SCHEDULER_LOG];
+    mn_mutex_lock(&e->mutex);
+    uint32_t n = s->nlog < MN_SCHEDULER_LOG ? s->nlog : MN_SCHEDULER_LOG;
+    for (uint32_t i = 0; i < n; i++) {
+        log[i] = s->log[(s->nlog - n + i) % MN_SCHEDULER_LOG];
+    }
+    uint32_t active = e->active;
+    uint64_t stragglers = s->stragglers;
+    struct mn_scheduler_keep keep = mn_scheduler_keep(e);
+    mn_mutex_unlock(&e->mutex);
+    PyObject *list = PyList_New(n);
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        const struct mn_decision *d = &log[i];
+        PyObject *one = Py_BuildValue("(Kiiisiiid)", (unsigned long long)d->at_ns, d->from,
+                                      d->to, d->reason, reason_text(d->reason), d->occupancy,
+                                      d->cpu, d->wait, (double)d->rate_milli / 1000.0);
+        if (one == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, one);
+    }
+    return list == NULL ? NULL
+                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", active, "low",
+                                        e->cfg.min_workers, "high", e->cfg.max_workers,
+                                        "stragglers", (unsigned long long)stragglers,
+                                        "decisions", list, "keep", (const char *)&keep,
+                                        (Py_ssize_t)sizeof(keep));
+}

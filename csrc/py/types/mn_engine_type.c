@@ -1,0 +1,536 @@
+/* mn_engine_type.c - minato._core.Engine: the trainer's side for Python.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One Engine belongs to one iterator and to the process that made it.  Its methods are
+ * called by the thread that iterates; wait() and close() release the GIL.
+ */
+#define _DEFAULT_SOURCE /* usleep */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/mn_scheduler.h"
+#include "os/mn_clock.h"
+#include "os/mn_memfd.h"
+#include "py/types/mn_engine_object.h"
+
+/* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
+ * main thread ends the sleep by itself. */
+#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
+
+struct mn_engine *
+mn_engine_get(PyObject *self)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    if (o->engine == NULL || o->pid != getpid()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        o->engine == NULL ? "the engine is closed"
+                                          : "the engine belongs to another process");
+        return NULL;
+    }
+    return o->engine;
+}
+
+int
+mn_engine_goes_on(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it waited");
+        return -1;
+    }
+    return e != NULL ? 0 : -1;
+}
+
+uint64_t
+mn_engine_until(double seconds)
+{
+    bool endless = !(seconds >= 0 && seconds <= 1e9);
+    return endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+int64_t
+mn_engine_slice(uint64_t until)
+{
+    uint64_t now = until == UINT64_MAX ? 0 : mn_now_ns();
+    uint64_t left = until > now ? until - now : 0;
+    return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
+}
+
+/* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
+static int64_t
+straggler_ns(double seconds)
+{
+    double ns = seconds * 1e9;
+    if (!(seconds > 0.0)) {
+        return seconds < 0.0 ? -1 : 0;
+    }
+    return ns >= 9e18 ? -1 : ns < 1.0 ? 1 : (int64_t)ns;
+}
+
+static PyObject *
+engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
+                            "arena_bytes", "window", "in_order", "costs", "min_workers",
+                            "max_workers", "straggler_seconds", "keep", "blocks",
+                            "keeps", "unit_rows", NULL};
+    struct mn_scheduler_keep keep;
+    const char *kept = NULL;
+    Py_ssize_t kept_size = 0;
+    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
+    unsigned int unit_rows = 0;
+    double straggler = 0.0;
+    int respawn, in_order = 1, keeps = 0;
+    PyObject *costs = Py_None;
+    unsigned long long limit = 0, arena = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpI", names, &workers, &retries,
+                                     &respawn, &limit, &arena, &window, &in_order, &costs,
+                                     &min_workers, &max_workers, &straggler, &kept,
+                                     &kept_size, &blocks, &keeps, &unit_rows)) {
+        return NULL;
+    }
+    if (kept != NULL) {
+        if (kept_size != (Py_ssize_t)sizeof(keep)) {
+            PyErr_SetString(PyExc_ValueError, "keep is not what scheduler() has told");
+            return NULL;
+        }
+        memcpy(&keep, kept, sizeof(keep)); /* bytes have no alignment */
+    }
+    if (workers == 0 || workers > 4096 || max_workers > 4096) {
+        PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
+        return NULL;
+    }
+    struct mn_state *st = mn_state_of_type(type);
+    if (st == NULL) {
+        return NULL;
+    }
+    struct mn_costs *shared = NULL;
+    if (costs != Py_None && (shared = mn_costs_of(st, costs)) == NULL) {
+        return NULL;
+    }
+    mn_pending_reclaim(st);
+    struct mn_engine_object *o = (struct mn_engine_object *)type->tp_alloc(type, 0);
+    if (o == NULL) {
+        return NULL;
+    }
+    struct mn_engine_config cfg = {.workers = workers,
+                                   .min_workers = min_workers,
+                                   .max_workers = max_workers,
+                                   .straggler_ns = straggler_ns(straggler),
+                                   .max_retries = retries < 200 ? retries : 200,
+                                   .respawn = respawn != 0,
+                                   .memory_limit = limit,
+                                   .arena_bytes = arena,
+                                   .window = window,
+                                   .blocks = blocks,
+                                   .in_order = in_order != 0,
+                                   .costs = shared,
+                                   .keeps = keeps != 0,
+                                   .unit_rows = unit_rows,
+                                   .keep = kept != NULL ? &keep : NULL};
+    o->pid = getpid();
+    o->costs = Py_NewRef(costs);
+    int rc = mn_engine_open(&o->engine, &cfg);
+    if (mn_raise_errno(rc, "cannot map the memory that loader and workers share") < 0) {
+        Py_DECREF(o);
+        return NULL;
+    }
+    return (PyObject *)o;
+}
+
+static void
+engine_dealloc(PyObject *self)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (o->engine != NULL && o->pid == getpid()) {
+        mn_engine_stop(o->engine);
+        Py_BEGIN_ALLOW_THREADS
+        mn_engine_close(o->engine);
+        Py_END_ALLOW_THREADS
+    }
+    Py_XDECREF(o->costs);
+    Py_XDECREF(o->layout);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+engine_start(PyObject *self, PyObject *args)
+{
+    int pidfd, cmd;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL || !PyArg_ParseTuple(args, "ii", &pidfd, &cmd)) {
+        return NULL;
+    }
+    if (mn_raise_errno(mn_engine_start(e, pidfd, cmd), "cannot start the engine thread") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_stop(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_stop(e);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    o->engine = NULL;
+    mn_engine_stop(e);
+    while (o->inside != 0) { /* another thread waits in here: it sees the stop and leaves */
+        Py_BEGIN_ALLOW_THREADS
+        mn_bell_kick(&e->shm.ctl->trainer);
+        usleep(1000);
+        Py_END_ALLOW_THREADS
+    }
+    Py_BEGIN_ALLOW_THREADS
+    mn_engine_close(e);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- submit ------------------------------------------------------------------------ */
+
+/* A list of exact ints as the bytes of machine integers; NULL without an exception for
+ * anything else. */
+static PyObject *
+as_int64(PyObject *indices)
+{
+    if (!PyList_CheckExact(indices)) {
+        return NULL;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(indices);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(int64_t));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    int64_t *v = (int64_t *)(void *)PyBytes_AS_STRING(bytes);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PyList_GET_ITEM(indices, i);
+        int overflow = 1;
+        if (PyLong_CheckExact(o)) {
+            v[i] = PyLong_AsLongLongAndOverflow(o, &overflow);
+        }
+        if (overflow != 0) {
+            Py_DECREF(bytes);
+            return NULL;
+        }
+    }
+    return bytes;
+}
+
+PyObject *
+mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
+              PyObject *indices, PyObject *dumps)
+{
+    PyObject *owned = as_int64(indices);
+    *kind = MN_INDEX_INT64;
+    if (owned != NULL) {
+        *nrows = (uint32_t)PyList_GET_SIZE(indices);
+    }
+    else if (!PyErr_Occurred()) {
+        *kind = MN_INDEX_PICKLE;
+        owned = PyObject_CallOneArg(dumps, indices);
+        if (owned != NULL && !PyBytes_Check(owned)) {
+            PyErr_SetString(PyExc_TypeError, "dumps must return bytes");
+            Py_CLEAR(owned);
+        }
+    }
+    if (owned != NULL) {
+        *index = PyBytes_AS_STRING(owned);
+        *bytes = (uint64_t)PyBytes_GET_SIZE(owned);
+    }
+    return owned;
+}
+
+static PyObject *
+no_room(struct mn_engine *e)
+{
+    PyErr_Format(PyExc_MemoryError,
+                 "a batch does not fit into the memory that loader and workers share: "
+                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
+                 "memory_limit is %llu",
+                 (unsigned long long)mn_extents_used(e->arena),
+                 (unsigned long long)e->kept_bytes, (unsigned long long)e->limit);
+    return NULL;
+}
+
+PyDoc_STRVAR(submit_doc,
+"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
+"-> int | None\n\n"
+"Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
+"that are no list of machine integers travel as dumps(indices), bytes. None when\n"
+"there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
+"placed.");
+
+static PyObject *
+engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
+                            "lane", "seeded", "user_epoch", NULL};
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_submit s = {.nrows = 1};
+    PyObject *indices, *dumps;
+    unsigned long long number, epoch, seed, user_epoch = 0;
+    int seeded;
+    if (e == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|K", names, &indices, &dumps,
+                                        &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
+                                        &user_epoch)) {
+        return NULL;
+    }
+    if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
+        || (s.kind != MN_KIND_BATCH && s.kind != MN_KIND_RESUME)) {
+        PyErr_SetString(PyExc_ValueError, "no such lane or kind");
+        return NULL;
+    }
+    s.number = number;
+    s.epoch = epoch;
+    s.base_seed = seed;
+    s.user_epoch = user_epoch;
+    s.seeded = seeded != 0;
+    PyObject *owned =
+        mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
+    if (owned == NULL) {
+        return NULL;
+    }
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    uint64_t block;
+    e = mn_engine_get(self); /* dumps may have closed it */
+    int rc = e != NULL ? mn_engine_submit(e, &s, &block) : 0;
+    Py_DECREF(owned);
+    if (e == NULL) {
+        return NULL;
+    }
+    uint32_t inflight = e->inflight;
+    if (rc == 0) {
+        return PyLong_FromUnsignedLongLong(block);
+    }
+    if (inflight != 0) {
+        Py_RETURN_NONE;
+    }
+    return no_room(e);
+}
+
+static PyObject *
+engine_post(PyObject *self, PyObject *bytes)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    char *data;
+    Py_ssize_t n;
+    if (e == NULL || PyBytes_AsStringAndSize(bytes, &data, &n) < 0) {
+        return NULL;
+    }
+    uint64_t off;
+    int rc = mn_engine_post(e, data, (uint64_t)n, &off);
+    return mn_raise_errno(rc, "no room for a layout") < 0
+               ? NULL
+               : PyLong_FromUnsignedLongLong(off);
+}
+
+/* ---- waiting and reading ------------------------------------------------------------ */
+
+static PyObject *
+engine_poll(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyLong_FromLong(mn_engine_settle(e, off));
+}
+
+PyDoc_STRVAR(wait_doc,
+"wait(block, timeout) -> bool\n\n"
+"Sleeps until the block (1: any block) may be done or needs a look, at most timeout\n"
+"seconds (negative: without end). False when the time is over. Handles signals.");
+
+static PyObject *
+engine_wait(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long block;
+    double timeout;
+    if (e == NULL || !PyArg_ParseTuple(args, "Kd", &block, &timeout)) {
+        return NULL;
+    }
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    uint64_t until = mn_engine_until(timeout);
+    for (;;) {
+        int64_t left = mn_engine_slice(until);
+        int rc;
+        o->inside++;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_engine_wait(e, block, left);
+        Py_END_ALLOW_THREADS
+        o->inside--;
+        if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
+            return NULL;
+        }
+        if (rc == 0) {
+            Py_RETURN_TRUE;
+        }
+        if (left == 0) {
+            Py_RETURN_FALSE;
+        }
+    }
+}
+
+static PyObject *
+engine_done_ns(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(mn_engine_done_ns(e, off));
+}
+
+static PyObject *
+engine_retire(PyObject *self, PyObject *block)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_retire(e, off);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef engine_methods[] = {
+    {"start", engine_start, METH_VARARGS,
+     PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
+    {"stop", engine_stop, METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
+    {"close", engine_close, METH_NOARGS, PyDoc_STR("Ends the engine; no worker may live.")},
+    {"submit", (PyCFunction)(void (*)(void))engine_submit, METH_VARARGS | METH_KEYWORDS,
+     submit_doc},
+    {"plan", (PyCFunction)(void (*)(void))mn_engine_py_plan, METH_VARARGS | METH_KEYWORDS,
+     mn_engine_plan_doc},
+    {"set_form", mn_engine_py_set_form, METH_VARARGS,
+     PyDoc_STR("set_form(kind, layout | None, layout_at): how rows travel from now on")},
+    {"plan_end", mn_engine_py_plan_end, METH_NOARGS,
+     PyDoc_STR("plan_end(): no more batches in this epoch")},
+    {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
+     PyDoc_STR("plan_clear(): abandons all batches")},
+    {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
+    {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
+    {"taken", mn_engine_py_taken, METH_VARARGS,
+     PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
+    {"detach", mn_engine_py_detach, METH_O,
+     PyDoc_STR("detach(sequence): read, but its block stays out until retire(block)")},
+    {"set_horizon", mn_engine_py_set_horizon, METH_O,
+     PyDoc_STR("set_horizon(sequence): nothing from it on may start yet")},
+    {"gather", mn_engine_py_gather, METH_VARARGS, mn_engine_gather_doc},
+    {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
+    {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
+    {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
+    {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
+    {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
+    {"wait", engine_wait, METH_VARARGS, wait_doc},
+    {"done_ns", engine_done_ns, METH_O, PyDoc_STR("When the block's last task finished.")},
+    {"decode", mn_engine_py_decode, METH_VARARGS, mn_engine_decode_doc},
+    {"take", mn_engine_py_take, METH_VARARGS, mn_engine_take_doc},
+    {"row", mn_engine_py_row, METH_VARARGS,
+     PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
+    {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
+    {"envelopes", mn_engine_envelopes, METH_O, mn_engine_envelopes_doc},
+    {"form", mn_engine_form, METH_O, mn_engine_form_doc},
+    {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
+    {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
+    {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},
+    {"kill_worker", mn_engine_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
+    {"retire_worker", mn_engine_retire_worker, METH_O,
+     PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
+    {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
+    {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
+    {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
+    {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
+    {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
+    {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
+    {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
+    {"asked", mn_engine_py_asked, METH_NOARGS,
+     PyDoc_STR("asked() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
+               "begins to wait for a batch; next() does it by itself")},
+    {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
+    {"handed", mn_engine_py_handed, METH_NOARGS,
+     PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
+    {"spans", mn_engine_spans, METH_O, mn_engine_spans_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+engine_get_fd(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_engine *e = mn_engine_get(self);
+    return e != NULL ? PyLong_FromLong(e->fd) : NULL;
+}
+
+/* The mapping as a forked child may use it. */
+static PyObject *
+engine_get_segment(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (st != NULL && o->engine == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
+    }
+    if (st == NULL || o->engine == NULL) {
+        return NULL;
+    }
+    struct mn_segment *s = PyObject_New(struct mn_segment, st->segment_type);
+    if (s != NULL) {
+        s->shm = o->engine->shm;
+        s->bytes = o->engine->total_bytes;
+        s->owner = Py_NewRef(self);
+    }
+    return (PyObject *)s;
+}
+
+static PyGetSetDef engine_getset[] = {
+    {"fd", engine_get_fd, NULL, PyDoc_STR("the mapping's descriptor, -1 once started"), NULL},
+    {"segment", engine_get_segment, NULL, PyDoc_STR("the mapping, for forked children"), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_getset, engine_getset},
+    {Py_tp_doc, PyDoc_STR("Engine(workers, max_retries, respawn, memory_limit=0, "
+                          "arena_bytes=0): the trainer's side of one set of workers.")},
+    {0, NULL},
+};
+
+static PyType_Spec engine_spec = {
+    .name = "minato._core.Engine",
+    .basicsize = sizeof(struct mn_engine_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = engine_slots,
+};
+
+int
+mn_engine_add_type(PyObject *module, struct mn_state *st)
+{
+    st->engine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
+    return st->engine_type == NULL ? -1 : PyModule_AddType(module, st->engine_type);
+}

@@ -1,0 +1,251 @@
+/* mn_native.c - see mn_native.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "py/types/mn_native.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/mn_error.h"
+#include "os/mn_clock.h"
+#include "os/mn_thread.h"
+#include "py/seeding/mn_seed_mix.h"
+
+/* Rings that are lost with their ringer cost so long at most. */
+#define IDLE_NS (INT64_C(1000) * 1000 * 1000)
+
+int
+mn_native_check(const struct mn_native_pipeline *p, const char **why)
+{
+    *why = NULL;
+    if (p->abi != MN_OPS_ABI || p->size < sizeof(*p)) {
+        *why = "it was built for another version of minato/ops.h";
+    }
+    else if (p->run == NULL || p->n_fields < 1 || p->n_fields > MN_NATIVE_FIELDS
+             || p->keying > MN_KEYED_BY_SAMPLE) {
+        *why = "it has no run function, too few or too many fields, or an unknown keying";
+    }
+    for (int32_t i = 0; *why == NULL && i < p->n_fields; i++) {
+        const struct mn_native_field *f = &p->fields[i];
+        uint64_t bytes = f->itemsize;
+        bool sound = f->ndim >= 0 && f->ndim <= MN_NATIVE_DIMS && f->itemsize != 0;
+        for (int32_t axis = 0; sound && axis < f->ndim; axis++) {
+            sound = f->shape[axis] >= 0
+                    && !__builtin_mul_overflow(bytes, (uint64_t)f->shape[axis], &bytes);
+        }
+        sound = sound && bytes == f->bytes;
+        if (!sound || (f->ndim == 0 && (f->kind != 'i' || f->itemsize != 8))) {
+            *why = "a field's shape, size or kind makes no sense";
+        }
+    }
+    return *why == NULL ? 0 : -EINVAL;
+}
+
+/* ---- the entry ---------------------------------------------------------------------- */
+
+static bool
+over(const struct mn_worker_side *w)
+{
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_a32_load_seqcst(&c->stop) != 0 || mn_a32_load_seqcst(&c->dismissed) != 0;
+}
+
+static void
+begin(struct mn_worker_side *w)
+{
+    w->lease_off = w->lease_end = w->used_end = 0; /* the last life's were taken back */
+    w->me->pid = (uint32_t)getpid();
+    w->me->tid = mn_thread_number();
+    w->me->starts++;
+    w->me->exit_status = 0;
+    mn_a32_store_release(&w->me->state, MN_WORKER_READY);
+}
+
+/* Nothing to do here before somebody moves the entry. */
+static bool
+must_wait(const struct mn_worker_side *w)
+{
+    uint32_t state = mn_a32_load_seqcst(&w->me->state);
+    return !over(w) && (state == MN_WORKER_EMPTY || state == MN_WORKER_EXITED);
+}
+
+/* Waits until somebody wants this worker. False: the loader closes. */
+static bool
+enter(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    while (!over(w)) {
+        uint32_t state = mn_a32_load_acquire(&me->state);
+        if (state == MN_WORKER_READY) {
+            return true;
+        }
+        if (state == MN_WORKER_WANTED) {
+            begin(w);
+        }
+        else if (state == MN_WORKER_SWEPT) {
+            mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
+        }
+        else {
+            mn_bell_announce(&me->bell);
+            if (must_wait(w)) {
+                (void)mn_bell_sleep(&me->bell, IDLE_NS);
+            }
+            else {
+                mn_bell_retract(&me->bell);
+            }
+        }
+    }
+    return false;
+}
+
+void
+mn_native_die(struct mn_worker_side *w, int32_t status)
+{
+    w->me->exit_status = status;
+    mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
+    mn_bell_ring(&w->shm.ctl->engine);
+}
+
+/* Asked to leave: as an orderly end, or as what terminate() does to a process. */
+static void
+leave(struct mn_worker_side *w)
+{
+    bool ended = mn_a32_load_seqcst(&w->me->leave) == MN_LEAVE_ENDED;
+    if (ended) {
+        mn_a32_store_seqcst(&w->me->leave, 0); /* to be counted as a death */
+    }
+    mn_native_die(w, ended ? -SIGTERM : 0);
+}
+
+/* ---- rows --------------------------------------------------------------------------- */
+
+/* Where a subset has its sample of this index, which may count from the end; -1: nowhere. */
+static int64_t
+place_of(const struct mn_native *n, int64_t index)
+{
+    int64_t place = index < 0 ? index + n->n_indices : index;
+    return place < n->n_indices ? place : -1;
+}
+
+/* Whether all of the task's samples are the pipeline's to make or to refuse. What a subset
+ * does not have is for the subset itself to refuse. */
+static bool
+are_known(const struct mn_native *n, const struct mn_task *t, struct mn_block *b)
+{
+    const int64_t *asked = (const int64_t *)mn_block_index(b);
+    bool known = true;
+    for (uint32_t row = t->row0; n->indices != NULL && row < t->row0 + t->nrows; row++) {
+        known = known && place_of(n, asked[row]) >= 0;
+    }
+    return known;
+}
+
+static uint64_t
+epoch_of(const struct mn_native_pipeline *p, const struct mn_block *b)
+{
+    if (p->epoch != NULL) {
+        /* Relaxed: a number by itself. An epoch begins after it was set, by the board's
+         * [T1]. Python code writes the word as a whole. */
+        return mn_a64_load_relaxed((const mn_a64 *)(const void *)p->epoch);
+    }
+    return b->user_epoch == 0 ? 0 : b->user_epoch - 1;
+}
+
+static int
+do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_block *b,
+       uint32_t row, struct mn_native_failure *failure)
+{
+    const struct mn_native_pipeline *p = n->pipeline;
+    int64_t asked = ((const int64_t *)mn_block_index(b))[row];
+    if (n->indices != NULL) {
+        asked = n->indices[place_of(n, asked)];
+    }
+    int64_t index = asked < 0 ? asked + p->length : asked;
+    if (index < 0 || index >= p->length) {
+        (void)snprintf(failure->text, sizeof(failure->text), "sample %lld is not among %lld",
+                       (long long)asked, (long long)p->length);
+        return -ERANGE;
+    }
+    uint64_t seed = 0, hi, lo;
+    if (p->keying == MN_KEYED_BY_SAMPLE) {
+        struct mn_seed_key key =
+            mn_seed_key_make(b->base_seed, b->epoch, b->position + row, 0);
+        seed = mn_seed_stream_make(key, n->stream).seed;
+    }
+    mn_native_key(p->keying, p->seed, epoch_of(p, b), index, seed, &hi, &lo);
+    void *out[MN_NATIVE_FIELDS];
+    const uint64_t *fields = mn_block_fields(b);
+    for (int32_t i = 0; i < p->n_fields; i++) {
+        out[i] = (char *)mn_at(&w->shm, fields[i]) + p->fields[i].bytes * row;
+    }
+    failure->text[0] = '\0';
+    return p->run(p->state, index, hi, lo, out, failure->text, sizeof(failure->text));
+}
+
+/* MN_OK, MN_CLOSED: the loader closes and nobody wants the rest, or a sample's error. */
+static int
+do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct mn_task *t,
+        struct mn_block *b, uint64_t before, struct mn_native_failure *failure)
+{
+    struct mn_report *reports = mn_block_reports(b);
+    for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
+        if (over(w)) {
+            return MN_CLOSED;
+        }
+        mn_a64_store_relaxed(&w->me->row, row); /* for people */
+        int rc = do_row(n, w, b, row, failure);
+        uint64_t now = mn_now_ns();
+        reports[row].wall_ns = now - before;
+        reports[row].status = rc == 0 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
+        before = now;
+        if (rc != 0) {
+            failure->row = row;
+            failure->rc = rc < 0 ? rc : -EINVAL;
+            return failure->rc;
+        }
+    }
+    return MN_OK;
+}
+
+/* ---- the loop ----------------------------------------------------------------------- */
+
+enum mn_native_event
+mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
+                struct mn_worker_clock *clock, uint32_t *task,
+                struct mn_native_failure *failure)
+{
+    while (enter(w)) {
+        int rc = mn_worker_try(w, task);
+        if (rc == MN_EMPTY) {
+            rc = mn_worker_claim(w, IDLE_NS, task);
+            mn_worker_waited(clock);
+        }
+        if (rc == MN_CLOSED && !over(w)) {
+            leave(w);
+        }
+        if (rc != MN_OK) {
+            continue;
+        }
+        const struct mn_task *t = mn_task_at(&w->shm, *task);
+        struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+        if (t->kind != MN_KIND_ROWS || b->index_kind != MN_INDEX_INT64
+            || b->nfields != (uint32_t)n->pipeline->n_fields || !are_known(n, t, b)) {
+            return MN_NATIVE_PYTHON;
+        }
+        mn_worker_begin(w, clock, *task);
+        rc = do_rows(n, w, t, b, clock->begin_ns, failure);
+        if (rc == MN_CLOSED || over(w)) {
+            break; /* what nobody reads is not published: at exit it would wake a thread
+                    * that dies as it takes the GIL, torch's C++ on its stack */
+        }
+        if (rc != MN_OK) {
+            return MN_NATIVE_FAILED;
+        }
+        mn_worker_account(w, clock, *task);
+        (void)mn_worker_done(w, *task);
+    }
+    return MN_NATIVE_STOP;
+}

@@ -1,0 +1,59 @@
+/* mn_native.h - a native worker's loop: samples made by C functions, no GIL, no Python.h.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A native worker is a thread of the trainer. It has an entry, claims tasks and writes rows
+ * as a worker process does (workers/mn_worker.h), and each row is one call of a dataset's
+ * struct mn_native_pipeline (minato/ops.h), straight into the row's fields. The layout of
+ * the rows is the pipeline's: field i of a block is its field i.
+ *
+ * Its entry is its own business, there is no zygote: WANTED -> READY when it begins,
+ * READY -> EXITED when it was asked to leave, SWEPT -> EMPTY once the engine has looked, and
+ * then it waits until it is wanted again. A thread cannot be killed, so a task is waited for
+ * and never given to another; only a thread that ends by its own error says EXITED under a
+ * task.
+ */
+#ifndef MN_NATIVE_H
+#define MN_NATIVE_H
+
+#include <minato/ops.h>
+
+#include "workers/mn_worker_clock.h"
+
+#define MN_NATIVE_TEXT 512 /* bytes of an error text, as MN_OPS_TEXT: the same words */
+
+struct mn_native {
+    const struct mn_native_pipeline *pipeline;
+    uint64_t stream; /* of the seeds that a sample's key comes from (py/seeding/mn_seed_mix.h) */
+    /* Of a subset: the pipeline's index of each of its samples. NULL: all, as they are. */
+    const int64_t *indices;
+    int64_t n_indices;
+};
+
+enum mn_native_event {
+    MN_NATIVE_STOP,   /* the loader closes */
+    MN_NATIVE_PYTHON, /* a task was claimed that this loop cannot run */
+    MN_NATIVE_FAILED, /* a row of the claimed task failed: see the failure */
+};
+
+struct mn_native_failure {
+    uint32_t row;
+    int rc; /* negative errno, as minato/ops.h has it */
+    char text[MN_NATIVE_TEXT];
+};
+
+/* Whether this loop can serve such a pipeline; else why is a sentence. */
+int
+mn_native_check(const struct mn_native_pipeline *p, const char **why);
+
+/* Runs tasks until one needs Python. The task is then RUNNING under the caller, who makes it
+ * DONE (mn_worker_account, mn_worker_done) before the next call. */
+enum mn_native_event
+mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
+                struct mn_worker_clock *clock, uint32_t *task,
+                struct mn_native_failure *failure);
+
+/* This thread will not come back; what it holds is lost with it. */
+void
+mn_native_die(struct mn_worker_side *w, int32_t status);
+
+#endif /* MN_NATIVE_H */

@@ -1,0 +1,327 @@
+/* mn_native_type.c - minato._core.NativeWorker: a thread's side of the loader's mapping.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * next() runs samples without the GIL (mn_native.h) and comes back for what needs Python:
+ * an error, indices that are no machine integers, a batch that torch's rules make whole.
+ */
+#include "os/mn_clock.h"
+#include "py/transport/mn_envelope.h"
+#include "py/types/mn_native.h"
+#include "py/ops/mn_ops_raise.h"
+#include "py/module/mn_state.h"
+
+MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
+
+/* Entry of an envelope of rows: minato/workers/process.py. */
+#define MN_EXTRA_ERROR 1
+
+struct mn_native_object {
+    PyObject_HEAD
+    struct mn_worker_side side;
+    struct mn_worker_clock clock;
+    struct mn_native native;
+    PyObject *segment; /* keeps the mapping, */
+    PyObject *capsule; /* and this the pipeline */
+    Py_buffer indices; /* of a subset; obj NULL: none */
+    uint32_t task;
+    bool holding; /* it is RUNNING under us */
+    uint64_t mark_ns; /* end of the last row that mark() was told of */
+};
+
+static const struct mn_native_pipeline *
+pipeline_of(PyObject *capsule)
+{
+    const char *why = NULL;
+    const struct mn_native_pipeline *p = PyCapsule_GetPointer(capsule, MN_NATIVE_CAPSULE);
+    if (p != NULL && mn_native_check(p, &why) < 0) {
+        PyErr_Format(PyExc_ValueError, "the native pipeline cannot be used: %s", why);
+        p = NULL;
+    }
+    return p;
+}
+
+const char mn_native_info_doc[] =
+    "native_info(capsule) -> (keying, [(kind, itemsize, shape), ...])\n\n"
+    "What a capsule \"minato.native_pipeline.v1\" makes: how samples are keyed (0 by the epoch,\n"
+    "1 by the loader's seeds) and their fields. ValueError for one that cannot be used.";
+
+static PyObject *
+field_tuple(const struct mn_native_field *f)
+{
+    PyObject *shape = PyTuple_New(f->ndim);
+    for (int32_t axis = 0; shape != NULL && axis < f->ndim; axis++) {
+        PyObject *length = PyLong_FromLongLong(f->shape[axis]);
+        if (length == NULL) {
+            Py_CLEAR(shape);
+            break;
+        }
+        PyTuple_SET_ITEM(shape, axis, length);
+    }
+    return shape == NULL ? NULL : Py_BuildValue("(CiN)", f->kind, (int)f->itemsize, shape);
+}
+
+PyObject *
+mn_native_info(PyObject *module, PyObject *capsule)
+{
+    (void)module;
+    const struct mn_native_pipeline *p = pipeline_of(capsule);
+    PyObject *list = p != NULL ? PyList_New(p->n_fields) : NULL;
+    for (int32_t i = 0; list != NULL && i < p->n_fields; i++) {
+        PyObject *item = field_tuple(&p->fields[i]);
+        if (item == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, item);
+    }
+    return list == NULL ? NULL : Py_BuildValue("(IN)", p->keying, list);
+}
+
+static int
+take_indices(struct mn_native_object *o, PyObject *indices)
+{
+    if (PyObject_GetBuffer(indices, &o->indices, PyBUF_C_CONTIGUOUS) < 0) {
+        return -1;
+    }
+    if (o->indices.itemsize != sizeof(int64_t)
+        || (uintptr_t)o->indices.buf % sizeof(int64_t) != 0) {
+        PyErr_SetString(PyExc_ValueError, "indices must be aligned and of 64 bits");
+        return -1;
+    }
+    o->native.indices = o->indices.buf;
+    o->native.n_indices = (int64_t)(o->indices.len / o->indices.itemsize);
+    return 0;
+}
+
+static PyObject *
+native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"segment", "number", "capsule", "stream", "indices", NULL};
+    struct mn_state *st = mn_state_of_type(type);
+    PyObject *segment, *capsule, *indices = Py_None;
+    unsigned int number;
+    unsigned long long stream;
+    if (st == NULL
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOK|O", names, st->segment_type,
+                                        &segment, &number, &capsule, &stream, &indices)) {
+        return NULL;
+    }
+    const struct mn_native_pipeline *p = pipeline_of(capsule);
+    struct mn_native_object *o =
+        p != NULL ? (struct mn_native_object *)type->tp_alloc(type, 0) : NULL;
+    if (o == NULL) {
+        return NULL;
+    }
+    struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
+    o->native = (struct mn_native){.pipeline = p, .stream = stream};
+    o->segment = Py_NewRef(segment);
+    o->capsule = Py_NewRef(capsule);
+    if (indices != Py_None && take_indices(o, indices) < 0) {
+        Py_DECREF(o);
+        return NULL;
+    }
+    if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such worker");
+        Py_CLEAR(o);
+    }
+    return (PyObject *)o;
+}
+
+static void
+native_dealloc(PyObject *self)
+{
+    struct mn_native_object *o = (struct mn_native_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(o->segment);
+    Py_XDECREF(o->capsule);
+    if (o->indices.obj != NULL) {
+        PyBuffer_Release(&o->indices);
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* The indices as the sampler gave them: bytes of pickle, or a list of int. */
+static PyObject *
+indices_of(struct mn_block *b)
+{
+    const int64_t *v = mn_block_index(b);
+    if (b->index_kind == MN_INDEX_PICKLE) {
+        return PyBytes_FromStringAndSize(mn_block_index(b), (Py_ssize_t)b->index_bytes);
+    }
+    PyObject *list = PyList_New(b->nrows);
+    for (uint32_t i = 0; list != NULL && i < b->nrows; i++) {
+        PyObject *n = PyLong_FromLongLong(v[i]);
+        if (n == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, n);
+    }
+    return list;
+}
+
+/* What Python has to do about the claimed task. */
+static PyObject *
+hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
+{
+    const struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
+    PyObject *error = NULL, *indices = NULL;
+    if (failure != NULL) {
+        PyObject *type, *trace;
+        mn_ops_raise_chars(failure->rc, failure->text);
+        PyErr_Fetch(&type, &error, &trace);
+        PyErr_NormalizeException(&type, &error, &trace);
+        Py_XDECREF(type);
+        Py_XDECREF(trace);
+        error = error != NULL ? Py_BuildValue("[(IiN)]", failure->row, MN_EXTRA_ERROR, error)
+                              : NULL;
+        indices = Py_NewRef(Py_None);
+    }
+    else {
+        error = Py_NewRef(Py_None);
+        indices = indices_of(b);
+    }
+    if (error == NULL || indices == NULL) {
+        Py_XDECREF(error);
+        Py_XDECREF(indices);
+        return NULL;
+    }
+    return Py_BuildValue("(IKKKKiIINN)", t->kind, (unsigned long long)b->number,
+                         (unsigned long long)b->epoch, (unsigned long long)b->position,
+                         (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
+                         indices, error);
+}
+
+PyDoc_STRVAR(next_doc,
+"next() -> tuple | False\n\n"
+"Runs samples until Python is needed: (kind, number, epoch, position, base_seed, seeded,\n"
+"row0, nrows, indices, errors), to be answered with finish(). indices: bytes of pickle or a\n"
+"list of int; None with errors, entries of an envelope. False when the loader stops.");
+
+static PyObject *
+native_next(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_native_object *o = (struct mn_native_object *)self;
+    struct mn_native_failure failure;
+    enum mn_native_event event;
+    Py_BEGIN_ALLOW_THREADS
+    event = mn_native_serve(&o->native, &o->side, &o->clock, &o->task, &failure);
+    Py_END_ALLOW_THREADS
+    if (event == MN_NATIVE_STOP) {
+        Py_RETURN_FALSE;
+    }
+    o->holding = true;
+    if (event == MN_NATIVE_PYTHON) {
+        mn_worker_begin(&o->side, &o->clock, o->task);
+        o->mark_ns = o->clock.begin_ns;
+    }
+    return hand_over(o, event == MN_NATIVE_FAILED ? &failure : NULL);
+}
+
+PyDoc_STRVAR(finish_doc,
+"finish(pickle, buffers) -> bool\n\n"
+"Sends the result of the task that next() handed out: a pickle (bytes) and its buffers out\n"
+"of band (C-contiguous). False when the loader stopped meanwhile.");
+
+static PyObject *
+native_finish(PyObject *self, PyObject *args)
+{
+    struct mn_native_object *o = (struct mn_native_object *)self;
+    const char *pickle;
+    Py_ssize_t bytes;
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "y#O!", &pickle, &bytes, &PyList_Type, &list)) {
+        return NULL;
+    }
+    if (!o->holding) {
+        PyErr_SetString(PyExc_RuntimeError, "no task to finish");
+        return NULL;
+    }
+    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    int rc = mn_envelope_send(&o->side, t, pickle, bytes, list);
+    if (rc < 0) {
+        return NULL;
+    }
+    if (rc == 0) {
+        o->holding = false;
+        mn_worker_account(&o->side, &o->clock, o->task);
+        (void)mn_worker_done(&o->side, o->task);
+    }
+    return PyBool_FromLong(rc == 0);
+}
+
+PyDoc_STRVAR(mark_doc,
+"mark(row): this row of the task in hand has just been fetched; teaches its cost.");
+
+static PyObject *
+native_mark(PyObject *self, PyObject *arg)
+{
+    struct mn_native_object *o = (struct mn_native_object *)self;
+    unsigned long row = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    const struct mn_task *t = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    if (t != NULL && row >= t->row0 && row < t->row0 + t->nrows) {
+        struct mn_report *r = mn_block_reports(mn_block_at(&o->side.shm, t->block_off));
+        uint64_t now = mn_now_ns();
+        r[row].wall_ns = now - o->mark_ns;
+        r[row].status = MN_ROW_ENVELOPE;
+        o->mark_ns = now;
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(die_doc,
+"die(status): this thread ends by an error of its own; what it holds is lost with it.");
+
+static PyObject *
+native_die(PyObject *self, PyObject *args)
+{
+    struct mn_native_object *o = (struct mn_native_object *)self;
+    int status;
+    if (!PyArg_ParseTuple(args, "i", &status)) {
+        return NULL;
+    }
+    mn_native_die(&o->side, status);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef native_methods[] = {
+    {"next", native_next, METH_NOARGS, next_doc},
+    {"finish", native_finish, METH_VARARGS, finish_doc},
+    {"mark", native_mark, METH_O, mark_doc},
+    {"die", native_die, METH_VARARGS, die_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot native_slots[] = {
+    {Py_tp_new, native_new},
+    {Py_tp_dealloc, native_dealloc},
+    {Py_tp_methods, native_methods},
+    {Py_tp_doc, PyDoc_STR("NativeWorker(segment, number, capsule, stream, indices=None): a "
+                          "thread's side of the loader's mapping. stream: of the seeds of "
+                          "samples. indices: a subset's, int64.")},
+    {0, NULL},
+};
+
+static PyType_Spec native_spec = {
+    .name = "minato._core.NativeWorker",
+    .basicsize = sizeof(struct mn_native_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = native_slots,
+};
+
+int
+mn_native_add_type(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &native_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int rc = PyModule_AddObjectRef(module, "NativeWorker", type);
+    Py_DECREF(type);
+    return rc;
+}

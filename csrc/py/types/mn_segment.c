@@ -1,0 +1,261 @@
+/* mn_segment.c - minato._core.Segment: the shared mapping for the zygote and the workers.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The zygote's moves on a worker's entry (mn_message.h) are methods here.
+ */
+#define _GNU_SOURCE
+#include <unistd.h>
+
+#include "os/mn_memfd.h"
+#include "os/mn_proc.h"
+#include "py/module/mn_state.h"
+
+static PyObject *
+segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"fd", NULL};
+    int fd;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i", names, &fd)) {
+        return NULL;
+    }
+    struct mn_ctl head;
+    if (pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head) || head.magic != MN_MAGIC
+        || head.sizes != mn_sizes_word()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "loader and worker run different versions of minato");
+        return NULL;
+    }
+    void *base;
+    int rc = mn_memfd_map(fd, head.total_bytes, &base);
+    if (mn_raise_errno(rc, "cannot map the loader's memory") < 0) {
+        return NULL;
+    }
+    (void)mn_memfd_dontdump(base, head.total_bytes);
+    struct mn_segment *s = (struct mn_segment *)type->tp_alloc(type, 0);
+    if (s == NULL) {
+        mn_memfd_unmap(base, head.total_bytes);
+        return NULL;
+    }
+    s->shm.base = base;
+    s->shm.ctl = base;
+    s->bytes = head.total_bytes;
+    return (PyObject *)s;
+}
+
+static void
+segment_dealloc(PyObject *self)
+{
+    struct mn_segment *s = (struct mn_segment *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (s->owner == NULL) {
+        mn_memfd_unmap(s->shm.base, s->bytes);
+    }
+    Py_XDECREF(s->owner);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static struct mn_worker *
+entry(PyObject *self, unsigned long w)
+{
+    struct mn_segment *s = (struct mn_segment *)self;
+    if (w >= s->shm.ctl->nworkers) {
+        PyErr_SetString(PyExc_IndexError, "no such worker");
+        return NULL;
+    }
+    return mn_worker_at(&s->shm, (uint32_t)w);
+}
+
+static PyObject *
+segment_state(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_acquire(&k->state)) : NULL;
+}
+
+/* The zygote is about to fork worker w. Before the fork, so that the child finds it done. */
+static PyObject *
+segment_starting(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    k->pid = 0;
+    k->starts++;
+    mn_a32_store_release(&k->state, MN_WORKER_STARTING);
+    Py_RETURN_NONE;
+}
+
+/* The system has refused to: the zygote will try again. */
+static PyObject *
+segment_not_started(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    k->starts--;
+    mn_a32_store_release(&k->state, MN_WORKER_WANTED);
+    Py_RETURN_NONE;
+}
+
+/* Both the zygote after its fork and the worker itself write the same. */
+static PyObject *
+segment_set_pid(PyObject *self, PyObject *args)
+{
+    unsigned long w;
+    unsigned int pid;
+    struct mn_worker *k;
+    if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
+        return NULL;
+    }
+    (void)mn_proc_start_time((pid_t)pid, &k->born); /* unknown: nobody can be killed by it */
+    k->pid = pid;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+segment_exited(PyObject *self, PyObject *args)
+{
+    unsigned long w;
+    int status;
+    struct mn_worker *k;
+    if (!PyArg_ParseTuple(args, "ki", &w, &status) || (k = entry(self, w)) == NULL) {
+        return NULL;
+    }
+    struct mn_segment *s = (struct mn_segment *)self;
+    k->exit_status = status;
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* [S1] */
+    mn_bell_kick(&s->shm.ctl->engine); /* the dead one may have claimed it without waking */
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(reap_doc,
+"reap(number) -> None | bool\n\n"
+"None while the trainer has not looked at the death yet; then whether to fork another.");
+
+static PyObject *
+segment_reap(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    if (mn_a32_load_acquire(&k->state) != MN_WORKER_SWEPT) {
+        Py_RETURN_NONE;
+    }
+    bool again = k->respawn != 0;
+    mn_a32_store_release(&k->state, again ? MN_WORKER_WANTED : MN_WORKER_EMPTY);
+    return PyBool_FromLong(again);
+}
+
+static PyObject *
+segment_stopped(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_segment *s = (struct mn_segment *)self;
+    return PyBool_FromLong(mn_a32_load_acquire(&s->shm.ctl->stop) != 0);
+}
+
+PyDoc_STRVAR(trainer_lives_doc,
+"trainer_lives() -> bool: whether the process that made the mapping still runs.");
+
+static PyObject *
+segment_trainer_lives(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
+    return PyBool_FromLong(mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) != 0);
+}
+
+static PyObject *
+segment_set_start(PyObject *self, PyObject *how)
+{
+    unsigned long start = PyLong_AsUnsignedLong(how);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_a32_store_release(&((struct mn_segment *)self)->shm.ctl->start, (uint32_t)start);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_segment *s = (struct mn_segment *)self;
+    (void)mn_memfd_dontfork(s->shm.base, s->bytes);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef segment_methods[] = {
+    {"state", segment_state, METH_O, PyDoc_STR("state(number) of a worker's entry")},
+    {"starting", segment_starting, METH_O, PyDoc_STR("starting(number): about to fork it")},
+    {"not_started", segment_not_started, METH_O,
+     PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
+    {"set_pid", segment_set_pid, METH_VARARGS, PyDoc_STR("set_pid(number, pid)")},
+    {"exited", segment_exited, METH_VARARGS,
+     PyDoc_STR("exited(number, status): it is dead; exit code, or minus the signal")},
+    {"reap", segment_reap, METH_O, reap_doc},
+    {"stopped", segment_stopped, METH_NOARGS, PyDoc_STR("whether the loader is closing")},
+    {"trainer_lives", segment_trainer_lives, METH_NOARGS, trainer_lives_doc},
+    {"set_start", segment_set_start, METH_O,
+     PyDoc_STR("set_start(how): enum mn_start, how the zygote starts workers.")},
+    {"dontfork", segment_dontfork, METH_NOARGS,
+     PyDoc_STR("Keeps the mapping out of processes that a worker forks.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+segment_get_workers(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->nworkers);
+}
+
+static PyObject *
+segment_get_trainer(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->trainer_pid);
+}
+
+static PyObject *
+segment_get_start(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
+    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
+}
+
+static PyGetSetDef segment_getset[] = {
+    {"workers", segment_get_workers, NULL, PyDoc_STR("number of worker entries"), NULL},
+    {"start", segment_get_start, NULL, PyDoc_STR("how workers are started: enum mn_start"), NULL},
+    {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot segment_slots[] = {
+    {Py_tp_new, segment_new},
+    {Py_tp_dealloc, segment_dealloc},
+    {Py_tp_methods, segment_methods},
+    {Py_tp_getset, segment_getset},
+    {Py_tp_doc, PyDoc_STR("Segment(fd): attaches to the loader's mapping.")},
+    {0, NULL},
+};
+
+static PyType_Spec segment_spec = {
+    .name = "minato._core.Segment",
+    .basicsize = sizeof(struct mn_segment),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = segment_slots,
+};
+
+int
+mn_segment_add_type(PyObject *module, struct mn_state *st)
+{
+    st->segment_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &segment_spec, NULL);
+    return st->segment_type == NULL ? -1 : PyModule_AddType(module, st->segment_type);
+}

@@ -1,0 +1,161 @@
+/* What a sample costs: see policy_cost.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/policy_cost.h"
+
+#include <errno.h>
+#include <string.h>
+
+int
+mn_cost_init(struct mn_cost *m, void *cells, int64_t n)
+{
+    if (n < 0 || (n > 0 && cells == NULL)) {
+        return -EINVAL;
+    }
+    memset(m, 0, sizeof(*m));
+    m->cells = cells;
+    m->n = n;
+    if (n > 0) {
+        memset(cells, 0, mn_cost_bytes(n));
+    }
+    mn_histogram_init(&m->wall);
+    return 0;
+}
+
+static struct mn_cost_cell *
+cell_at(const struct mn_cost *m, int64_t index)
+{
+    return index >= 0 && index < m->n ? &m->cells[index] : NULL;
+}
+
+/* Which side of c the value x surprises on: -1, +1, or 0 for neither. */
+static int8_t
+surprise_of(double c, double x)
+{
+    if (x > c * MN_COST_SURPRISE) {
+        return 1;
+    }
+    return x < c / MN_COST_SURPRISE ? -1 : 0;
+}
+
+static void
+cell_restart(struct mn_cost_cell *c, double wall)
+{
+    c->wall_ns = (float)wall;
+    c->age = 1;
+    c->surprise = 0;
+}
+
+static void
+cell_update(struct mn_cost_cell *c, double wall)
+{
+    if (c->seen < UINT16_MAX) {
+        c->seen++;
+    }
+    double was = (double)c->wall_ns;
+    int8_t side = surprise_of(was, wall);
+    if (c->seen == 1 || c->age == 0 || (side != 0 && side == c->surprise)) {
+        cell_restart(c, wall);
+        return;
+    }
+    c->surprise = side;
+    double factor = side > 0 ? MN_COST_SURPRISE : 1.0 / MN_COST_SURPRISE;
+    double x = side == 0 ? wall : was * factor;
+    if (c->age < MN_COST_MAX_AGE) {
+        c->age++;
+    }
+    c->wall_ns = (float)(was + (x - was) / c->age);
+}
+
+void
+mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns)
+{
+    double wall = wall_ns > 0 ? (double)wall_ns : 0.0;
+    m->samples++;
+    double weight = (double)(m->samples < MN_COST_MEMORY ? m->samples : MN_COST_MEMORY);
+    m->mean_wall_ns += (wall - m->mean_wall_ns) / weight;
+    mn_histogram_add(&m->wall, wall_ns);
+    struct mn_cost_cell *c = cell_at(m, index);
+    if (c != NULL) {
+        m->known += c->seen == 0;
+        cell_update(c, wall);
+    }
+}
+
+int
+mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns)
+{
+    struct mn_cost_cell *c = cell_at(m, index);
+    if (c == NULL || wall_ns < 0) {
+        return -EINVAL;
+    }
+    if (c->seen == 0) {
+        c->wall_ns = (float)wall_ns;
+    }
+    return 0;
+}
+
+bool
+mn_cost_knows(const struct mn_cost *m, int64_t index)
+{
+    const struct mn_cost_cell *c = cell_at(m, index);
+    return c != NULL && (c->seen > 0 || c->wall_ns > 0.0f);
+}
+
+int64_t
+mn_cost_wall(const struct mn_cost *m, int64_t index)
+{
+    return (int64_t)(mn_cost_knows(m, index) ? (double)m->cells[index].wall_ns
+                                             : m->mean_wall_ns);
+}
+
+int64_t
+mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *index,
+             int64_t *wall_ns)
+{
+    int64_t out = 0;
+    int64_t i = *cursor < 0 ? 0 : *cursor;
+    for (; i < m->n && out < cap; i++) {
+        const struct mn_cost_cell *c = &m->cells[i];
+        if (c->seen > 0) {
+            index[out] = i;
+            wall_ns[out] = (int64_t)c->wall_ns;
+            out++;
+        }
+    }
+    *cursor = i;
+    return out;
+}
+
+int64_t
+mn_cost_slowest(const struct mn_cost *m, int64_t most, int64_t *index, int64_t *wall_ns)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        int64_t wall = (int64_t)m->cells[i].wall_ns;
+        if (m->cells[i].seen == 0 || most == 0 || (n == most && wall <= wall_ns[n - 1])) {
+            continue;
+        }
+        int64_t at = n < most ? n++ : n - 1;
+        for (; at > 0 && wall_ns[at - 1] < wall; at--) {
+            index[at] = index[at - 1];
+            wall_ns[at] = wall_ns[at - 1];
+        }
+        index[at] = i;
+        wall_ns[at] = wall;
+    }
+    return n;
+}
+
+int64_t
+mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns)
+{
+    int64_t taken = 0;
+    for (int64_t k = 0; k < n; k++) {
+        if (cell_at(m, index[k]) != NULL) {
+            mn_cost_observe(m, index[k], wall_ns[k]);
+            taken++;
+        }
+    }
+    return taken;
+}

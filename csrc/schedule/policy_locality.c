@@ -1,0 +1,220 @@
+/* See policy_locality.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/policy_locality.h"
+
+#include <string.h>
+
+#include "schedule/policy_cost.h"
+
+void
+mn_locality_init(struct mn_locality *l)
+{
+    memset(l, 0, sizeof(*l));
+    l->near.rank = l->home.rank = 0.5;
+}
+
+/* ---- the contrast ------------------------------------------------------------------- */
+
+static void
+toward(double *mean, double x, uint32_t *n)
+{
+    if (*n < MN_CONTRAST_MEMORY) {
+        (*n)++;
+    }
+    *mean += (x - *mean) / *n;
+}
+
+/* The one of n costs that a share of them does not exceed. */
+static double
+quantile(const float *cost, uint32_t n, double share)
+{
+    double below = share * n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t less = 0, most = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            less += cost[k] < cost[i] ? 1u : 0u;
+            most += cost[k] <= cost[i] ? 1u : 0u;
+        }
+        if (less <= below && most > below) {
+            return (double)cost[i];
+        }
+    }
+    return 0.0;
+}
+
+/* Keeps a cost; what is derived from all of them follows every few: it takes a microsecond. */
+static void
+keep(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share, double *quantile_ns)
+{
+    ring[(*at)++ % MN_CONTRAST_MEMORY] = (float)cost_ns;
+    if (*at % (n < MN_CONTRAST_MEMORY ? 4u : 32u) == 0 || n < 4) {
+        *quantile_ns = quantile(ring, n, share);
+    }
+}
+
+/* The share of the last of the cheap kind that cost less; of equals half. */
+static double
+rank_of(const struct mn_contrast *c, float cost)
+{
+    uint32_t twice = 0;
+    for (uint32_t i = 0; i < c->ncheap; i++) {
+        twice += c->cheap[i] < cost ? 2u : c->cheap[i] <= cost ? 1u : 0u;
+    }
+    return (double)twice / (2.0 * c->ncheap);
+}
+
+static void
+decide(struct mn_contrast *c)
+{
+    double saved = c->dear_ns - c->cheap_ns;
+    bool both = c->ndear != 0 && c->ncheap != 0;
+    /* The variance of the mean of so many uniform ranks among so many others. */
+    double variance = both ? (1.0 / c->ndear + 1.0 / c->ncheap) / 12.0 : 1.0;
+    double above = c->rank - 0.5;
+    double worth = c->cheap_ns / 4.0;
+    worth = worth > MN_LOCALITY_WORTH_NS ? worth : MN_LOCALITY_WORTH_NS;
+    double ask = c->answer == MN_CONTRAST_YES ? 0.5 : 1.0;
+    bool sure = above >= ask * MN_CONTRAST_LEAST
+                && above * above >= ask * ask * MN_CONTRAST_SIGMAS * MN_CONTRAST_SIGMAS * variance;
+    if (sure && saved >= ask * worth) {
+        c->answer = MN_CONTRAST_YES;
+    }
+    else if (c->answer != MN_CONTRAST_UNKNOWN
+             || (c->ndear >= MN_CONTRAST_EVIDENCE && c->ncheap >= MN_CONTRAST_EVIDENCE)) {
+        c->answer = MN_CONTRAST_NO;
+    }
+}
+
+static void
+observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
+{
+    cost_ns = cost_ns > 0 ? cost_ns : 0;
+    if (cheap) {
+        c->ncheap += c->ncheap < MN_CONTRAST_MEMORY;
+        keep(c->cheap, &c->cheap_at, c->ncheap, cost_ns, 0.25, &c->cheap_ns);
+    }
+    else if (c->ncheap != 0) { /* else there is nothing to rank it in */
+        toward(&c->rank, rank_of(c, (float)cost_ns), &c->ndear);
+        keep(c->dear, &c->dear_at, c->ndear, cost_ns, 0.5, &c->dear_ns);
+    }
+    decide(c);
+}
+
+/* ---- groups ------------------------------------------------------------------------- */
+
+static uint8_t
+followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
+{
+    l->opens_ns = (l->near.cheap_ns + l->near.dear_ns) / 2.0;
+    bool opens = (double)cost_ns > l->opens_ns;
+    if (marks & MN_COST_OPENS) {
+        l->right += opens;
+        l->wrong += !opens;
+    }
+    l->followers++;
+    l->opened += opens;
+    l->edges += edge;
+    l->edges_opened += edge && opens;
+    double share = (l->edges_opened + 0.5) / (l->edges + 1.0);
+    l->joins = share < (l->joins ? 0.6 : 0.45);
+    if (l->edges > MN_CONTRAST_MEMORY) {
+        l->edges /= 2.0;
+        l->edges_opened /= 2.0;
+    }
+    if (l->followers > MN_LOCALITY_MEMORY) {
+        l->followers /= 2.0;
+        l->opened /= 2.0;
+        l->firsts /= 2.0;
+        l->right /= 2.0;
+        l->wrong /= 2.0;
+    }
+    if (!opens) {
+        double n = l->followers < MN_CONTRAST_MEMORY ? l->followers : MN_CONTRAST_MEMORY;
+        l->each_ns += ((double)cost_ns - l->each_ns) / n;
+    }
+    return (uint8_t)(MN_COST_FOLLOWED | (opens ? MN_COST_OPENS : 0u));
+}
+
+uint8_t
+mn_locality_observe_near(struct mn_locality *l, bool follows, bool edge, uint8_t marks,
+                         int64_t cost_ns)
+{
+    bool together = l->near.answer == MN_CONTRAST_YES;
+    if (together && follows) {
+        marks = followed(l, edge, marks, cost_ns);
+    }
+    l->firsts += together && !follows;
+    observe(&l->near, follows, cost_ns);
+    return marks;
+}
+
+void
+mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns)
+{
+    observe(&l->home, home, cost_ns);
+}
+
+double
+mn_locality_length(const struct mn_locality *l)
+{
+    if (l->near.answer != MN_CONTRAST_YES) {
+        return 1.0;
+    }
+    double openings = l->opened + l->firsts;
+    return openings > 0.0 ? (l->followers + l->firsts) / openings : 1.0;
+}
+
+static bool
+believed(const struct mn_locality *l)
+{
+    return l->right + 1.0 >= l->wrong;
+}
+
+bool
+mn_locality_joins(const struct mn_locality *l)
+{
+    return l->near.answer == MN_CONTRAST_YES && l->joins;
+}
+
+bool
+mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *p)
+{
+    if (p->length == 0) {
+        return true;
+    }
+    if (p->declared && p->begins) {
+        return true;
+    }
+    if (p->batch && p->length + p->rows > p->most) {
+        return true; /* whole batches, so that chains do not end in the middle of one */
+    }
+    if (p->declared) {
+        return false;
+    }
+    if ((p->marks & MN_COST_OPENS) && believed(l) && p->number % 8 != 7) {
+        return true;
+    }
+    if (!p->batch || ((p->marks & MN_COST_FOLLOWED) && believed(l))) {
+        return false;
+    }
+    uint64_t every = l->edges < MN_LOCALITY_EDGES ? 4 : 16;
+    bool tries = l->near.answer == MN_CONTRAST_YES && p->length <= p->rows
+                 && p->number / (uint64_t)p->rows % every == 1;
+    return !tries && !mn_locality_joins(l);
+}
+
+int64_t
+mn_locality_opening(const struct mn_locality *l)
+{
+    double each = l->each_ns > 0.0 ? l->each_ns : l->near.cheap_ns;
+    double opening = l->near.dear_ns - each;
+    return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
+}
+
+int64_t
+mn_locality_away(const struct mn_locality *l)
+{
+    double away = l->home.dear_ns - l->home.cheap_ns;
+    return l->home.answer == MN_CONTRAST_YES && away > 0.0 ? (int64_t)away : 0;
+}

@@ -1,0 +1,72 @@
+/* When a sample in flight counts as slow: see policy_slow.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/policy_slow.h"
+
+void
+mn_slow_init(struct mn_slow *s)
+{
+    s->timeout_ns = MN_SLOW_NEVER;
+    s->tail = false;
+    s->dissent = 0;
+}
+
+static int64_t
+times(int64_t a, int64_t b)
+{
+    int64_t out;
+    return __builtin_mul_overflow(a, b, &out) ? MN_SLOW_NEVER : out;
+}
+
+/* What an ordinary sample takes. */
+static int64_t
+norm_of(const struct mn_histogram *h)
+{
+    int64_t median = mn_histogram_quantile(h, 500);
+    if (mn_histogram_above(h, times(median, MN_SLOW_FACTOR)) <= MN_SLOW_MOST) {
+        return median;
+    }
+    return mn_histogram_quantile(h, 900);
+}
+
+static int64_t
+learn(const struct mn_slow *s, const struct mn_histogram *h, bool *tail)
+{
+    int64_t line = times(norm_of(h), MN_SLOW_FACTOR);
+    int share = mn_histogram_above(h, line);
+    *tail = share >= (s->tail ? MN_SLOW_OFF : MN_SLOW_ON);
+    int64_t t = *tail ? line : times(mn_histogram_quantile(h, 990), MN_SLOW_GUARD);
+    return t < MN_SLOW_LEAST_NS ? MN_SLOW_LEAST_NS : t;
+}
+
+static bool
+differs(int64_t used, int64_t wanted)
+{
+    int64_t by = wanted > used ? wanted - used : used - wanted;
+    return by > used / 4;
+}
+
+int64_t
+mn_slow_update(struct mn_slow *s, const struct mn_histogram *wall)
+{
+    if (wall->total < MN_SLOW_EVIDENCE) {
+        return s->timeout_ns;
+    }
+    bool tail;
+    int64_t wanted = learn(s, wall, &tail);
+    if (s->timeout_ns == MN_SLOW_NEVER) {
+        s->timeout_ns = wanted;
+        s->tail = tail;
+        return wanted;
+    }
+    if (tail == s->tail && !differs(s->timeout_ns, wanted)) {
+        s->dissent = 0;
+        return s->timeout_ns;
+    }
+    if (++s->dissent >= MN_SLOW_AGREE) {
+        s->timeout_ns = wanted;
+        s->tail = tail;
+        s->dissent = 0;
+    }
+    return s->timeout_ns;
+}

@@ -1,0 +1,230 @@
+/* How many workers there should be: see policy_workers.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/policy_workers.h"
+
+#include <string.h>
+
+/* A task that only waits still takes some CPU to start and report. */
+#define LEAST_NEED_MILLI 50
+#define MOSTLY_WAITING 500
+/* A worker that is busy more than this has nothing to spare for what varies. */
+#define BUSY_ENOUGH 800
+/* And one more than this would be the limit itself. */
+#define BUSY_MOST 950
+
+void
+mn_workers_init(struct mn_workers *w)
+{
+    memset(w, 0, sizeof(*w));
+}
+
+const char *
+mn_workers_text(enum mn_workers_reason reason)
+{
+    switch (reason) {
+    case MN_WORKERS_STEADY:
+        return "the batch queue is neither dry nor full";
+    case MN_WORKERS_SETTLING:
+        return "the last change, or a first sign of need, has still to show its effect";
+    case MN_WORKERS_GROW_IDLE_CORES:
+        return "the batch queue runs dry, tasks are waiting and cores are idle";
+    case MN_WORKERS_GROW_WAITING:
+        return "the batch queue runs dry and tasks spend their time waiting, not computing";
+    case MN_WORKERS_SHRINK_FULL:
+        return "the batch queue stays full: fewer workers suffice";
+    case MN_WORKERS_UNDO_GROWTH:
+        return "the workers added last did not raise the rate";
+    case MN_WORKERS_DRY_NO_TASKS:
+        return "the batch queue is dry, but no task waits for a worker";
+    case MN_WORKERS_DRY_CPU_BUSY:
+        return "the batch queue is dry, but the cores are busy: more workers cannot help";
+    case MN_WORKERS_DRY_AT_MAX:
+        return "the batch queue is dry, but the most workers that autoscale allows are there";
+    case MN_WORKERS_DRY_AT_CEILING:
+        return "the batch queue is dry, but more workers did not help before";
+    case MN_WORKERS_FULL_AT_MIN:
+        return "the batch queue is full and the least number of workers is reached";
+    case MN_WORKERS_FULL_AT_FLOOR:
+        return "the batch queue is full, but ran dry with fewer workers before";
+    case MN_WORKERS_OUT_OF_RANGE:
+        return "the number of workers was outside its limits";
+    case MN_WORKERS_DRY_NO_MEMORY:
+        return "the batch queue is dry, but memory has no room for a worker more";
+    case MN_WORKERS_FULL_BUSY:
+        return "the batch queue is full, but fewer workers would be busy all the time";
+    }
+    return "unknown";
+}
+
+static struct mn_workers_decision
+decide(int32_t target, enum mn_workers_reason reason)
+{
+    struct mn_workers_decision d = {target, reason, mn_workers_text(reason)};
+    return d;
+}
+
+static struct mn_workers_decision
+change(struct mn_workers *w, int32_t target, enum mn_workers_reason reason)
+{
+    w->settle = MN_WORKERS_SETTLE;
+    w->dry = 0;
+    w->full = 0;
+    return decide(target, reason);
+}
+
+static bool
+moved(int64_t was, int64_t now)
+{
+    int64_t by = was > now ? was - now : now - was;
+    return by > was / 4;
+}
+
+/* True when the growth under judgement has not paid. */
+static bool
+growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int64_t added = in->workers - w->grown_from;
+    int64_t gain = in->speed_milli - w->grown_speed;
+    int64_t hoped = w->grown_speed / w->grown_from * added;
+    return added > 0 && gain < hoped / 4;
+}
+
+/* How many more workers the idle CPU can feed. */
+static int64_t
+affordable(const struct mn_workers_input *in)
+{
+    int64_t busy = in->cpu_permille < 0 ? 0 : in->cpu_permille;
+    int64_t idle = busy >= 1000 ? 0 : in->cores_milli * (1000 - busy) / 1000;
+    int64_t need = 1000 - in->wait_permille;
+    return idle / (need < LEAST_NEED_MILLI ? LEAST_NEED_MILLI : need);
+}
+
+static struct mn_workers_decision
+when_dry(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int32_t n = in->workers;
+    if (w->shrunk_from > n) {
+        /* The shrink went too far; it is taken back without a trial. */
+        w->floor = w->shrunk_from;
+        w->floor_taken = w->shrunk_taken;
+    }
+    w->shrunk_from = 0;
+    if (in->backlog <= 0) {
+        return decide(n, MN_WORKERS_DRY_NO_TASKS);
+    }
+    if (n >= in->max_workers) {
+        return decide(n, MN_WORKERS_DRY_AT_MAX);
+    }
+    /* It belongs to a workload; with a very different speed it is another one. */
+    if (w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
+        w->ceiling = 0;
+    }
+    if (w->ceiling != 0 && n >= w->ceiling) {
+        return decide(n, MN_WORKERS_DRY_AT_CEILING);
+    }
+    int64_t add = affordable(in);
+    if (add < 1) {
+        return decide(n, MN_WORKERS_DRY_CPU_BUSY);
+    }
+    if (in->room < 1) {
+        return decide(n, MN_WORKERS_DRY_NO_MEMORY);
+    }
+    bool waiting = in->wait_permille >= MOSTLY_WAITING;
+    int64_t most = waiting ? n : n / 4 > 1 ? n / 4 : 1;
+    int64_t top = w->ceiling != 0 && w->ceiling < in->max_workers ? w->ceiling
+                                                                  : in->max_workers;
+    add = add < most ? add : most;
+    add = add < in->backlog ? add : in->backlog;
+    add = w->floor > n ? w->floor - n : add;
+    add = add < in->room ? add : in->room;
+    add = add < top - n ? add : top - n;
+    w->grown_from = w->floor > n ? 0 : n;
+    w->grown_speed = in->speed_milli;
+    w->trials = 0;
+    return change(w, n + (int32_t)add,
+                  waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
+}
+
+static struct mn_workers_decision
+when_full(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    int32_t n = in->workers;
+    if (n <= in->min_workers) {
+        return decide(n, MN_WORKERS_FULL_AT_MIN);
+    }
+    int64_t taken = w->taken_sum / w->full;
+    if (w->floor != 0 && moved(w->floor_taken, taken)) {
+        w->floor = 0; /* another workload */
+    }
+    if (w->floor != 0 && n <= w->floor) {
+        return decide(n, MN_WORKERS_FULL_AT_FLOOR);
+    }
+    if ((int64_t)n * w->busy_most >= (int64_t)(n - 1) * BUSY_MOST) {
+        return decide(n, MN_WORKERS_FULL_BUSY);
+    }
+    w->shrunk_from = n;
+    w->shrunk_taken = taken;
+    int32_t least = w->floor > in->min_workers ? w->floor : in->min_workers;
+    int32_t need = (int32_t)(((int64_t)n * w->busy_most + BUSY_ENOUGH - 1) / BUSY_ENOUGH);
+    int32_t to = n - (n - need) / 2;
+    to = to < n ? to : n - 1;
+    return change(w, to > least ? to : least, MN_WORKERS_SHRINK_FULL);
+}
+
+/* Judges the last growth: it has paid as soon as one update says so. True when that settles
+ * this update, with the decision in *out. */
+static bool
+judge(struct mn_workers *w, const struct mn_workers_input *in,
+      struct mn_workers_decision *out)
+{
+    int32_t from = w->grown_from;
+    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_WORKERS_DRY
+                  && growth_failed(w, in);
+    if (failed && ++w->trials < MN_WORKERS_TRIALS) {
+        *out = decide(in->workers, MN_WORKERS_SETTLING);
+        return true;
+    }
+    w->grown_from = 0;
+    if (failed) {
+        w->ceiling = from;
+        w->ceiling_speed = in->speed_milli;
+        *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
+    }
+    return failed;
+}
+
+struct mn_workers_decision
+mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
+{
+    struct mn_workers_decision undo;
+    int32_t n = in->workers;
+    if (n < in->min_workers || n > in->max_workers) {
+        int32_t to = n < in->min_workers ? in->min_workers : in->max_workers;
+        return change(w, to, MN_WORKERS_OUT_OF_RANGE);
+    }
+    if (w->settle > 0) {
+        w->settle--;
+        return decide(n, MN_WORKERS_SETTLING);
+    }
+    if (w->grown_from > 0 && judge(w, in, &undo)) {
+        return undo;
+    }
+    bool dry = in->occupancy_permille <= MN_WORKERS_DRY;
+    bool full = in->occupancy_permille >= MN_WORKERS_FULL;
+    w->dry = dry ? w->dry + 1 : 0;
+    w->full = full ? w->full + 1 : 0;
+    w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
+    if (w->full <= 1) {
+        w->busy_most = 0; /* the queue was being filled, maybe: that is over */
+    } else if (w->busy_most < in->busy_permille) {
+        w->busy_most = in->busy_permille;
+    }
+    if (w->dry >= MN_WORKERS_DRY_FOR) {
+        return when_dry(w, in);
+    }
+    if (w->full >= MN_WORKERS_FULL_FOR) {
+        return when_full(w, in);
+    }
+    return decide(n, dry || full ? MN_WORKERS_SETTLING : MN_WORKERS_STEADY);
+}

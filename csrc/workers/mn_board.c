@@ -1,0 +1,144 @@
+/* mn_board.c - see mn_board.h for the argument.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "workers/mn_board.h"
+
+#include <stdbool.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+
+static inline mn_a64 *
+ring_of(const struct mn_shm *shm, const struct mn_lane *lane)
+{
+    return (mn_a64 *)mn_at(shm, lane->ring_off);
+}
+
+static inline uint64_t
+entry_of(uint32_t gen, uint32_t task)
+{
+    return (uint64_t)gen << 32 | task;
+}
+
+/* Whether the task an entry names may still be claimed through it. */
+static inline bool
+claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
+{
+    struct mn_task *t = mn_task_at(shm, (uint32_t)entry);
+    *word = mn_a64_load_relaxed(&t->word); /* the CAS that follows orders */
+    return mn_word_status(*word) == MN_TASK_QUEUED
+           && mn_word_gen(*word) == (uint32_t)(entry >> 32);
+}
+
+int
+mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t lane,
+                 uint32_t task, uint32_t gen, uint32_t attempt)
+{
+    struct mn_lane *l = mn_lane_at(shm, lane);
+    mn_a64 *ring = ring_of(shm, l);
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t word;
+    while (head->head != tail
+           && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & l->mask]), &word)) {
+        head->head++;
+    }
+    if (tail - head->head > l->mask) {
+        return MN_FULL;
+    }
+    struct mn_task *t = mn_task_at(shm, task);
+    t->lane = lane;
+    mn_a64_store_release(&t->word, mn_task_word(gen, 0, attempt, MN_TASK_QUEUED)); /* [T1] */
+    mn_a64_store_relaxed(&ring[tail & l->mask], entry_of(gen, task));
+    mn_a64_store_seqcst(&l->tail, tail + 1); /* [P1] */
+    return MN_OK;
+}
+
+static int
+claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_t *task)
+{
+    mn_a64 *ring = ring_of(shm, l);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* so that tail below is no older */
+    uint64_t tail = mn_a64_load_seqcst(&l->tail);  /* [P2]; seq_cst: re-check after announce */
+    uint64_t from = hint;
+    if (tail - from > l->mask + 1) {
+        from = tail - l->mask - 1; /* older places have been overwritten, see I2 */
+    }
+    for (uint64_t at = from; at != tail; at++) {
+        uint64_t entry = mn_a64_load_relaxed(&ring[at & l->mask]); /* ordered by [P2] */
+        uint64_t word;
+        if (!claimable(shm, entry, &word)) {
+            if (at == from) {
+                from++;
+            }
+            continue;
+        }
+        uint64_t mine = mn_task_word(mn_word_gen(word), worker, mn_word_attempt(word),
+                                     MN_TASK_RUNNING);
+        MN_FAULT("board.claim.before");
+        if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, &word, mine)) { /* [T2] */
+            MN_FAULT("board.claim.after");
+            *task = (uint32_t)entry;
+            if (at == from) {
+                from++;
+            }
+            if (from != hint) {
+                (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
+            }
+            return MN_OK;
+        }
+        if (at == from) {
+            from++; /* somebody else has it: not claimable any more, I1 */
+        }
+    }
+    if (from != hint) {
+        (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
+    }
+    return MN_EMPTY;
+}
+
+int
+mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
+{
+    if (claim_lane(shm, mn_lane_at(shm, MN_LANE_WORKER + worker), worker, task) == MN_OK) {
+        return MN_OK;
+    }
+    if (claim_lane(shm, mn_lane_at(shm, MN_LANE_EXPRESS), worker, task) == MN_OK) {
+        return MN_OK;
+    }
+    return claim_lane(shm, mn_lane_at(shm, MN_LANE_NORMAL), worker, task);
+}
+
+uint32_t
+mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at)
+{
+    const struct mn_lane *l = mn_lane_at(shm, lane);
+    return (uint32_t)mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+}
+
+bool
+mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
+{
+    const struct mn_lane *l = mn_lane_at(shm, lane);
+    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    uint64_t word;
+    if (!claimable(shm, entry, &word)) {
+        return false;
+    }
+    *task = (uint32_t)entry;
+    return mn_a64_cas_acqrel(&mn_task_at(shm, *task)->word, &word,
+                             mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_CANCELLED));
+}
+
+bool
+mn_board_cancel(const struct mn_shm *shm, uint32_t task)
+{
+    struct mn_task *t = mn_task_at(shm, task);
+    uint64_t word = mn_a64_load_relaxed(&t->word); /* the CAS decides */
+    while (mn_word_status(word) == MN_TASK_QUEUED || mn_word_status(word) == MN_TASK_WAITING) {
+        uint64_t none = mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_CANCELLED);
+        if (mn_a64_cas_acqrel(&t->word, &word, none)) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,76 @@
+/* mn_board.h - the claim order: lanes of tasks, filled by the trainer, emptied by workers.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Actors.  One producer (the trainer, under the engine's mutex); any number of workers.
+ *
+ * A lane is a ring of 64-bit entries {generation, task number}.  An entry is only advice:
+ * what decides is the task word.  A worker reads entries from the lane's hint on and claims
+ * the first whose task word is QUEUED with the entry's generation, by one compare-and-swap
+ * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
+ *
+ * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
+ * it scanned from).  Task words: see mn_message.h.
+ *
+ * Invariants.
+ *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes
+ *       claimable again: a re-issue moves the generation and writes a new entry.  Hence a
+ *       worker may move the hint past every entry it has seen in that state.
+ *   I2  The producer never overwrites an entry that is still claimable: it keeps its own
+ *       head, moves it over entries that are not, and refuses (MN_FULL) when the ring is
+ *       full between head and tail.
+ *
+ * Order pairs.
+ *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, acquire load: the entry and,
+ *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
+ *        at sleepers' bells next (mn_bell.h: publish, then look).
+ *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
+ *        announce and sleep. A worker that takes the board under its low water mark rings the
+ *        engine next (mn_bell.h): the engine sees the hint, or is rung.
+ *   [T1]/[T2] the task word itself, see mn_message.h.
+ *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
+ *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
+ *
+ * Wrap.  tail and hint are 64-bit counts and do not wrap; positions are taken modulo the ring.
+ *   A worker that stalls between reading tail and an entry may read a newer entry at that
+ *   place: it is as good as any, the CAS decides.
+ *
+ * Crash.  A worker killed before its CAS leaves nothing; after it, a RUNNING word naming it.
+ *
+ *   may run at once      publish   claim   cancel
+ *   publish                no        yes     no
+ *   claim                  yes       yes     yes
+ *   cancel (trainer)       no        yes     no
+ */
+#ifndef MN_BOARD_H
+#define MN_BOARD_H
+
+#include "workers/mn_message.h"
+
+/* The trainer's private side of a lane. */
+struct mn_lane_head {
+    uint64_t head;
+};
+
+/* Makes task claimable. Its descriptor and block are complete. MN_OK or MN_FULL. */
+int
+mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t lane,
+                 uint32_t task, uint32_t gen, uint32_t attempt);
+
+/* Claims the next task for worker: its own lane, express, normal. MN_OK or MN_EMPTY. */
+int
+mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
+
+/* The task that an entry of a lane names, at a count before its tail. */
+uint32_t
+mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at);
+
+/* Takes back the task of an entry of a lane, at a count before its tail, if nobody has claimed
+ * it. True, and which task, when it was. */
+bool
+mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task);
+
+/* Takes back a task that nobody has claimed yet. True when it was. */
+bool
+mn_board_cancel(const struct mn_shm *shm, uint32_t task);
+
+#endif

@@ -1,0 +1,433 @@
+/* mn_message.h - everything trainer and workers say to each other, as records in one mapping.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Actors.  The *trainer* (the user's thread and the engine thread, one at a time, under the
+ * engine's mutex), the *zygote* (forks and reaps workers) and the *workers*.
+ *
+ * The mapping, by offset (never by pointer: every process may map it elsewhere):
+ *
+ *   ctl | workers[] | tasks[] | lanes[] | input region | arena
+ *
+ *   ctl      one page: sizes, stop word, the two bells of the trainer
+ *   workers  one entry a worker slot: liveness, bell, outbox lease, what it runs
+ *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
+ *   lanes    claim order: rings of (generation, task) entries, see mn_board.h
+ *   input    blocks: the rows of one batch, their indices, one report a row
+ *   arena    rows of delivered fields, and worker outboxes
+ *
+ * Who owns what.
+ *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
+ *     only (1) its own worker entry, (2) the task it holds RUNNING, (3) the reports and rows
+ *     of that task, (4) its own outbox lease.  A kill at any instruction therefore leaves
+ *     every allocator whole.
+ *   - Everything of a block and a task is written by the trainer before the task word
+ *     becomes QUEUED, and read by a worker only after it made the word RUNNING.
+ *
+ * Order pairs (labels are repeated at the code):
+ *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
+ *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
+ *   [T3] also precedes, in the single total order, the worker's look at the trainer's bell;
+ *        its partner is the bell's announce [B1] before the trainer's re-check [T4].
+ *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
+ *        together at least one sees all of them DONE, and claims the collate task by CAS
+ *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
+ *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
+ *        both are followed by a ring of the engine, and its look lies between its announce and
+ *        its sleep: as mn_bell.h asks
+ *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
+ *
+ * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a lane
+ * names task and generation, so a stale entry can be claimed only if exactly 2^32 issues of
+ * one descriptor pass while a worker holds the entry between two instructions.
+ *
+ * Crash.  A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
+ * else.  After its death is confirmed the trainer sweeps them: see mn_engine.h.
+ */
+#ifndef MN_MESSAGE_H
+#define MN_MESSAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/mn_atomic.h"
+#include "base/mn_attr.h"
+#include "sync/mn_bell.h"
+
+#define MN_PAGE 4096u
+#define MN_MAGIC UINT64_C(0x6d696e61746f3031)
+
+/* A field of a batch at least this large gets pages of its own, which the trainer hands out
+ * without a copy; a smaller one is copied to ordinary memory, so that keeping the labels of
+ * an epoch does not keep its images.  64 KiB is where a copy costs as much as the view. */
+#define MN_FIELD_BIG (64u * 1024u)
+#define MN_FIELD_ALIGN 64u
+
+/* PART tasks of a block at most: whoever ends one looks at all the others. */
+#define MN_PARTS_MOST 63u
+
+/* ---- task -------------------------------------------------------------------------- */
+
+enum mn_task_status {
+    MN_TASK_FREE = 0,
+    MN_TASK_QUEUED = 1,   /* on a lane, may be claimed */
+    MN_TASK_RUNNING = 2,  /* owned by the worker in the word */
+    MN_TASK_DONE = 3,     /* results are published; owned by the trainer again */
+    MN_TASK_LOST = 4,     /* its worker died and no retry is left */
+    MN_TASK_CANCELLED = 5,
+    MN_TASK_PLANNED = 6,  /* its block is there, it is on no lane yet */
+    MN_TASK_WAITING = 7,  /* for the other tasks of its block: who ends the last claims it */
+};
+
+enum mn_task_kind {
+    MN_KIND_ROWS = 0,    /* samples of a map-style dataset, each written to its row */
+    MN_KIND_SAMPLES = 1, /* the same without a known layout: samples into the envelope */
+    MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope */
+    MN_KIND_RESUME = 3,  /* a new epoch begins for this worker (torch's resume marker) */
+    MN_KIND_PART = 4,    /* samples into the envelope, for the block's collate task */
+    MN_KIND_COLLATE = 5, /* collates what the PART tasks of its block have left, in shared
+                          * memory; always the block's last task. On a lane only after a
+                          * death: see [C1] */
+};
+
+enum mn_task_flag {
+    MN_FLAG_ENVELOPE = 1u << 0,  /* env_off, env_len hold a message */
+    MN_FLAG_NO_ROOM = 1u << 1,   /* the envelope did not fit under the memory limit */
+};
+
+/* How the first sample of a task was made. */
+enum mn_task_made {
+    MN_MADE_APART = 0,    /* its worker had made another one before, */
+    MN_MADE_NEXT = 1,     /* the one before it in the sampler's order, */
+    MN_MADE_FIRST = 2,    /* or none at all */
+};
+
+/* generation 63..32 | worker 31..16 | attempt 15..8 | status 7..0 */
+static inline uint64_t
+mn_task_word(uint32_t gen, uint32_t worker, uint32_t attempt, enum mn_task_status st)
+{
+    return (uint64_t)gen << 32 | (uint64_t)(worker & 0xffffu) << 16
+           | (uint64_t)(attempt & 0xffu) << 8 | (uint64_t)st;
+}
+
+static inline uint32_t
+mn_word_gen(uint64_t w)
+{
+    return (uint32_t)(w >> 32);
+}
+
+static inline uint32_t
+mn_word_worker(uint64_t w)
+{
+    return (uint32_t)(w >> 16) & 0xffffu;
+}
+
+static inline uint32_t
+mn_word_attempt(uint64_t w)
+{
+    return (uint32_t)(w >> 8) & 0xffu;
+}
+
+static inline enum mn_task_status
+mn_word_status(uint64_t w)
+{
+    return (enum mn_task_status)(w & 0xffu);
+}
+
+struct mn_task {
+    mn_a64 word;
+    uint64_t block_off;  /* trainer, before QUEUED */
+    uint32_t row0;
+    uint32_t nrows;
+    uint32_t kind;
+    uint32_t lane;
+    uint64_t env_off;  /* worker, before DONE */
+    uint64_t env_len;
+    uint32_t made; /* enum mn_task_made; worker, before DONE */
+    uint32_t pad0;
+    uint32_t flags;
+    uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
+    uint64_t wall_ns;
+    uint64_t cpu_ns;
+    uint64_t done_ns;  /* monotonic clock at DONE */
+    uint64_t pad1[5];
+};
+MN_STATIC_ASSERT(sizeof(struct mn_task) == 128, "a task is two cache lines");
+
+/* ---- block: one batch -------------------------------------------------------------- */
+
+enum mn_row_status {
+    MN_ROW_NONE = 0,
+    MN_ROW_WRITTEN = 1,   /* the fields hold it */
+    MN_ROW_ENVELOPE = 2,  /* it travels in the task's envelope */
+};
+
+struct mn_report {
+    uint32_t status;
+    uint32_t pad0;
+    uint64_t wall_ns;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
+
+enum mn_index_kind {
+    MN_INDEX_INT64 = 0,   /* nrows machine integers that were a list of int */
+    MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the object the sampler gave */
+};
+
+/* Offsets inside a block are relative to the block; field offsets to the mapping. */
+struct mn_block {
+    uint64_t number;    /* of the batch within its epoch */
+    uint64_t epoch;
+    uint64_t position;  /* in the sampler's order, of row 0 */
+    uint64_t base_seed;
+    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
+    uint32_t nrows;
+    uint32_t ntasks;
+    uint32_t nfields;
+    uint32_t layout;  /* which layout the rows follow; 0: none */
+    uint32_t index_kind;
+    uint32_t seeded;
+    uint64_t index_bytes;
+    /* uint32_t tasks[ntasks] follows this record */
+    uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
+    uint32_t index_at;
+    uint32_t reports_at; /* struct mn_report[nrows] */
+    uint32_t unused;
+    uint64_t bytes;      /* of the block itself */
+};
+MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
+
+/* ---- envelope: a result outside of rows ---------------------------------------------- */
+
+/* struct mn_envelope | struct mn_envelope_part[nparts] | pickle | small parts | big parts.
+ * Offsets are relative to the envelope. */
+struct mn_envelope {
+    uint64_t nparts;
+    uint64_t pickle_at;
+    uint64_t pickle_bytes;
+    uint64_t pad0;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
+
+struct mn_envelope_part {
+    uint64_t at;
+    uint64_t bytes;
+};
+MN_STATIC_ASSERT(sizeof(struct mn_envelope_part) == 16, "part layout");
+
+/* ---- worker ------------------------------------------------------------------------ */
+
+enum mn_worker_state {
+    MN_WORKER_EMPTY = 0,     /* no process wanted here */
+    MN_WORKER_WANTED = 1,    /* trainer: please fork one */
+    MN_WORKER_STARTING = 2,  /* zygote: forked */
+    MN_WORKER_READY = 3,     /* worker: in its loop */
+    MN_WORKER_EXITED = 4,    /* zygote: seen dead, not yet reaped [S1] */
+    MN_WORKER_SWEPT = 5,     /* trainer: its tasks are taken back; reap it */
+};
+
+/* How worker processes come to be. Where loading the dataset left behind what forks cannot
+ * have, or not together, each loads its own. */
+enum mn_start {
+    MN_START_UNKNOWN = 0, /* the dataset is not loaded yet */
+    MN_START_FORKED = 1,
+    MN_START_THREADS = 2,
+    MN_START_ACCELERATOR = 3,
+    MN_START_OPENED = 4,
+};
+
+enum mn_lease_state {
+    MN_LEASE_IDLE = 0,
+    MN_LEASE_WANT = 1,
+    MN_LEASE_GRANTED = 2,
+    MN_LEASE_REFUSED = 3,
+};
+
+enum mn_leave {
+    MN_LEAVE_NOT = 0,
+    MN_LEAVE_SHRINK = 1, /* there are too many workers */
+    MN_LEAVE_ENDED = 2,  /* the user ended it: terminate() of a thread */
+};
+
+struct mn_worker {
+    struct mn_bell bell;  /* of a worker without a task; rung by the trainer */
+    mn_a32 state;
+    uint32_t pid;
+    uint32_t starts;  /* processes that have had this slot; trainer */
+    uint32_t tid;     /* the thread that works; 0: the process's first */
+    uint32_t pad0;
+    int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
+    uint16_t respawn;    /* trainer, before SWEPT: fork another */
+    uint16_t retired;    /* trainer: the user ended it, no replacement */
+    uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
+    /* line: outbox lease */
+    MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
+    struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
+                           * that could claim a task */
+    uint64_t lease_off;  /* trainer, before GRANTED */
+    uint64_t lease_len;
+    uint64_t want_bytes;  /* worker, before WANT */
+    uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
+    /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
+     * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
+    uint64_t init_states[3];
+    /* line: what it is doing, for people and for the slow lane; relaxed */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
+    mn_a64 since_ns;  /* when that began: 0 before, and without one */
+    mn_a64 row;  /* row of the block it is at */
+    mn_a64 tasks_done;
+    mn_a64 rows_done;
+    mn_a64 busy_ns;
+    mn_a64 cpu_ns;
+    mn_a32 leave;  /* trainer: exit when you have nothing in hand; enum mn_leave */
+    mn_a32 low_own; /* trainer: with fewer tasks than this on its own lane it rings the
+                     * engine; 0: never */
+};
+MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
+
+/* The task that a worker has begun, and when. A look, no more: it may just be over. False
+ * without one, and for what cannot be one. */
+static inline bool
+mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, uint64_t *since_ns)
+{
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    *since_ns = mn_a64_load_relaxed(&k->since_ns);
+    *task = (uint32_t)(running - 1);
+    return *since_ns != 0 && running != 0 && running <= ntasks;
+}
+
+/* ---- lane -------------------------------------------------------------------------- */
+
+struct mn_lane {
+    mn_a64 tail;  /* written by the trainer only */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 hint;  /* all entries before it are taken */
+    MN_ALIGNED(MN_CACHELINE) uint64_t ring_off;
+    uint64_t mask;
+    uint64_t pad0[6];
+};
+MN_STATIC_ASSERT(sizeof(struct mn_lane) == 192, "lane layout");
+
+/* Tasks at most on a worker's own lane, with balanced scheduling: a millisecond of cheap ones. */
+#define MN_LANE_OWN_TASKS 128u
+
+enum mn_lane_number {
+    MN_LANE_EXPRESS = 0,  /* taken back from the dead, overdue */
+    MN_LANE_NORMAL = 1,
+    MN_LANE_WORKER = 2,   /* + worker number: work that only this worker may do */
+};
+
+/* ---- control page ------------------------------------------------------------------ */
+
+struct mn_ctl {
+    uint64_t magic;
+    uint64_t sizes;  /* folded sizes of the records above; an attach refuses another */
+    uint64_t total_bytes;
+    uint64_t workers_off;
+    uint64_t tasks_off;
+    uint64_t lanes_off;
+    uint64_t input_off;
+    uint64_t input_bytes;
+    uint64_t arena_off;
+    uint64_t arena_bytes;
+    uint32_t nworkers;
+    uint32_t ntasks;
+    uint32_t nlanes;
+    uint32_t spin_ns;
+    uint32_t trainer_pid;
+    mn_a32 start;  /* zygote: enum mn_start */
+    uint64_t trainer_start;
+    MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
+    mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a
+                         * look at a bell */
+    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal lane
+                         * rings the engine; 0: never */
+    mn_a32 dismissed;   /* trainer: native workers end where they are and nobody is told,
+                         * because the interpreter exits */
+    MN_ALIGNED(MN_CACHELINE) struct mn_bell trainer;  /* the user's thread in next() */
+    uint32_t pad0;
+    mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
+    MN_ALIGNED(MN_CACHELINE) struct mn_bell engine;   /* the engine thread */
+    uint32_t pad1;
+    /* line: the trainer in next(), for people who look from outside; it alone writes, relaxed */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
+    mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
+    mn_a64 wait_ns;          /* in next() before that */
+    mn_a64 given;            /* batches handed over (batching by readiness: samples) */
+    mn_a64 used_bytes;       /* of the arena, when it last got one */
+    mn_a64 limit_bytes;
+    mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */
+    mn_a64 group_milli; /* and how many thousandths of samples are in one; 0: none is */
+};
+
+#define MN_WANT_NONE UINT64_C(0)
+#define MN_WANT_ANY UINT64_C(1)
+#define MN_WANT_CHANGE UINT64_C(2) /* any task, whether or not some are done already */
+
+static inline uint64_t
+mn_sizes_word(void)
+{
+    return (uint64_t)sizeof(struct mn_ctl) << 48 ^ (uint64_t)sizeof(struct mn_worker) << 36
+           ^ (uint64_t)sizeof(struct mn_task) << 24 ^ (uint64_t)sizeof(struct mn_block) << 12
+           ^ (uint64_t)sizeof(struct mn_lane);
+}
+
+/* A mapping as one process sees it. */
+struct mn_shm {
+    char *base;
+    struct mn_ctl *ctl;
+};
+
+static inline void *
+mn_at(const struct mn_shm *shm, uint64_t off)
+{
+    return shm->base + off;
+}
+
+static inline struct mn_worker *
+mn_worker_at(const struct mn_shm *shm, uint32_t w)
+{
+    return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
+}
+
+static inline struct mn_task *
+mn_task_at(const struct mn_shm *shm, uint32_t t)
+{
+    return (struct mn_task *)(void *)(shm->base + shm->ctl->tasks_off) + t;
+}
+
+static inline struct mn_lane *
+mn_lane_at(const struct mn_shm *shm, uint32_t lane)
+{
+    return (struct mn_lane *)(void *)(shm->base + shm->ctl->lanes_off) + lane;
+}
+
+static inline struct mn_block *
+mn_block_at(const struct mn_shm *shm, uint64_t off)
+{
+    return (struct mn_block *)(void *)(shm->base + off);
+}
+
+static inline uint32_t *
+mn_block_tasks(struct mn_block *b)
+{
+    return (uint32_t *)(void *)(b + 1);
+}
+
+static inline uint64_t *
+mn_block_fields(struct mn_block *b)
+{
+    return (uint64_t *)(void *)((char *)b + b->fields_at);
+}
+
+static inline void *
+mn_block_index(struct mn_block *b)
+{
+    return (char *)b + b->index_at;
+}
+
+static inline struct mn_report *
+mn_block_reports(struct mn_block *b)
+{
+    return (struct mn_report *)(void *)((char *)b + b->reports_at);
+}
+
+#endif

@@ -1,0 +1,280 @@
+/* mn_worker.c - see mn_worker.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "workers/mn_worker.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "workers/mn_board.h"
+#include "os/mn_clock.h"
+#include "os/mn_proc.h"
+
+#define LEASE_POLL_NS (INT64_C(200) * 1000 * 1000)
+
+int
+mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t number)
+{
+    if (shm->ctl->magic != MN_MAGIC || shm->ctl->sizes != mn_sizes_word()) {
+        return -EPROTO;
+    }
+    memset(w, 0, sizeof(*w));
+    w->shm = *shm;
+    w->number = number;
+    w->me = mn_worker_at(shm, number);
+    mn_a32_store_relaxed(&w->me->lease_state, MN_LEASE_IDLE); /* ours until we want one */
+    return 0;
+}
+
+static bool
+stopped(const struct mn_worker_side *w)
+{
+    return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
+}
+
+static bool
+runs_low(const struct mn_worker_side *w, uint32_t lane, uint32_t mark)
+{
+    const struct mn_lane *l = mn_lane_at(&w->shm, lane);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
+    uint64_t tail = mn_a64_load_acquire(&l->tail);
+    return tail - hint < mark;
+}
+
+/* Tells the engine when the board runs low, or this worker's part of it, while it has more
+ * to put there. */
+static void
+low_water(const struct mn_worker_side *w)
+{
+    struct mn_ctl *c = w->shm.ctl;
+    uint32_t mark = mn_a32_load_seqcst(&c->low_water);
+    uint32_t own = mn_a32_load_seqcst(&w->me->low_own);
+    if ((mark != 0 && runs_low(w, MN_LANE_NORMAL, mark))
+        || (own != 0 && runs_low(w, MN_LANE_WORKER + w->number, own))) {
+        mn_bell_ring(&c->engine);
+    }
+}
+
+int
+mn_worker_try(struct mn_worker_side *w, uint32_t *task)
+{
+    if (stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
+        return MN_CLOSED;
+    }
+    int rc = mn_board_claim(&w->shm, w->number, task);
+    if (rc == MN_OK) {
+        mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
+    }
+    /* Also when there was nothing: two workers that claim at once may leave the hint behind,
+     * and then neither saw the board run low. */
+    low_water(w);
+    return rc;
+}
+
+int
+mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
+{
+    int rc = mn_worker_try(w, task);
+    if (rc != MN_EMPTY) {
+        return rc;
+    }
+    if (w->shm.ctl->spin_ns != 0) {
+        uint64_t until = mn_now_ns() + w->shm.ctl->spin_ns;
+        do {
+            for (int i = 0; i < 50; i++) {
+                mn_cpu_pause();
+            }
+            rc = mn_worker_try(w, task);
+        } while (rc == MN_EMPTY && mn_now_ns() < until);
+        if (rc != MN_EMPTY) {
+            return rc;
+        }
+    }
+    mn_bell_announce(&w->me->bell);
+    rc = mn_worker_try(w, task);
+    if (rc != MN_EMPTY) {
+        mn_bell_retract(&w->me->bell);
+        return rc;
+    }
+    (void)mn_bell_sleep(&w->me->bell, timeout_ns);
+    return mn_worker_try(w, task);
+}
+
+/* The trainer is gone, and with it whoever would end this worker. Threads of it go, too. */
+static bool
+orphaned(const struct mn_worker_side *w)
+{
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) == 0;
+}
+
+/* The trainer's answer, or still WANT when there will be none. */
+static uint32_t
+await_lease(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    int slept = 0;
+    for (;;) {
+        mn_bell_announce(&me->room);
+        uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
+        if (st != MN_LEASE_WANT || stopped(w) || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
+            || (slept == -ETIMEDOUT && orphaned(w))) {
+            mn_bell_retract(&me->room);
+            return st;
+        }
+        slept = mn_bell_sleep(&me->room, LEASE_POLL_NS);
+    }
+}
+
+int
+mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
+{
+    bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
+    if (bytes > w->lease_end - w->used_end) {
+        struct mn_worker *me = w->me;
+        me->want_bytes = bytes;
+        me->used_end = w->used_end;
+        mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
+        MN_FAULT("worker.room.want");
+        mn_bell_ring(&w->shm.ctl->engine);
+        uint32_t st = await_lease(w);
+        if (st == MN_LEASE_WANT) {
+            return MN_CLOSED;
+        }
+        MN_FAULT("worker.room.granted");
+        w->lease_off = w->used_end = me->lease_off;
+        w->lease_end = me->lease_off + me->lease_len;
+        mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
+        if (st == MN_LEASE_REFUSED) {
+            return -ENOMEM;
+        }
+    }
+    *off = w->used_end;
+    w->used_end += bytes;
+    return 0;
+}
+
+#define SIBLINGS 64u
+MN_STATIC_ASSERT(SIBLINGS > MN_PARTS_MOST, "parts and their collate task");
+
+/* The tasks of a block, read while ours keeps the block alive: after DONE the trainer may
+ * retire it. More than fit here: the trainer is rung for each. */
+static uint32_t
+siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
+{
+    struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+    bool wanted = mn_a64_load_relaxed(&w->shm.ctl->wanted) == t->block_off; /* a guess */
+    if (b->ntasks > SIBLINGS || !(wanted || t->kind == MN_KIND_PART)) {
+        return 0;
+    }
+    memcpy(ids, mn_block_tasks(b), b->ntasks * sizeof(*ids));
+    return b->ntasks;
+}
+
+/* The last of two workers that finish together sees the other's DONE, because words are
+ * exchanged and looked at in one total order. A descriptor that is used again by now makes
+ * this a spurious or a needless no: then nobody waits for the block. */
+static bool
+complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
+{
+    bool waiting = false, lost = false;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word);
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING || st == MN_TASK_PLANNED) {
+            return false;
+        }
+        waiting |= st == MN_TASK_WAITING;
+        lost |= st == MN_TASK_LOST;
+    }
+    return !waiting || lost; /* nothing is collated any more once a part is lost */
+}
+
+/* Whether all parts are done; of two workers that end together at least one sees it [C1]. */
+static bool
+all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
+{
+    uint32_t i = 0;
+    while (i < n
+           && mn_word_status(mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word))
+                  == MN_TASK_DONE) {
+        i++;
+    }
+    return i == n;
+}
+
+/* Claims a WAITING task if its word is still the one that was seen while the block was sure
+ * to live: a block that was given up meanwhile has cancelled it, and generations differ. */
+static bool
+claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
+{
+    if (mn_word_status(seen) != MN_TASK_WAITING || stopped(w)) {
+        return false;
+    }
+    uint64_t mine = mn_task_word(mn_word_gen(seen), w->number, mn_word_attempt(seen),
+                                 MN_TASK_RUNNING);
+    if (!mn_a64_cas_acqrel(&mn_task_at(&w->shm, task)->word, &seen, mine)) { /* [T2] */
+        return false;
+    }
+    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* for people */
+    MN_FAULT("worker.collate.claimed");
+    return true;
+}
+
+/* Says whether the task's first sample came right after the one this worker made last. */
+static void
+note_place(struct mn_worker_side *w, struct mn_task *t)
+{
+    if (t->kind == MN_KIND_RESUME || t->kind == MN_KIND_COLLATE) {
+        return;
+    }
+    const struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+    uint64_t first = b->position + t->row0;
+    bool follows = w->begun && b->epoch == w->epoch && first == w->position;
+    t->made = follows ? MN_MADE_NEXT : w->begun ? MN_MADE_APART : MN_MADE_FIRST;
+    w->begun = true;
+    w->epoch = b->epoch;
+    w->position = first + t->nrows;
+}
+
+uint32_t
+mn_worker_done(struct mn_worker_side *w, uint32_t task)
+{
+    struct mn_ctl *c = w->shm.ctl;
+    struct mn_task *t = mn_task_at(&w->shm, task);
+    uint64_t block_off = t->block_off, collate_word = 0;
+    uint32_t ids[SIBLINGS], collate = MN_NO_TASK;
+    uint32_t n = siblings(w, t, ids);
+    if (t->kind == MN_KIND_PART) {
+        collate = ids[n - 1];
+        collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
+    }
+    note_place(w, t);
+    t->done_ns = mn_now_ns();
+    /* Relaxed: counters for people, written by this worker alone. */
+    mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);
+    mn_a64_store_relaxed(&w->me->since_ns, 0); /* first: not the next one's */
+    mn_a64_store_relaxed(&w->me->running, 0);
+    uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
+    mn_assert(mn_word_status(word) == MN_TASK_RUNNING
+              && mn_word_worker(word) == w->number);
+    uint64_t done = mn_task_word(mn_word_gen(word), w->number, mn_word_attempt(word),
+                                 MN_TASK_DONE);
+    MN_FAULT("worker.done.before");
+    bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */
+    mn_assert(was_mine);
+    (void)was_mine;
+    MN_FAULT("worker.done.after");
+    uint64_t wanted = mn_a64_load_seqcst(&c->wanted);
+    if (wanted == MN_WANT_ANY || wanted == MN_WANT_CHANGE
+        || (wanted == block_off && complete(w, ids, n))) {
+        mn_bell_ring(&c->trainer);
+    }
+    if (collate != MN_NO_TASK && all_done(w, ids, n - 1)
+        && claim_waiting(w, collate, collate_word)) {
+        return collate;
+    }
+    return MN_NO_TASK;
+}
