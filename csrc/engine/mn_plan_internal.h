@@ -121,7 +121,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
 int
 mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
 
-/* Moves the last task that waits on a worker's own lane to another one. False without one. */
+/* Moves the first task that waits on a worker's own lane to another one. False without one. */
 bool
 mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
 

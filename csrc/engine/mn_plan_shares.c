@@ -8,7 +8,7 @@
  *   2. the far half of what another worker has before it: of the one that has the batch to
  *      deliver next, or else of the one with the most to do. Only if that half would have
  *      waited there for longer than it costs to open its group again;
- *   3. the last task that waits on the lane of a worker that is held up by its present one.
+ *   3. the tasks that wait on the lane of a worker that is held up by its present one.
  *
  * No deadlock: the batch to deliver next is never refused memory, its tasks are first in
  * whatever share they are in (shares are in the order of delivery), and the shares of workers
@@ -53,27 +53,31 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    struct look v = {tail > hint ? tail - hint : 0, -1, 0};
-    v.queued = v.queued < QUEUED_MOST ? v.queued : QUEUED_MOST; /* the hint is the worker's word */
+    uint64_t n = tail > hint ? tail - hint : 0;
+    n = n < QUEUED_MOST ? n : QUEUED_MOST; /* the hint is the worker's word */
+    struct look v = {0, -1, 0};
+    for (uint64_t at = tail - n; at < tail; at++) {
+        uint32_t task;
+        if (mn_board_waits(&e->shm, MN_LANE_WORKER + w, at, &task)) {
+            v.queued++;
+            v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
+        }
+    }
     uint64_t running = mn_a64_load_relaxed(&k->running);
     if (running != 0) {
         v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
         /* One that has gone on for longer than expected is taken to last as long again. */
         int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
-        v.left_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+        v.left_ns += whole > v.running_ns ? whole - v.running_ns : v.running_ns;
     }
     bool waits = running == 0 && v.queued != 0;
-    if (!waits || s->hint != hint) { /* it has taken one meanwhile */
+    if (!waits || s->hint != hint || s->idle_ns == 0) { /* it has taken one meanwhile */
         s->idle_ns = waits ? now : 0;
         s->hint = hint;
     }
     if (waits && now - s->idle_ns > STOPPED_NS) { /* stopped: as if it ran since then */
         v.running_ns = (int64_t)(now - s->idle_ns);
-        v.left_ns = v.running_ns;
-    }
-    for (uint64_t at = tail - v.queued; at < tail; at++) {
-        uint32_t task = mn_board_entry(&e->shm, MN_LANE_WORKER + w, at);
-        v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
+        v.left_ns += v.running_ns;
     }
     return v;
 }
@@ -363,9 +367,9 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t n = tail > hint ? tail - hint : 0;
     n = n < QUEUED_MOST ? n : QUEUED_MOST;
-    for (uint64_t at = tail; n-- > 0;) {
+    for (uint64_t at = tail - n; at < tail; at++) {
         uint32_t task;
-        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, --at, &task)) {
+        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
             mn_task_put(e, task, lane);
             return true;
         }
@@ -373,7 +377,7 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
     return false;
 }
 
-/* Takes back the last task that waits behind one that goes on and on. */
+/* Takes back the tasks that wait behind one that goes on and on: no more than AHEAD_NS of work. */
 static bool
 rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
 {
@@ -386,7 +390,11 @@ rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
         if (w == helper || v.queued == 0 || v.running_ns < stuck) {
             continue;
         }
-        if (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
+        bool any = false;
+        while (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
+            any = true;
+        }
+        if (any) {
             return true;
         }
     }
