@@ -55,7 +55,7 @@ mn_process_cpu_ns(void)
 }
 
 struct sim_case {
-    int64_t workers, batch, window, in_order, keeps, declared;
+    int64_t workers, batch, window, in_order, keeps;
     int64_t held;        /* groups that a worker holds, the last ones */
     int64_t overhead_ns; /* of a task */
     int64_t consumer_ns; /* of a batch */
@@ -107,6 +107,7 @@ struct sim {
     uint8_t *seen;    /* [n] */
     /* the present epoch */
     const int64_t *order;
+    const uint8_t *begins; /* where groups begin, by the dataset's word; or NULL */
     int64_t count, drawn, delivered, batches;
     bool waits;
     struct sim_result r;
@@ -189,11 +190,6 @@ static bool
 plan_one(struct sim *s)
 {
     int64_t at = s->drawn * s->c.batch, rows = rows_of(s, s->drawn);
-    uint8_t begins[4096];
-    for (int64_t i = 0; i < rows; i++) {
-        begins[i] = at + i == 0
-                    || s->c.group[s->order[at + i]] != s->c.group[s->order[at + i - 1]];
-    }
     struct mn_plan_batch b = {.sequence = s->sequence,
                               .number = (uint64_t)s->drawn,
                               .epoch = s->epoch,
@@ -202,7 +198,7 @@ plan_one(struct sim *s)
                               .index_kind = MN_INDEX_INT64,
                               .index = s->order + at,
                               .index_bytes = (uint64_t)rows * sizeof(*s->order),
-                              .begins = s->c.declared ? begins : NULL};
+                              .begins = s->begins != NULL ? s->begins + at : NULL};
     int rc = mn_engine_plan(s->e, &b);
     if (rc != MN_OK) {
         s->fault = rc == MN_FULL ? s->fault : SIM_PLAN;
@@ -338,11 +334,13 @@ next_event(struct sim *s)
 }
 
 SIM_EXPORT int
-sim_epoch(struct sim *s, const int64_t *order, int64_t count, struct sim_result *out)
+sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t count,
+          struct sim_result *out)
 {
     uint64_t begin = sim_now, moved = sim_now;
     uint64_t helped = s->e->plan->helped;
     s->order = order;
+    s->begins = begins;
     s->count = count;
     s->batches = (count + s->c.batch - 1) / s->c.batch;
     s->drawn = s->delivered = 0;
@@ -402,7 +400,7 @@ SIM_EXPORT struct sim *
 sim_new(const struct sim_case *c)
 {
     struct sim *s = calloc(1, sizeof(*s));
-    if (s == NULL || c->batch > 4096 || mn_costs_init(&s->costs, c->n) < 0) {
+    if (s == NULL || mn_costs_init(&s->costs, c->n) < 0) {
         free(s);
         return NULL;
     }

@@ -38,6 +38,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minato._locality import Groups
+
 ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000
 OVERHEAD = 20_000
@@ -229,7 +231,7 @@ LONGS = ctypes.POINTER(LONG)
 
 class CCase(ctypes.Structure):
     _fields_ = [*[(name, LONG) for name in (
-        "workers", "batch", "window", "in_order", "keeps", "declared", "held", "overhead_ns",
+        "workers", "batch", "window", "in_order", "keeps", "held", "overhead_ns",
         "consumer_ns", "memory", "n")], ("cost_ns", LONGS), ("group", LONGS),
         ("opening_ns", LONGS)]  # fmt: skip
 
@@ -259,7 +261,8 @@ def engine(folder: str) -> ctypes.CDLL:
     library.sim_new.restype = ctypes.c_void_p
     library.sim_new.argtypes = [ctypes.POINTER(CCase)]
     library.sim_free.argtypes = [ctypes.c_void_p]
-    library.sim_epoch.argtypes = [ctypes.c_void_p, LONGS, LONG, ctypes.POINTER(CResult)]
+    library.sim_epoch.argtypes = [ctypes.c_void_p, LONGS, ctypes.c_char_p, LONG,
+                                  ctypes.POINTER(CResult)]  # fmt: skip
     return library
 
 
@@ -269,10 +272,11 @@ class Plan:
     def __init__(self, library: ctypes.CDLL, case: Case, work: Work, keeps: bool,
                  declared: bool) -> None:
         self.library, self.case, self.work = library, case, work
+        self.groups = Groups(work.group.__getitem__) if declared else None
         arrays = [(LONG * max(len(v), 1))(*v) for v in (work.cost, work.group, work.opening)]
         self.arrays = arrays  # for as long as C has them
         c = CCase(case.workers, case.batch, case.prefetch * case.workers, case.in_order, keeps,
-                  declared, case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
+                  case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
                   *arrays)  # fmt: skip
         self.sim = library.sim_new(ctypes.byref(c))
         if not self.sim:
@@ -287,7 +291,11 @@ class Plan:
     def epoch_of(self, order: Sequence[int]) -> CResult:
         """RuntimeError where a sample is lost or repeated, or nobody goes on."""
         found = CResult()
-        fault = self.library.sim_epoch(self.sim, (LONG * len(order))(*order), len(order),
+        begins = None
+        if self.groups is not None:
+            batches = range(0, len(order), self.case.batch)
+            begins = b"".join(self.groups.begins(order[at : at + self.case.batch]) for at in batches)
+        fault = self.library.sim_epoch(self.sim, (LONG * len(order))(*order), begins, len(order),
                                        ctypes.byref(found))  # fmt: skip
         if fault != 0:
             raise RuntimeError(FAULTS.get(fault, str(fault)))

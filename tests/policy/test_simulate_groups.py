@@ -149,7 +149,6 @@ def test_long_groups_of_small_batches_are_noticed(library) -> None:
         assert plan.ratio < 1.2 * torch.ratio
 
 
-@pytest.mark.xfail(reason="a chain begins wherever the key changes")
 @pytest.mark.parametrize("name", ["two kept", "four kept, two mixed"])
 def test_groups_that_are_mixed_are_opened_no_more_often_for_being_declared(
     library, name: str
