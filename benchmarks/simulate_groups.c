@@ -11,9 +11,9 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "load/mn_engine.h"
-#include "load/mn_engine_internal.h"
-#include "load/mn_worker.h"
+#include "mn_engine.h"
+#include "mn_engine_internal.h"
+#include "mn_worker.h"
 #include "os/mn_clock.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))

@@ -250,10 +250,11 @@ def engine(folder: str) -> ctypes.CDLL:
         raise RuntimeError("the engine's plan is simulated in C, and there is no C compiler")
     sources = [path for path in sorted((ROOT / "csrc").glob("*/*.c"))
                if path.parent.name not in NOT_LINKED and path.name != "mn_clock.c"]  # fmt: skip
+    folders = sorted({f"-I{path.parent}" for path in sources})
     out = Path(folder) / "simulate_groups.so"
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden",
-         f"-I{ROOT / 'csrc'}", str(ROOT / "benchmarks" / "simulate_groups.c"),
+         f"-I{ROOT / 'csrc'}", *folders, str(ROOT / "benchmarks" / "simulate_groups.c"),
          *map(str, sources), "-o", str(out)],
         check=True,
     )  # fmt: skip
