@@ -33,7 +33,7 @@
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
 /* A worker that has not taken what it was given for so long does not run. */
-#define STOPPED_NS (UINT64_C(200) * 1000 * 1000)
+#define STOPPED_NS (INT64_C(200) * 1000 * 1000)
 
 /* ---- who starts what ---------------------------------------------------------------- */
 
@@ -75,7 +75,7 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
         s->idle_ns = waits ? now : 0;
         s->hint = hint;
     }
-    if (waits && now - s->idle_ns > STOPPED_NS) { /* stopped: as if it ran since then */
+    if (waits && now - s->idle_ns > (uint64_t)STOPPED_NS) { /* stopped: as if it ran since then */
         v.running_ns = (int64_t)(now - s->idle_ns);
         v.left_ns += v.running_ns;
     }
@@ -122,7 +122,8 @@ may_start(struct mn_engine *e, const struct round *r, const struct mn_piece *x)
     if (x->batch->block_off != 0) {
         return true;
     }
-    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
     enum mn_dispatch_why why;
     if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
         || (why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
@@ -222,12 +223,14 @@ split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
     struct mn_piece *y = &q->pieces[q->npieces++];
     *y = *x;
     y->t0 = at;
-    y->cost_ns = 0;
+    y->cost_ns = y->opens_ns = 0;
     for (uint32_t t = at; t < y->t1; t++) {
         y->cost_ns += q->cost_ns[t];
+        y->opens_ns += q->opens_ns[t];
     }
     x->t1 = at;
     x->cost_ns -= y->cost_ns;
+    x->opens_ns -= y->opens_ns;
     mn_share_give(p, w, x);
     return y;
 }
@@ -339,6 +342,9 @@ find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
     if (p->next - p->head < p->window && !p->dispatch.closed) {
         return false; /* more is about to be planned, and it may begin with that */
     }
+    if (r->ready >= p->dispatch.rates.hungry) {
+        return false; /* it is the program that takes its time: there is none to win */
+    }
     for (uint32_t w = 0; w < p->nshares; w++) {
         const struct mn_share *s = &p->shares[w];
         if (w == helper || s->first == NULL) {
@@ -384,7 +390,10 @@ rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
     struct mn_plan *p = e->plan;
     int64_t stuck = STUCK_TIMES * task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
-    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something */
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something, */
+    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for as long as nobody knows */
+        stuck += STOPPED_NS;
+    }
     for (uint32_t w = 0; w < p->nshares; w++) {
         struct look v = look_at(e, w, r->now);
         if (w == helper || v.queued == 0 || v.running_ns < stuck) {
@@ -423,7 +432,8 @@ startable(struct mn_engine *e, const struct round *r, uint32_t w)
 static int64_t
 slack_of(const struct mn_plan *p, const struct mn_piece *x)
 {
-    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
     return mn_dispatch_slack(&p->dispatch, &task);
 }
 
@@ -434,7 +444,7 @@ static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)
 {
-    if (mn_piece_slow(p, x->cost_ns)) {
+    if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
         return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
     }
     return !goes_on && x->batch->sequence < own->batch->sequence;
@@ -461,9 +471,9 @@ next_for(struct mn_engine *e, const struct round *r, uint32_t w)
     return own;
 }
 
-/* Starts a task for the worker. False when there is none for it now. */
+/* Starts a task for the worker, and adds what it will take. False when there is none for it now. */
 static bool
-start_next(struct mn_engine *e, const struct round *r, uint32_t w)
+start_next(struct mn_engine *e, const struct round *r, uint32_t w, int64_t *left_ns)
 {
     struct mn_plan *p = e->plan;
     struct mn_piece *x;
@@ -477,7 +487,7 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
             return false; /* what it will take is not known: it begins when it is made */
         }
         struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
-                                        .cost_ns = x->cost_ns};
+                                        .cost_ns = mn_piece_samples_ns(x)};
         enum mn_dispatch_why why;
         bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &why) == MN_OK;
         rc = mn_plan_start(e, x->batch, x->t0, MN_LANE_WORKER + w,
@@ -488,9 +498,11 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
     }
     uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
     p->sent_ns[task] = x->batch->cost_ns[x->t0];
+    *left_ns += p->sent_ns[task];
     x->batch->maker = (int32_t)w + 1;
     mn_share_take(p, w, x);
     x->cost_ns -= x->batch->cost_ns[x->t0];
+    x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
     if (x->t0 != x->t1) {
@@ -521,9 +533,10 @@ mn_pieces_pump(struct mn_engine *e)
             struct look v = look_at(e, w, r.now);
             uint64_t there = v.queued + (v.running_ns >= 0);
             uint64_t want = pass == 0 ? 1 : 1 + most;
-            while (there < want) {
+            int64_t left_ns = v.left_ns; /* with what it is given now */
+            while (there < want && (there == 0 || left_ns < AHEAD_NS)) {
                 r.idle = there == 0;
-                if (!start_next(e, &r, w)) {
+                if (!start_next(e, &r, w, &left_ns)) {
                     break;
                 }
                 there++;

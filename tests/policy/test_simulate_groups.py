@@ -124,7 +124,6 @@ def test_neighbours_are_kept_together(library, name: str, declared: bool) -> Non
         assert plan.ratio < 1.05 * torch.ratio
 
 
-@pytest.mark.xfail(reason="who was just given a task, and has not come to it, counts as stopped")
 def test_a_group_that_is_being_opened_is_left_to_its_worker(library) -> None:
     """Nothing is known of costs, and each worker has a declared group of one batch."""
     case = shared(4, 8, [4] * 8, 400 * MS, 5 * MS)
@@ -149,7 +148,6 @@ def test_long_groups_of_small_batches_are_noticed(library) -> None:
         assert plan.ratio < 1.2 * torch.ratio
 
 
-@pytest.mark.xfail(reason="idle workers take work over though nobody waits for it")
 def test_nothing_is_taken_over_where_the_consumer_is_slower(library) -> None:
     """Batches wait for the program, which needs three times as long as the workers."""
     case = shared(32, 4, [32] * 64, 100 * MS, MS, consumer=100 * MS)
@@ -158,7 +156,6 @@ def test_nothing_is_taken_over_where_the_consumer_is_slower(library) -> None:
         assert plan.opened < 1.2
 
 
-@pytest.mark.xfail(reason="a piece that opens its group counts as slow, as all others would")
 def test_pieces_that_all_open_a_group_are_made_in_their_order(library) -> None:
     """Compressed chunks of a batch each: none is slower than another."""
     case = shared(32, 4, [32] * 48, 2 * MS, 30_000)
