@@ -120,7 +120,7 @@ def shared(batch: int, workers: int, *work: Any, **more: Any) -> Any:
 def test_neighbours_are_kept_together(library, name: str, declared: bool) -> None:
     """Once something is known: nearly as if each group were opened once."""
     for torch, plan in epochs(library, of_name(name), True, declared)[1:]:
-        assert plan.opened < 1.25 and plan.ratio < 1.25
+        assert plan.opened < 1.3 and plan.ratio < 1.3
         assert plan.ratio < 1.05 * torch.ratio
 
 
@@ -139,7 +139,6 @@ def test_a_sample_that_opened_a_group_is_not_started_early_for_that(library) -> 
         assert plan.ratio < 1.2 * torch.ratio
 
 
-@pytest.mark.xfail(reason="most firsts find their group open: it was their worker's before")
 def test_long_groups_of_small_batches_are_noticed(library) -> None:
     """Each worker opens each group once: of eight batches that it makes of it one is dear."""
     case = shared(4, 4, [128] * 24, 400 * MS, MS // 5)
