@@ -110,8 +110,9 @@ class _Memory(TypedDict):
 
 class _Scheduler(TypedDict):
     active: int
-    max: int
-    slow: int
+    low: int
+    high: int
+    stragglers: int
     decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
     keep: bytes
 

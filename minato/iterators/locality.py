@@ -59,6 +59,14 @@ class Groups:
     def __init__(self, key: Key) -> None:
         self._key = key
         self._last: Any = _NONE
+        self._asked: tuple[Any, bytes] | None = None  # what of() was asked last, and its answer
+
+    def of(self, indices: Any) -> bytes:
+        """As begins(); asked again for the same list, which the engine had no room for, it
+        knows the answer."""
+        if self._asked is None or self._asked[0] is not indices:
+            self._asked = indices, self.begins(indices)
+        return self._asked[1]
 
     def begins(self, indices: Any) -> bytes:
         """A byte for each index: 1 where it has another key than the one before it, of the
@@ -80,3 +88,9 @@ class Groups:
 
 
 _NONE = object()
+
+
+def groups_of(loader: Any) -> Groups | None:
+    """Of what a loader's sampler draws, where its dataset tells them."""
+    key = key_of(loader.dataset) if loader._auto_collation else None
+    return Groups(key) if key is not None else None

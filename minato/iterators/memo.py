@@ -18,6 +18,8 @@ from ..state import Progress
 
 if TYPE_CHECKING:
     from ..transport.layouts import Layout
+    from .position import Position
+    from .supervisor import Supervisor
 
 if CORE:
     from .._core import CostModel
@@ -71,7 +73,9 @@ class Memo:
                 size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
-        self.iterator: Any = None  # weak reference to the latest iterator
+        # weak references to parts of the latest iterator
+        self.position: weakref.ref[Position] | None = None
+        self.supervisor: weakref.ref[Supervisor] | None = None
         self.progress: Progress | None = None  # its
         self.resume: dict | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told

@@ -25,9 +25,14 @@ import os
 import time
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..workers.process import BATCH, COLLATE
+
+if TYPE_CHECKING:
+    from .._core import Engine
+    from ..iterators.memo import Memo
+    from ..iterators.supervisor import Supervisor
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
@@ -94,30 +99,30 @@ def writer() -> Writer | None:
     return _writer
 
 
-def tracer(iterator: Any, memo: Any) -> Trace | None:
-    """What an iterator traces with, or None."""
+def tracer(supervisor: Supervisor, memo: Memo) -> Trace | None:
+    """What an iterator traces with, or None. Its supervisor has just started workers."""
     out = writer()
     if out is None:
         return None
     group, owner = memo.trace_group
     last = owner()
-    if not group or (last is not None and last is not iterator and last._living()):
+    if not group or (last is not None and last is not supervisor and last.living()):
         group = next(out.numbers)  # two at once must not share tracks
-    memo.trace_group = (group, weakref.ref(iterator))
-    return Trace(out, group, iterator)
+    memo.trace_group = (group, weakref.ref(supervisor))
+    return Trace(out, group, supervisor.engine, supervisor.served.balanced)
 
 
 class Trace:
     """Events of one iterator."""
 
-    def __init__(self, out: Writer, group: int, iterator: Any) -> None:
+    def __init__(self, out: Writer, group: int, engine: Engine, balanced: bool) -> None:
         self.out = out
         self.group = out.pid * 1000 + group
         self.waits = 0
         self.retries = self.deaths = self.decisions = 0
         self.pids: dict[int, int] = {}
-        self.engine = iterator._engine
-        self.balanced = iterator._balanced
+        self.engine = engine
+        self.balanced = balanced
         rank = os.environ.get("RANK")
         name = f"loader {group} of process {out.pid}" + (f" (rank {rank})" if rank else "")
         tracks = [(WAITS, "trainer: waits in next()"), (CHOICES, "decisions")]
@@ -149,8 +154,8 @@ class Trace:
     def block(self, indices: Any, block: int) -> None:
         """The tasks of a block that is about to be read, and what happened since the last."""
         epoch, number, tasks = self.engine.spans(block)
-        common = {"epoch": epoch, "batch": number}
-        events: list[dict] = []
+        common: dict[str, Any] = {"epoch": epoch, "batch": number}
+        events: list[dict[str, Any]] = []
         for worker, attempt, kind, why, row0, _nrows, done, wall, cpu, rows in tasks:
             begin, tid = done - wall, FIRST_WORKER + worker
             args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
