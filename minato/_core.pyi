@@ -338,7 +338,7 @@ class NativeWorker:
     def next(
         self,
     ) -> (
-        tuple[int, int, int, int, int, int, int, int, bytes | list[int] | None, list | None]
+        tuple[int, int, int, int, int, int, int, int, bytes | list[int] | None, list[Any] | None]
         | Literal[False]
     ): ...
     def mark(self, row: int, /) -> None: ...

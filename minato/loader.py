@@ -7,10 +7,11 @@ import multiprocessing.context as mp_context
 import operator
 import os
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from ._limits import refused
@@ -128,23 +129,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __init__(
         self,
         dataset: Dataset[_T_co],
-        batch_size=1,
-        shuffle=None,
-        sampler=None,
-        batch_sampler=None,
-        num_workers=0,
-        collate_fn=None,
-        pin_memory=False,
-        drop_last=False,
-        timeout=0,
-        worker_init_fn=None,
-        multiprocessing_context=None,
-        generator=None,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
         *,
-        prefetch_factor=None,
-        persistent_workers=False,
-        pin_memory_device="",
-        in_order=True,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         scheduling: str = os.environ.get("MINATO_SCHEDULING", "balanced"),
         seed_per_sample: bool | None = None,
         memory_limit: int | str | None = None,
@@ -207,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 told.append(part)
         memo_of(self).user_epoch = epoch + 1
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Where the latest iterator stands, counted by what was handed to the caller.
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
@@ -218,7 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         memo = memo_of(self)
         if memo.resume is not None:
-            return memo.resume["as_given"]
+            as_given: dict[str, Any] = memo.resume["as_given"]
+            return as_given
         reason = self._why_torch()
         if reason is not None and not memo.told_uncounted:
             memo.told_uncounted = True
@@ -229,7 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         return state_of(self, memo, counted=reason is None)
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers;
@@ -267,11 +269,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 stacklevel=2,
             )
 
-    def stats(self) -> dict:
+    def stats(self) -> dict[str, Any]:
         """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
         return collect(self)
 
-    def _get_iterator(self):
+    def _get_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
         if self.num_workers == 0:

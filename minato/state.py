@@ -351,7 +351,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def state_of(loader: Any, memo: Any, counted: bool = True) -> dict:
+def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     """The state as plain data that survives torch.save and JSON. Not counted: of a loader
     whose iterators say nothing of their position."""
     progress = memo.progress if counted else None
@@ -407,7 +407,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _whole_numbers(values: list) -> bool:
+def _whole_numbers(values: list[Any]) -> bool:
     return all(type(v) is int and v >= 0 for v in values)
 
 
@@ -436,7 +436,7 @@ def _check_form(state: Any) -> None:
         raise ValueError("the state is damaged: costs are two lists")
 
 
-def _check_fit(state: dict, loader: Any) -> None:
+def _check_fit(state: State, loader: Any) -> None:
     """Only in mid-epoch: a new epoch may begin with whatever there is."""
     by_worker = state["delivered_by_worker"]
     if not (state["delivered"] or state["delivered_beyond"] or any(by_worker or [])):

@@ -163,7 +163,8 @@ class BalancedIterator(MinatoIterator):
 
     def _indices(self) -> Iterator[Any]:
         """What is planned, one by one."""
-        return self._sampler_iter
+        indices: Iterator[Any] = self._sampler_iter
+        return indices
 
     def _next_data(self) -> Any:
         planner, prefetcher, position = self._planner, self._prefetcher, self._position

@@ -180,7 +180,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         that would be a good part of a small batch's time. mn_hand.c decides between them."""
         if self._sampler_iter is None or self._iterable:
             return _MultiProcessingDataLoaderIter.__next__(self)
-        data = self._next_data()
+        data = self._next_data()  # type: ignore[no-untyped-call]
         self._num_yielded += 1
         return data
 

@@ -54,9 +54,8 @@ def refused(engine: Engine, sequence: int, what: str) -> Failure:
     memory = engine.memory()
     used = memory["in_flight"] if why == 1 else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
-    return Told(
-        MemoryError(f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer.")
-    )
+    text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer."
+    return Told(MemoryError(text))
 
 
 def no_room() -> Failure:

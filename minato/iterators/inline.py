@@ -38,7 +38,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             with global_generators(start["generators"] if again else {}):
                 super().__init__(loader)
                 for _ in range(again):
-                    self._dataset_fetcher.fetch(super()._next_index())
+                    index = super()._next_index()  # type: ignore[no-untyped-call]
+                    self._dataset_fetcher.fetch(index)
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample
@@ -74,10 +75,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
                 self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
             try:
-                index = super()._next_index()
+                index = super()._next_index()  # type: ignore[no-untyped-call]
                 while self._progress.has(self._number):
                     self._pass_over(index)
-                    index = super()._next_index()
+                    index = super()._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:
                 self._progress.check_end(self._number)
                 raise
@@ -95,7 +96,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _next_data(self) -> Any:
         drawn = self._number
         try:
-            return super()._next_data()
+            return super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             self._progress.finished = True
             raise

@@ -27,14 +27,14 @@ def key_of(dataset: Any) -> Key | None:
     return offered(dataset, "locality_key")
 
 
-def _of_subset(subset: Subset) -> Key | None:
+def _of_subset(subset: Subset[Any]) -> Key | None:
     inner, indices = key_of(subset.dataset), subset.indices
     if inner is None:
         return None
     return lambda index: inner(indices[index])
 
 
-def _of_parts(whole: ConcatDataset) -> Key | None:
+def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
     """Parts without a key of their own are one group each."""
     keys = [key_of(part) for part in whole.datasets]
     if all(key is None for key in keys):

@@ -50,7 +50,7 @@ class StaticIterator(MinatoIterator):
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
-        self._task_info: dict[int, tuple] = {}
+        self._task_info: dict[int, tuple[Any, ...]] = {}
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
@@ -78,7 +78,7 @@ class StaticIterator(MinatoIterator):
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()
-            while (data := super()._next_data()) is _PASSED:
+            while (data := super()._next_data()) is _PASSED:  # type: ignore[no-untyped-call]
                 pass
         except StopIteration:
             self._progress.finished = True

@@ -50,7 +50,7 @@ class Window:
         self._costs = costs
         self._costs_known = hinted
         self._bounds = bounds
-        self._per_worker = loader.prefetch_factor * scale
+        self._per_worker: int = loader.prefetch_factor * scale
         self._workers: int = loader.num_workers
         self._moves = options.bounds(self._workers)[2] > self._workers
         self._engine: Engine | None = None  # where the number of workers moves

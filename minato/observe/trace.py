@@ -137,13 +137,15 @@ class Trace:
     def _meta(self, what: str, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": {"name": name}}
 
-    def _span(self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any) -> dict:
+    def _span(
+        self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any
+    ) -> dict[str, Any]:
         return {
             "ph": "X", "name": name, "cat": kind, "pid": self.group, "tid": tid,
             "ts": begin / 1000, "dur": ns / 1000, "args": args,
         }  # fmt: skip
 
-    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict:
+    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict[str, Any]:
         return {
             "ph": "i", "s": "t", "name": name, "cat": "decision", "pid": self.group,
             "tid": tid, "ts": at_ns / 1000, "args": args,
@@ -185,7 +187,7 @@ class Trace:
             events += self._arrow(max(spans, key=_end), since[0])
         self.out.write(events + since)
 
-    def _arrow(self, last: dict, wait: dict) -> list[dict]:
+    def _arrow(self, last: dict[str, Any], wait: dict[str, Any]) -> list[dict[str, Any]]:
         """From within a worker's span to within the trainer's: their very ends are outside."""
         common = {
             "name": "handed over", "cat": "batch", "id": next(self.out.arrows),
@@ -198,8 +200,8 @@ class Trace:
         ]
 
     def _samples(
-        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict
-    ) -> list[dict]:
+        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict[str, Any]
+    ) -> list[dict[str, Any]]:
         events = []
         for row, ns in enumerate(rows, row0):
             if ns:
@@ -210,7 +212,7 @@ class Trace:
             begin += ns
         return events
 
-    def _batch(self, args: dict, begin: int, end: int) -> list[dict]:
+    def _batch(self, args: dict[str, Any], begin: int, end: int) -> list[dict[str, Any]]:
         name = f"batch {args['batch']}"
         common = {"name": name, "cat": "batch", "id": args["batch"], "pid": self.group}
         return [
@@ -238,7 +240,7 @@ class Trace:
         """The workers are about to be stopped."""
         self.out.write(self._fates(time.monotonic_ns()))
 
-    def _since(self, **args: Any) -> list[dict]:
+    def _since(self, **args: Any) -> list[dict[str, Any]]:
         waits = self.engine.waits()
         if waits["waits"] == self.waits or not waits["given_ns"]:
             return []
@@ -247,7 +249,7 @@ class Trace:
         wait = self._span("wait", "wait", WAITS, begin, end - begin, **args)
         return [wait, *self._fates(end)]
 
-    def _fates(self, now: int) -> list[dict]:
+    def _fates(self, now: int) -> list[dict[str, Any]]:
         """Deaths, retries, starts and the scheduler's decisions since the last batch."""
         events = []
         health = self.engine.health()
@@ -275,8 +277,9 @@ class Trace:
         return events
 
 
-def _end(span: dict) -> float:
-    return span["ts"] + span["dur"]
+def _end(span: dict[str, Any]) -> float:
+    end: float = span["ts"] + span["dur"]
+    return end
 
 
 def _plain(index: Any) -> Any:
