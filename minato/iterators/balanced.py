@@ -19,7 +19,7 @@ from .collating import CollatesHere
 from .form import Form
 from .locality import groups_of
 from .memo import Shape
-from .planner import Hints, Planner
+from .planner import Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
@@ -63,9 +63,7 @@ class BalancedIterator(MinatoIterator):
             queue,
             hints,
             groups_of(loader),
-            seeds=options.seeds,
-            native=self._offer is not None,
-            splits=self._splits,
+            Making(options.seeds, self._offer is not None, self._splits),
         )
         collates = CollatesHere(loader, position, shape)
         completions = Completions(supervisor, planner)

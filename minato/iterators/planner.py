@@ -41,6 +41,16 @@ class EpochAhead:
     ends: int  # batches of the present epoch
 
 
+@dataclass(frozen=True)
+class Making:
+    """How workers are to make what is planned."""
+
+    seeds: bool = True  # before each sample
+    native: bool = False  # in C, which takes lists of int
+    splits: bool = False  # batches that one worker makes may be split over several
+    unit_rows: int = 0  # samples that would be a batch, where they are planned one by one
+
+
 class Draw:
     """What a sampler gives in one epoch, one index at a time."""
 
@@ -102,11 +112,7 @@ class Planner:
         received: Sized,
         hints: Hints,
         groups: Groups | None = None,
-        *,
-        unit_rows: int = 0,
-        seeds: bool = True,
-        native: bool = False,
-        splits: bool = False,
+        making: Making = Making(),
     ) -> None:
         self.planned: dict[int, Batch] = {}  # by sequence
         self.sequence = 0  # of what is planned next
@@ -114,12 +120,12 @@ class Planner:
         self.enough = sys.maxsize  # with more planned, none are drawn
         self.form, self.window = form, window
         self.position = position
-        self.ends = _End(loader, window.far, unit_rows == 0)
+        self.ends = _End(loader, window.far, making.unit_rows == 0)
         self.groups = groups
         self._received = received  # and not handed over yet
         self._sampler = loader._index_sampler
         self._auto_collation = bool(loader._auto_collation)
-        self._seeds, self._native, self._splits = seeds, native, splits
+        self._making = making
         self._hints = hints
         self._goes_on = False  # the next epoch is begun early
         self._begins = False  # this one is just being begun
@@ -257,10 +263,10 @@ class Planner:
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
-        position, draw = self.position, self.draw
+        position, draw, making = self.position, self.draw, self._making
         if self._hints.given is not None and position.epoch == 0:
             self._hints.take(index)
-        sent = integers(index) if self._native else index
+        sent = integers(index) if making.native else index
         whole = self.form.makes_whole(sent)
         taken = self.engine.plan(
             sent,
@@ -271,10 +277,10 @@ class Planner:
             draw.position,
             position.seed,
             1 if whole else len(sent),
-            self._seeds,
+            making.seeds,
             whole,
             self._progress.user_epoch,
-            self._splits and type(index) is list and len(index) > 1,
+            making.splits and type(index) is list and len(index) > 1,
             None if self.groups is None else self._groups_of(self.groups, index),
         )
         if taken:

@@ -33,7 +33,7 @@ from .failures import no_room, note, refused
 from .form import Form
 from .locality import Groups, groups_of
 from .memo import Shape
-from .planner import Batch, Hints, Planner
+from .planner import Batch, Hints, Making, Planner
 from .position import Position
 from .prefetcher import AtATime, Prefetcher
 from .receiver import LOST, Completions, lost
@@ -59,6 +59,26 @@ class Sample:
     failure: Failure | None = None
 
 
+class Forming:
+    """The policy of one epoch, and what it and the engine were told."""
+
+    def __init__(self, size: int, first: int) -> None:
+        self.policy = _core.PolicyReady(size, DISPLACEMENT)
+        self.first = first  # sequence of the epoch's first sample
+        self._told_end = False
+        self._horizon = -1  # as the engine knows it
+
+    def tell(self, planner: Planner) -> None:
+        """Of what was planned since."""
+        if planner.draw.exhausted and not self._told_end:
+            self._told_end = True
+            self.policy.end(planner.sequence - self.first)
+        horizon = self.first + self.policy.horizon
+        if horizon != self._horizon:
+            self._horizon = horizon
+            planner.engine.set_horizon(horizon)
+
+
 class SamplePlanner(Planner):
     """Plans samples instead of batches, and tells the policy which there are."""
 
@@ -70,61 +90,33 @@ class SamplePlanner(Planner):
         window: Window,
         hints: Hints,
         groups: Groups | None,
-        *,
-        seeds: bool,
-        native: bool,
-        splits: bool,
+        making: Making,
     ) -> None:
-        batches = loader.batch_sampler
-        self.size: int = batches.batch_size
-        super().__init__(
-            loader,
-            position,
-            form,
-            window,
-            (),  # what was received are batches, and no samples
-            hints,
-            groups,
-            unit_rows=self.size,
-            seeds=seeds,
-            native=native,
-            splits=splits,
-        )
-        self.policy = _core.PolicyReady(self.size, DISPLACEMENT)
-        self.first = 0  # sequence of the epoch's first sample
-        self._samples = batches.sampler
-        self._drop_tail: bool = batches.drop_last
-        self._told_end = False
-        self._horizon = -1  # as the engine knows it
+        received = ()  # those are batches, and no samples
+        super().__init__(loader, position, form, window, received, hints, groups, making)
+        self._batches: Any = loader.batch_sampler
+        self.size: int = self._batches.batch_size
+        self.forming = Forming(self.size, self.sequence)
 
     def begin(self, indices: Iterator[Any], goes_on: bool) -> None:
-        self.policy = _core.PolicyReady(self.size, DISPLACEMENT)
-        self.first = self.sequence
-        self._told_end = False
-        self._horizon = -1
+        self.forming = Forming(self.size, self.sequence)
         super().begin(self._singles(), goes_on)
 
     def _singles(self) -> Iterator[list[Any]]:
-        if not self._drop_tail:
-            yield from ([index] for index in self._samples)
+        if not self._batches.drop_last:
+            yield from ([index] for index in self._batches.sampler)
             return
-        indices = iter(self._samples)
+        indices = iter(self._batches.sampler)
         while len(batch := list(islice(indices, self.size))) == self.size:
             yield from ([index] for index in batch)
 
     def how_many(self) -> int:
-        count = len(self._samples)
-        return count // self.size * self.size if self._drop_tail else count
+        count = len(self._batches.sampler)
+        return count // self.size * self.size if self._batches.drop_last else count
 
     def fill(self, starved: bool = False) -> None:
         super().fill(starved)
-        if self.draw.exhausted and not self._told_end:
-            self._told_end = True
-            self.policy.end(self.sequence - self.first)
-        horizon = self.first + self.policy.horizon
-        if horizon != self._horizon:
-            self._horizon = horizon
-            self.engine.set_horizon(horizon)
+        self.forming.tell(self)
 
 
 class CollatesSeeded(CollatesHere):
@@ -217,7 +209,7 @@ class ReadyReceiver:
 
     def _form_batch(self) -> list[int] | None:
         """The policy's next batch, once it knows of every sample that it may know of."""
-        policy = self.planner.policy
+        policy = self.planner.forming.policy
         horizon = policy.horizon
         while self._before and self._before[0][0] < horizon:
             policy.mark(*heapq.heappop(self._before))
@@ -240,7 +232,7 @@ class ReadyReceiver:
             self.engine.detach(sequence)
             if done.block is None:
                 self.engine.retire(block)
-        place = sequence - self.planner.first
+        place = sequence - self.planner.forming.first
         self._done[place] = done
         heapq.heappush(self._before, (place, wall_ns > slow_ns))
 
@@ -313,7 +305,7 @@ class Displacement:
 
     def __call__(self) -> dict[str, float]:
         """In batches."""
-        policy = self.planner.policy
+        policy = self.planner.forming.policy
         formed = self.planner.position.progress.count
         formed += sum(len(samples) for samples, _ in self.queue if samples)
         return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}
@@ -344,9 +336,7 @@ class ReadyIterator(BalancedIterator):
             window,
             hints,
             groups_of(loader),
-            seeds=self._options.seeds,
-            native=self._offer is not None,
-            splits=self._splits,
+            Making(self._options.seeds, self._offer is not None, self._splits, size),
         )
         collates = CollatesSeeded(loader, position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
