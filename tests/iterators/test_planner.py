@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from .parts import Engine, Loader, costs_known, planner_of, position_of
+from .parts import Engine, Loader, costs_known, planner_of
 
 
 def indices(engine: Engine) -> list[Any]:
@@ -145,16 +145,3 @@ def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
     loader.inner.__dict__["dataset"] = data(loader.dataset)
     planner_of(loader, Engine())
     assert asked[:4] == [0, 1, 2, 3]
-
-
-def test_positions_begin_where_a_state_says() -> None:
-    loader = Loader(20)
-    first = position_of(loader)
-    assert (first.epoch, first.base_seed, first.progress.head) == (0, 7, 0)
-    first.memo.resume = {
-        "base_seed": 9, "epoch": 3, "generators": {}, "delivered": 4, "delivered_beyond": [6],
-        "delivered_by_worker": None,
-    }  # fmt: skip
-    second = position_of(loader)
-    assert (second.epoch, second.progress.head, second.progress.beyond) == (3, 4, {6})
-    assert second.base_seed == 9 and second.start is None
