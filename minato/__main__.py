@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"minato {options.command}: {NEEDS_LINUX}", file=sys.stderr)
         return 1
     module = importlib.import_module(COMMANDS[options.command][0])
-    return module.run(options.rest)
+    status: int = module.run(options.rest)
+    return status
 
 
 if __name__ == "__main__":

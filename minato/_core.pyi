@@ -110,8 +110,9 @@ class _Memory(TypedDict):
 
 class _Scheduler(TypedDict):
     active: int
-    max: int
-    slow: int
+    low: int
+    high: int
+    stragglers: int
     decisions: list[tuple[int, int, int, int, str, int, int, int, float]]
     keep: bytes
 
@@ -337,7 +338,7 @@ class NativeWorker:
     def next(
         self,
     ) -> (
-        tuple[int, int, int, int, int, int, int, int, bytes | list[int] | None, list | None]
+        tuple[int, int, int, int, int, int, int, int, bytes | list[int] | None, list[Any] | None]
         | Literal[False]
     ): ...
     def mark(self, row: int, /) -> None: ...

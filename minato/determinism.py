@@ -137,8 +137,9 @@ def check_determinism(
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
         )
-        (result,) = list(loader)
-        return result
+        made: tuple[list[_Sample], list[str], list[str]]
+        (made,) = list(loader)
+        return made
 
     forwards, moved, found = run(range(len(units)))
     again = run(range(len(units)))[0]
@@ -182,7 +183,7 @@ def _same(data: Any) -> Any:
     return data
 
 
-class _Probe(Dataset):
+class _Probe(Dataset[Any]):
     """One item: all samples, made in the given order, as digests of their fields."""
 
     def __init__(self, dataset: Any, units: list[list[int]], order: range) -> None:

@@ -25,13 +25,15 @@ class WorkerLost(RuntimeError):
             ended because it had damaged memory that it shares with the loader.
     """
 
-    def __init__(self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0):
+    def __init__(
+        self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0
+    ) -> None:
         super().__init__(message)
         self.pid = pid
         self.index = index
         self.exit_status = exit_status
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.pid, self.index, self.exit_status)
 
 

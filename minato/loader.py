@@ -6,27 +6,26 @@ import logging
 import multiprocessing.context as mp_context
 import operator
 import os
-import re
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._limits import fair_memory, refused
+from ._limits import refused
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
-from .errors import native_impossible
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of
 from .observe.stats import collect
+from .options import Options
 from .state import Sources, opened, state_of
 
 if CORE:
     from .iterators.balanced import BalancedIterator
     from .iterators.ready import ReadyIterator
     from .iterators.static import StaticIterator
-    from .workers.native import why_not
 
 log = logging.getLogger("minato")
 
@@ -37,25 +36,6 @@ _STANDARD_CONTEXTS = tuple(
     for name in ("Default", "Fork", "Spawn", "ForkServer")
     if hasattr(mp_context, f"{name}Context")  # not every system has all
 )
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
-
-def parse_bytes(text: int | str) -> int:
-    """Bytes from an int or text such as ``"8GiB"``, ``"500 MB"``; raises ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        size = text
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
-        if match is None:
-            raise ValueError(
-                f"memory_limit should be bytes as int or text such as '8GiB', but got {text!r}"
-            )
-        number, unit, binary = match.groups()
-        scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
-        size = int(float(number) * scale)
-    if size <= 0:
-        raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
-    return size
 
 
 def _whole_epoch(epoch: Any) -> int:
@@ -69,99 +49,6 @@ def _whole_epoch(epoch: Any) -> int:
     if not 0 <= number < 2**63:
         raise ValueError(f"set_epoch() takes a number from 0 on below 2**63, but got {number}")
     return number
-
-
-def _check_workers(num_workers: int, autoscale: Any, straggler_threshold: Any) -> None:
-    if autoscale is not None:
-        pair = isinstance(autoscale, (tuple, list)) and len(autoscale) == 2
-        if not pair or any(type(n) is not int for n in autoscale) or autoscale[0] < 1:
-            raise ValueError(
-                "autoscale option should be None or a pair (low, high) of positive integers, "
-                f"but got {autoscale!r}"
-            )
-        if num_workers == 0:
-            raise ValueError("autoscale option needs num_workers > 0")
-        if not autoscale[0] <= num_workers <= autoscale[1]:
-            raise ValueError(
-                f"autoscale={autoscale!r} does not hold num_workers={num_workers}, with which "
-                "loading starts: low <= num_workers <= high"
-            )
-    threshold = straggler_threshold
-    number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-    if not (threshold is None or threshold == "auto" or (number and threshold > 0)):
-        raise ValueError(
-            "straggler_threshold option should be 'auto', None or a positive number of seconds, "
-            f"but got {threshold!r}"
-        )
-
-
-def _check_batching(loader: Any) -> None:
-    if loader.batching not in ("sampler", "ready"):
-        raise ValueError(
-            f"batching option should be 'sampler' or 'ready', but got {loader.batching!r}"
-        )
-    if loader.batching == "sampler":
-        return
-    wrong = None
-    if loader._dataset_kind != 0:
-        wrong = "a map-style dataset"
-    elif loader.in_order:
-        wrong = "in_order=False: samples come in the order in which they are ready"
-    elif type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
-        wrong = "torch's plain BatchSampler: batches are formed anew from its sampler"
-    elif loader.scheduling == "static":
-        wrong = "scheduling='balanced'"
-    elif loader.prefetch_next_epoch:
-        wrong = "prefetch_next_epoch=False: batches do not cross the end of an epoch"
-    if wrong is not None:
-        raise ValueError(f"batching='ready' needs {wrong}")
-
-
-def _check_ignored(loader: Any) -> None:
-    """Raises where an option would have no effect: who asks for something is to get it."""
-    threshold, bounds = loader.straggler_threshold, loader.autoscale or (0, 0)
-    asked = {
-        "seed_per_sample": loader.seed_per_sample,
-        "max_retries": loader.max_retries > 1,
-        "autoscale": loader.autoscale,
-        "straggler_threshold": threshold is not None and threshold != "auto",
-        "prefetch_next_epoch": loader.prefetch_next_epoch,
-    }
-    ignored = [name for name in asked if asked[name]]
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
-        why = "for DataPipes, which torch's own workers serve"
-        ignored += ["memory_limit"] if loader.memory_limit is not None else []
-    elif loader._dataset_kind == _DatasetKind.Iterable:
-        why = (
-            "for an iterable dataset: each worker goes through it by itself, with a random "
-            "stream of its own, and cannot be replaced"
-        )
-    elif loader.scheduling == "static":
-        why = (
-            "with scheduling='static': batches and random streams belong to workers, which "
-            "cannot be replaced"
-        )
-    else:
-        why = "without autoscale=(low, high), which says how many standby workers there may be"
-        alone = asked["straggler_threshold"] and bounds[0] == bounds[1]
-        ignored = ["straggler_threshold"] if alone else []
-    if ignored:
-        name = ignored[0]
-        raise ValueError(f"{name}={getattr(loader, name)!r} has no effect {why}. Leave it out.")
-
-
-def _check_worker_type(loader: Any) -> None:
-    if loader.worker_type not in (None, "process", "native"):
-        raise ValueError(
-            "worker_type option should be None, 'process' or 'native', but got "
-            f"{loader.worker_type!r}"
-        )
-    if loader.worker_type == "native":
-        reason: str | None = "num_workers is 0"
-        if loader.num_workers > 0:
-            reason = why_not(loader) if CORE else NEEDS_LINUX
-        if reason is not None:
-            raise ValueError(native_impossible(reason))
 
 
 def _is_torchs_own() -> bool:
@@ -242,23 +129,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __init__(
         self,
         dataset: Dataset[_T_co],
-        batch_size=1,
-        shuffle=None,
-        sampler=None,
-        batch_sampler=None,
-        num_workers=0,
-        collate_fn=None,
-        pin_memory=False,
-        drop_last=False,
-        timeout=0,
-        worker_init_fn=None,
-        multiprocessing_context=None,
-        generator=None,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
         *,
-        prefetch_factor=None,
-        persistent_workers=False,
-        pin_memory_device="",
-        in_order=True,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         scheduling: str = os.environ.get("MINATO_SCHEDULING", "balanced"),
         seed_per_sample: bool | None = None,
         memory_limit: int | str | None = None,
@@ -269,36 +156,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         straggler_threshold: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
     ) -> None:
-        if scheduling not in ("balanced", "static"):
-            raise ValueError(
-                f"scheduling option should be 'balanced' or 'static', but got {scheduling!r}"
-            )
-        if seed_per_sample and scheduling == "static":
-            raise ValueError(
-                "seed_per_sample=True needs scheduling='balanced': static scheduling keeps "
-                "torch's random stream of each worker"
-            )
-        if not isinstance(max_retries, int) or isinstance(max_retries, bool) or max_retries < 0:
-            raise ValueError(
-                f"max_retries option should be a non-negative integer, but got {max_retries!r}"
-            )
-        if memory_limit is not None:
-            parse_bytes(memory_limit)
-        _check_workers(num_workers, autoscale, straggler_threshold)
-        if autoscale is not None and scheduling == "static":
-            raise ValueError("autoscale needs scheduling='balanced': static scheduling ties "
-                             "batches and random streams to a fixed number of workers")
-        if prefetch_next_epoch and not persistent_workers:
-            raise ValueError("prefetch_next_epoch needs persistent_workers=True")
-        self.batching = batching
-        self.worker_type = worker_type
-        self.autoscale = autoscale
-        self.straggler_threshold = straggler_threshold
-        self.prefetch_next_epoch = prefetch_next_epoch
-        self.scheduling = scheduling
-        self.seed_per_sample = seed_per_sample
-        self.memory_limit = memory_limit
-        self.max_retries = max_retries
+        options = Options(
+            scheduling=scheduling,
+            seed_per_sample=seed_per_sample,
+            memory_limit=memory_limit,
+            max_retries=max_retries,
+            batching=batching,
+            worker_type=worker_type,
+            autoscale=autoscale,
+            straggler_threshold=straggler_threshold,
+            prefetch_next_epoch=prefetch_next_epoch,
+        )
+        options.check(num_workers, persistent_workers)
+        options.put(self)
         super().__init__(
             dataset,
             batch_size,
@@ -318,14 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        _check_ignored(self)
-        _check_batching(self)
-        _check_worker_type(self)
-
-    def _memory_limit_bytes(self) -> int:
-        if self.memory_limit is None:
-            return fair_memory(max(self.num_workers, self.autoscale[1] if self.autoscale else 0))
-        return parse_bytes(self.memory_limit)
+        options.check_effect(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
@@ -345,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 told.append(part)
         memo_of(self).user_epoch = epoch + 1
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Where the latest iterator stands, counted by what was handed to the caller.
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
@@ -356,7 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         memo = memo_of(self)
         if memo.resume is not None:
-            return memo.resume["as_given"]
+            as_given: dict[str, Any] = memo.resume["as_given"]
+            return as_given
         reason = self._why_torch()
         if reason is not None and not memo.told_uncounted:
             memo.told_uncounted = True
@@ -367,7 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         return state_of(self, memo, counted=reason is None)
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers;
@@ -405,11 +269,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 stacklevel=2,
             )
 
-    def stats(self) -> dict:
+    def stats(self) -> dict[str, Any]:
         """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
         return collect(self)
 
-    def _get_iterator(self):
+    def _get_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
         if self.num_workers == 0:

@@ -36,7 +36,6 @@ import binascii
 import contextlib
 import json
 import random
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -45,6 +44,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data.dataloader import _DatasetKind
+
+#: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
+State = dict[str, Any]
 
 VERSION = 2
 #: 1 had costs as three lists of 64-bit numbers: index, wall and CPU time
@@ -337,77 +339,6 @@ class Progress:
         return self.head + len(self.beyond)
 
 
-class Counted:
-    """What every iterator of minato's does about its position. A mixin.
-
-    ``_taking_up`` goes around torch's constructor, ``_epoch_begins`` around the first
-    look at the sampler in each epoch.
-    """
-
-    _epoch = 0
-    _start: dict | None = None
-    _errors = 0  # batches that raised
-    _base_seed: Any
-    _progress: Progress
-    _unit = "batch"
-
-    @contextlib.contextmanager
-    def _taking_up(self, loader: Any, memo: Any) -> Iterator[None]:
-        """Goes on from where load_state_dict says, or begins."""
-        self._memo = memo
-        self._sources = Sources(loader)
-        self._start = start = memo.take()
-        if start is not None and start["base_seed"] is None:
-            self._sources.set_own(start["generators"])
-        if start is None or start["base_seed"] is None:
-            yield
-        else:  # the program that goes on draws nothing here
-            with global_generators(all_global()):
-                yield
-            self._base_seed = start["base_seed"]
-        memo.iterator = weakref.ref(self)
-
-    @contextlib.contextmanager
-    def _epoch_begins(self, loader: Any, first: bool) -> Iterator[None]:
-        """Notes where the epoch's order comes from; what was delivered is left out."""
-        if not first:
-            self._start = self._memo.take()
-            self._epoch = self._progress.epoch + 1
-            if self._start is not None and self._start["base_seed"] is None:
-                self._sources.set_own(self._start["generators"])
-                self._base_seed = int(
-                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-                )
-        start, self._start = self._start, None
-        states: dict[str, bytes] = {}
-        if start is not None:
-            states = start["generators"]
-            self._epoch = start["epoch"]
-            if start["base_seed"] is not None:
-                self._base_seed = start["base_seed"]
-                self._sources.set_own(states)
-        self._progress = self._new_progress(start)
-        with global_generators(states):
-            self._progress.generators = self._sources.capture()
-            self._memo.progress = self._progress
-            yield
-
-    def _new_progress(self, start: dict | None) -> Progress:
-        it: Any = self
-        progress = Progress(
-            self._epoch, self._base_seed, it._persistent_workers, self._memo.user_epoch
-        )
-        progress.unit = self._unit
-        if it._dataset_kind == _DatasetKind.Iterable:
-            progress.by_worker = [0] * max(1, it._num_workers)
-        if start is not None:
-            progress.head = start["delivered"]
-            progress.beyond = set(start["delivered_beyond"])
-            if progress.by_worker is not None and start["delivered_by_worker"] is not None:
-                progress.by_worker = list(start["delivered_by_worker"])
-        return progress
-
-
 # ---- states ----------------------------------------------------------------------------
 
 
@@ -420,7 +351,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def state_of(loader: Any, memo: Any, counted: bool = True) -> dict:
+def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     """The state as plain data that survives torch.save and JSON. Not counted: of a loader
     whose iterators say nothing of their position."""
     progress = memo.progress if counted else None
@@ -476,7 +407,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _whole_numbers(values: list) -> bool:
+def _whole_numbers(values: list[Any]) -> bool:
     return all(type(v) is int and v >= 0 for v in values)
 
 
@@ -505,7 +436,7 @@ def _check_form(state: Any) -> None:
         raise ValueError("the state is damaged: costs are two lists")
 
 
-def _check_fit(state: dict, loader: Any) -> None:
+def _check_fit(state: State, loader: Any) -> None:
     """Only in mid-epoch: a new epoch may begin with whatever there is."""
     by_worker = state["delivered_by_worker"]
     if not (state["delivered"] or state["delivered_beyond"] or any(by_worker or [])):
@@ -537,7 +468,7 @@ def _check_fit(state: dict, loader: Any) -> None:
         )
 
 
-def opened(state: Any, loader: Any) -> dict:
+def opened(state: Any, loader: Any) -> State:
     """The state as iterators use it; ValueError says what is wrong with it."""
     _check_form(state)
     _check_fit(state, loader)

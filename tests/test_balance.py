@@ -209,7 +209,7 @@ class TestNextEpochEarly:
     def test_the_next_epoch_is_begun(self):
         loader = make(Costly(), prefetch_next_epoch=True, **self.options())
         list(loader)
-        assert loader._iterator._planned
+        assert loader._iterator._planner.planned
 
     def test_batches_done_before_their_epoch_are_its_own(self):
         """Out of order; the epoch after theirs is planned before they are handed over."""
@@ -242,8 +242,8 @@ class TestNextEpochEarly:
     def test_as_far_as_slow_samples_ask_for(self):
         loader = make(Counting(600), prefetch_next_epoch=True, **self.options())
         assert sorted(sum(indices_of(loader), [])) == list(range(600))
-        it = loader._iterator
-        assert len(it._planned) > it._window() and it._left(it._early) == 0
+        plan = loader._iterator._planner
+        assert len(plan.planned) > plan.window.size() and plan.left(plan.early) == 0
 
     def test_a_sample_found_to_be_slow_starts_early_in_it(self):
         """It was planned before that was known."""
@@ -265,7 +265,7 @@ class TestNextEpochEarly:
             **self.options(shuffle=None),
         )
         it = iter(loader)
-        it._far = True  # as with torch's own samplers, whose order cannot be said here
+        it._planner.window.far = True  # as with torch's own samplers, whose order cannot be said here
         list(it)
         assert sum(indices_of(loader), [])[place] == slow
         assert data.rank[slow] - 300 < place - 20

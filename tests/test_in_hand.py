@@ -12,7 +12,8 @@ from test_native import wait_for
 from torch.utils.data import dataloader
 
 import minato
-from minato.iterators import balanced as _balanced, prefetcher as _in_hand
+from minato.iterators import prefetcher as _prefetcher
+from minato.iterators import window as _window
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -40,7 +41,7 @@ class Numbers(torch.utils.data.Dataset):
 
 @pytest.fixture(autouse=True)
 def any_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_in_hand, "SHORT_STEP_NS", 1 << 62)
+    monkeypatch.setattr(_prefetcher, "SHORT_STEP_NS", 1 << 62)
 
 
 def make(dataset: Any, **options: Any) -> minato.DataLoader:
@@ -73,11 +74,11 @@ def test_they_are_received_at_a_time() -> None:
     iterator = second(make(Numbers()))
     complete(iterator, WINDOW)
     got, asked = [next(iterator)], []
-    assert len(iterator._in_hand) == AT_A_TIME - 1
-    iterator._receive = asked.append  # the engine is not asked again
+    assert len(iterator._prefetcher.queue) == AT_A_TIME - 1
+    iterator._receiver.receive = asked.append  # the engine is not asked again
     got += [next(iterator) for _ in range(AT_A_TIME - 1)]
-    assert not asked and not iterator._in_hand
-    del iterator._receive
+    assert not asked and not iterator._prefetcher.queue
+    del iterator._receiver.receive
     got += list(iterator)
     assert firsts(got) == list(range(0, BATCH * BATCHES, BATCH))
 
@@ -86,7 +87,7 @@ def in_hand(loader: minato.DataLoader) -> Any:
     """An iterator that has given one batch of its second epoch and has the rest of AT_A_TIME."""
     iterator = second(loader)
     complete(iterator, WINDOW)
-    assert int(next(iterator)[0, 0]) == 0 and len(iterator._in_hand) == AT_A_TIME - 1
+    assert int(next(iterator)[0, 0]) == 0 and len(iterator._prefetcher.queue) == AT_A_TIME - 1
     return iterator
 
 
@@ -118,7 +119,7 @@ def test_who_watches_torchs_next_sees_each(of: type, monkeypatch: pytest.MonkeyP
     plain, seen = of.__next__, []
     with monkeypatch.context() as patch:
         patch.setattr(of, "__next__", lambda self: seen.append(batch := plain(self)) or batch)
-        while iterator._in_hand:
+        while iterator._prefetcher.queue:
             next(iterator)
     assert firsts(seen) == list(range(4, BATCH * AT_A_TIME, BATCH))
     assert firsts(iterator) == list(range(BATCH * AT_A_TIME, BATCH * BATCHES, BATCH))
@@ -144,7 +145,7 @@ def test_a_break_leaves_the_generator_where_torchs_would(
 ) -> None:
     """That draws once more when the sampler ends, which is met a window ahead. The second time
     little more than that window may be drawn ahead."""
-    monkeypatch.setattr(_balanced, "LOOK_AHEAD_INDICES", indices)
+    monkeypatch.setattr(_window, "LOOK_AHEAD_INDICES", indices)
     dataset, generator = Numbers(), torch.Generator()
     sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
     options = {"sampler": sampler, "num_workers": 2, "prefetch_factor": window // 2}
@@ -180,7 +181,7 @@ def test_others_are_received_one_by_one(options: dict[str, Any]) -> None:
     complete(iterator, 2)
     for _ in range(4):
         next(iterator)
-        assert not iterator._in_hand
+        assert not hasattr(iterator, "_prefetcher") or not iterator._prefetcher.queue
 
 
 def test_for_long_steps_they_are_received_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def test_for_long_steps_they_are_received_one_by_one(monkeypatch: pytest.MonkeyP
     iterator = second(make(Numbers()))
     for n in range(BATCHES):
         assert next(iterator).tolist() == [[BATCH * n + i] for i in range(BATCH)]
-        assert not iterator._in_hand or n < 12  # the steps before were short
+        assert not iterator._prefetcher.queue or n < 12  # the steps before were short
         time.sleep(0.05)
 
 
@@ -196,7 +197,7 @@ def test_large_ones_are_received_one_by_one() -> None:
     iterator = second(make(Numbers(floats=1 << 18)))
     complete(iterator, 4)
     next(iterator)
-    assert not iterator._in_hand
+    assert not iterator._prefetcher.queue
 
 
 def test_a_state_counts_what_was_handed_out() -> None:
@@ -204,7 +205,7 @@ def test_a_state_counts_what_was_handed_out() -> None:
     iterator = second(loader)
     complete(iterator, WINDOW)
     got = [next(iterator), next(iterator)]
-    assert iterator._in_hand
+    assert iterator._prefetcher.queue
     state = loader.state_dict()
     rest = make(Numbers())
     rest.load_state_dict(state)
@@ -228,7 +229,7 @@ def test_an_epoch_that_is_left_takes_them_along(ahead: bool) -> None:
     iterator = second(loader)
     complete(iterator, WINDOW)
     next(iterator)
-    assert iterator._in_hand
+    assert iterator._prefetcher.queue
     for _ in range(2):
         assert firsts(iter(loader)) == list(range(0, BATCH * BATCHES, BATCH))
 
@@ -256,7 +257,7 @@ def test_a_slow_program_gets_all(ahead: bool) -> None:
         for batch in loader:
             got += [int(value) for value in batch[:, 0]]
             time.sleep(0.004)
-            most = max(most, len(loader._iterator._in_hand))
+            most = max(most, len(loader._iterator._prefetcher.queue))
         assert got == list(order)
     assert most == AT_A_TIME - 1
 
@@ -273,6 +274,6 @@ def test_nothing_comes_after_the_end() -> None:
     complete(iterator, WINDOW)
     next(iterator)
     iterator._shutdown_workers()
-    assert not iterator._in_hand
+    assert not iterator._prefetcher.queue
     with pytest.raises(RuntimeError, match="shut down"):
         next(iterator)

@@ -90,11 +90,11 @@ def test_rows_though_collate_knows_more_classes(kind, batching, monkeypatch) -> 
     loader = minato.DataLoader(Squares(), batch_size=2, num_workers=2, **options)
     iterator = iter(loader)
     got = list(iterator)
-    assert (iterator._shape.layout is not None) == (kind is Foreign)
-    assert iterator._shape.whole == (kind is not Foreign)
+    assert (iterator._receiver.shape.layout is not None) == (kind is Foreign)
+    assert iterator._receiver.shape.whole == (kind is not Foreign)
     if kind is Foreign:
         assert sorted(int(y) for batch in got for y in batch["y"]) == list(range(50))
-        assert iter(loader)._shape.layout is not None  # its next epochs begin so
+        assert iter(loader)._receiver.shape.layout is not None  # its next epochs begin so
 
 
 def test_index_of_a_batch_of_one_that_a_worker_made_whole() -> None:

@@ -399,7 +399,7 @@ print(open(f"/proc/self/task/{os.getpid()}/children").read())  # no process was 
 def test_without_it_there_is_no_tracer(tmp_path: Path) -> None:
     out = run(tmp_path, """
 it = iter(minato.DataLoader(Data(), 4, num_workers=1))
-print(it._trace)
+print(it._supervisor.trace)
 """, MINATO_TRACE="")  # fmt: skip
     assert out.strip() == "None"
     assert list(tmp_path.iterdir()) == []

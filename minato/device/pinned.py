@@ -65,16 +65,17 @@ class _Belt:
     """Both queues of torch's thread: what it gets and what it puts."""
 
     def __init__(self) -> None:
-        self.waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self.busy = threading.Lock()  # the thread's, while it has a batch in hand
 
-    def get(self, timeout: float | None = None) -> tuple:
+    def get(self, timeout: float | None = None) -> tuple[Any, Any]:
         item = self.waiting.get(timeout=timeout)
         self.busy.acquire()
         return item
 
-    def put(self, item: tuple, timeout: float | None = None) -> None:
-        pinning, pinning.data = item
+    def put(self, item: tuple[Any, Any], timeout: float | None = None) -> None:
+        pinning: Pinning = item[0]
+        pinning.data = item[1]
         pinning.done.set()
         self.busy.release()
 

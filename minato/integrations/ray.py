@@ -27,7 +27,7 @@ _options: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar
 )
 
 
-class DataLoader(loader.DataLoader):
+class DataLoader(loader.DataLoader[Any]):
     """minato's loader as Ray makes it: with the options of the loader it replaces."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

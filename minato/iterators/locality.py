@@ -1,8 +1,8 @@
 """Which samples share what is opened for them, where a dataset says so.
 
 A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
-one after the other (a row group, a shard, a video). How far they are kept
-together follows from what they cost (``csrc/schedule/policy_locality.h``).
+one after the other (a row group, a shard, a video). Without it workers' reports tell
+(``csrc/schedule/policy_locality.h``).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def key_of(dataset: Any) -> Key | None:
     return offered(dataset, "locality_key")
 
 
-def _of_subset(subset: Subset) -> Key | None:
+def _of_subset(subset: Subset[Any]) -> Key | None:
     inner, indices = key_of(subset.dataset), subset.indices
     if inner is None:
         return None
     return lambda index: inner(indices[index])
 
 
-def _of_parts(whole: ConcatDataset) -> Key | None:
+def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
     """Parts without a key of their own are one group each."""
     keys = [key_of(part) for part in whole.datasets]
     if all(key is None for key in keys):
@@ -69,6 +69,14 @@ class Groups:
     def __init__(self, key: Key) -> None:
         self._key = key
         self._together: set[Any] = set()  # the keys of the present one
+        self._asked: tuple[Any, bytes] | None = None  # what of() was asked last, and its answer
+
+    def of(self, indices: Any) -> bytes:
+        """As begins(); asked again for the same list, which the engine had no room for, it
+        knows the answer."""
+        if self._asked is None or self._asked[0] is not indices:
+            self._asked = indices, self.begins(indices)
+        return self._asked[1]
 
     def begins(self, indices: Any) -> bytes:
         """A byte for each index: 1 where another begins than that which the one before it
@@ -97,3 +105,8 @@ class Groups:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
             raise
+
+def groups_of(loader: Any) -> Groups | None:
+    """Of what a loader's sampler draws, where its dataset tells them."""
+    key = key_of(loader.dataset) if loader._auto_collation else None
+    return Groups(key) if key is not None else None

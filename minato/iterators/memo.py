@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
-from ..state import Progress
+from ..state import Progress, State
 
 if TYPE_CHECKING:
     from ..transport.layouts import Layout
+    from .position import Position
+    from .supervisor import Supervisor
 
 if CORE:
     from .._core import CostModel
@@ -31,7 +33,7 @@ COSTS_MOST = 1 << 22
 
 #: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
 #: no hash, and still be two.
-_memos: dict[int, tuple[weakref.ref, Memo]] = {}
+_memos: dict[int, tuple[weakref.ref[Any], Memo]] = {}
 
 
 class Shape:
@@ -71,9 +73,11 @@ class Memo:
                 size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
-        self.iterator: Any = None  # weak reference to the latest iterator
+        # weak references to parts of the latest iterator
+        self.position: weakref.ref[Position] | None = None
+        self.supervisor: weakref.ref[Supervisor] | None = None
         self.progress: Progress | None = None  # its
-        self.resume: dict | None = None  # an opened state, for the next iterator
+        self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_uncounted = False  # that its states know no position
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
@@ -96,7 +100,7 @@ class Memo:
         kept = self.scheduler
         return kept[1] if kept is not None and kept[0] == bounds else None
 
-    def take(self) -> dict | None:
+    def take(self) -> State | None:
         """The state to go on from, once."""
         state, self.resume = self.resume, None
         return state

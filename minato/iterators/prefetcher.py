@@ -6,13 +6,13 @@ batch after the one it hands out is complete, and sends it to the thread of
 
 Without, small batches that are complete are received along with the one that is asked for: a
 program whose steps take milliseconds comes back with cold caches, and then the first batch
-costs several times what those after it do. (One by one where steps are long: that is no matter then,
-and each time that it asks is a sign of how full the queue is.)
+costs several times what those after it do. (One by one where steps are long: that is no matter
+then, and each time that it asks is a sign of how full the queue is.)
 
 How many of those ask for nothing else is told to ``mn_hand.c``, which hands them out without
 coming here.
 
-Sampler and engine stay in the program's thread. What is in hand still counts as planned, the
+Sampler and engine stay in the program's thread. What is prefetched still counts as planned, the
 engine starts nothing more for it (mn_plan.h), and nothing of it is seen until its turn.
 """
 
@@ -22,15 +22,22 @@ import functools
 from collections import deque
 from typing import Any
 
-from .. import _core
+from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
+from .form import Form
+from .receiver import Receives
+from .supervisor import Supervisor
+from .window import Window
 
-#: batches in hand where they are pinned: the one that is handed out, and the one after
+#: batches that are prefetched where they are pinned: the one handed out, and the one after
 PINNED = 2
 
 #: steps that are short. Some ten go by while the number of workers is decided on once.
 SHORT_STEP_NS = 25_000_000
+
+#: small batches received at a time, and what they may hold of memory together
+AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
 
 
 class Raised:
@@ -40,129 +47,121 @@ class Raised:
         self.error = error
 
 
-class ReceivesAhead(_core.HandsOut):
-    """What iterators do about it; a mixin."""
+class AtATime:
+    """How many small batches are received at a time: few enough that workers find work while
+    the program has those before it."""
 
-    _pinner: Pinner | None = None
-    #: [what was received, its data or Pinning or Raised], to be handed out in this order
-    _in_hand: deque[list] = deque(maxlen=0)
-    #: batches that are received at a time, where nothing is pinned and steps are short
-    _at_a_time = 1
-    _engine: Any
-    _trace: Any
-    _timeout: float
-    _pin_memory_device: str | None
+    def __init__(self, form: Form | None, window: Window) -> None:
+        self._form = form  # None: always one
+        self._window = window
+        self._row_bytes = 0  # of the rows that most was found for
+        self._most = 1
 
-    def _start_pinner(self) -> None:
-        try:
-            self._pinner = pinner = Pinner(self._pin_memory_device)
-        except BaseException:
-            self._shutdown_workers()
-            raise
-        self._pin_memory_thread = pinner.thread  # torch's names
-        self._pin_memory_thread_done_event = pinner.ended
+    def most(self) -> int:
+        """Where steps are short."""
+        if self._form is None or self._form.layout is None:
+            return 1
+        row_bytes = self._form.layout.core.row_bytes
+        if row_bytes != self._row_bytes:
+            self._row_bytes = row_bytes
+            size = max(1, row_bytes * self._window.batch_size)
+            self._most = max(1, min(AT_A_TIME, self._window.size() // 2, AT_A_TIME_BYTES // size))
+        return self._most
 
-    def _stop_pinner(self) -> None:
-        if self._pinner is not None:
-            self._pinner.close()
-        self._drop_in_hand()
 
-    def _drop_in_hand(self) -> None:
-        self._grant(0)
-        self._in_hand.clear()
+class Prefetcher:
+    """Hands out what a receiver has, and sees to it that the next is on its way."""
 
-    def _received(self) -> Any:
-        """What _receive() gives, pinned where that is asked for; what comes after it is taken
-        in hand if it is there."""
-        in_hand = self._in_hand
-        if in_hand and self._pinner is None:
+    engine: Engine
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        receiver: Receives,
+        queue: deque[list[Any]],
+        at_a_time: AtATime,
+    ) -> None:
+        #: [what was received, its data or Pinning or Raised], to be handed out in this order
+        self.queue = queue
+        self.pinner: Pinner | None = None
+        self.receiver = receiver
+        self._supervisor = supervisor
+        self._at_a_time = at_a_time
+
+    def next(self) -> tuple[Any, Any] | None:
+        """What the receiver gives, pinned where that is asked for; what comes after it is
+        prefetched if it is there."""
+        queue, supervisor = self.queue, self._supervisor
+        if self.pinner is not None:
+            most = PINNED
+        elif queue:
             return self._handed_out()
-        if self._pinner is None and self._at_a_time == 1 or not self._living():
-            return self._receive()
-        step = self._engine.asked()
+        else:
+            most = self._at_a_time.most() if supervisor.trace is None else 1
+            if most == 1:
+                return self.receiver.receive()
+        if not supervisor.living():
+            return self.receiver.receive()
+        step = self.engine.asked()
         got = False
         try:
-            most = PINNED if self._pinner is not None else self._at_a_time
-            if self._pinner is None and not 0 < step < SHORT_STEP_NS:
+            if self.pinner is None and not 0 < step < SHORT_STEP_NS:
                 most = 1
-            if not in_hand:
-                self._take_in_hand(self._receive())
-            while 0 < len(in_hand) < most and self._more() and self._take_ahead():
+            if not queue:
+                self._append(self.receiver.receive())
+            while 0 < len(queue) < most and self.receiver.more() and self._append_ahead():
                 pass
-            if not in_hand:
+            if not queue:
                 return None
-            self._send_off(in_hand[0])
-            what, data = in_hand[0]
+            self._send_off(queue[0])
+            what, data = queue[0]
             if isinstance(data, Pinning):
-                data = data.result(self._timeout)
-            in_hand.popleft()
+                data = data.result(supervisor.timeout)
+            queue.popleft()
             got = True
             if isinstance(data, Raised):
                 raise data.error
             return what, data
         finally:
-            if self._living():
-                self._engine.given(got)
-                if self._trace is not None:
-                    self._trace.news()
+            if supervisor.living():
+                self.engine.given(got)
+                if supervisor.trace is not None:
+                    supervisor.trace.news()
 
-    def _handed_out(self) -> Any:
-        self._grant(0)  # it counted on this one
-        what, data = self._in_hand.popleft()
-        self._engine.handed()
-        if self._trace is not None:
-            self._trace.news()
+    def need_nothing(self, most: int) -> int:
+        """Of so many that are prefetched: how many ask for nothing but being handed out."""
+        queue = self.queue
+        whole = len(queue) - isinstance(queue[-1][1], (Failure, Raised))
+        return min(most, whole)
+
+    def _handed_out(self) -> tuple[Any, Any]:
+        what, data = self.queue.popleft()
+        self.engine.handed()
+        if self._supervisor.trace is not None:
+            self._supervisor.trace.news()
         if isinstance(data, Raised):
             raise data.error
         return what, data
 
-    def _take_ahead(self) -> bool:
+    def _append_ahead(self) -> bool:
         try:
-            return self._take_in_hand(self._receive(wait=False))
+            return self._append(self.receiver.receive(wait=False))
         except Exception as error:
-            self._in_hand.append([None, Raised(error)])  # not before its turn
+            self.queue.append([None, Raised(error)])  # not before its turn
             return False
 
-    def _take_in_hand(self, received: Any) -> bool:
-        """Whether more may be taken: what failed is the last."""
+    def _append(self, received: tuple[Any, Any] | None) -> bool:
+        """Whether more may be received: what failed is the last."""
         if received is None:
             return False
         entry = [*received]
-        self._in_hand.append(entry)
+        self.queue.append(entry)
         del received  # the thread's hands are then the last that hold it
         self._send_off(entry)
         return not isinstance(entry[1], Failure)
 
-    def _send_off(self, entry: list) -> None:
+    def _send_off(self, entry: list[Any]) -> None:
         """Sends what waits for it to be pinned. An interrupt may have come before that."""
-        if self._pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
-            note = functools.partial(self._named, entry[0])
-            entry[1] = self._pinner.submit(entry[1], note)
-
-    def _grants(self, most: int, progress: Any) -> None:
-        """So many batches in hand ask for nothing but being handed out (mn_hand.c)."""
-        in_hand = self._in_hand
-        whole = len(in_hand) - isinstance(in_hand[-1][1], (Failure, Raised))
-        if min(most, whole) > 0:
-            self._grant(min(most, whole), in_hand, self._engine, progress)
-
-    # ---- what an iterator says --------------------------------------------------------------
-
-    def _living(self) -> bool:
-        raise NotImplementedError
-
-    def _shutdown_workers(self) -> None:
-        raise NotImplementedError
-
-    def _receive(self, wait: bool = True) -> Any:
-        """(what, data) of the next batch, None at the end; without wait also where it is not
-        complete yet. What is received counts as planned until it is handed out."""
-        raise NotImplementedError
-
-    def _more(self) -> bool:
-        """Whether the batch after the one in hand is known to be of this epoch."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _named(what: Any) -> str:
-        raise NotImplementedError
+        if self.pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
+            note = functools.partial(self.receiver.named, entry[0])
+            entry[1] = self.pinner.submit(entry[1], note)

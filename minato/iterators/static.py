@@ -15,8 +15,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
-from .base import _batch_note, _MinatoIterator
+from .base import MinatoIterator
+from .failures import note
 from .prefetcher import PINNED
+from .receiver import LOST, whole_batch
+from .supervisor import Supervisor
 
 #: first lane of a worker's own, csrc/workers/mn_message.h
 LANE_WORKER = 2
@@ -26,7 +29,7 @@ ANY_BLOCK = 1
 _PASSED = object()
 
 
-class StaticIterator(_MinatoIterator):
+class StaticIterator(MinatoIterator):
     """torch's dispatch: batch i on worker i mod n, torch's random streams.
 
     Used for ``scheduling="static"`` and for iterable datasets.
@@ -34,9 +37,10 @@ class StaticIterator(_MinatoIterator):
 
     _balanced = False
 
-    def __init__(self, loader: Any) -> None:
+    _supervisor: Supervisor
+
+    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
-        super().__init__(loader)
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late
@@ -46,13 +50,13 @@ class StaticIterator(_MinatoIterator):
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
-        self._task_info: dict[int, tuple] = {}
+        self._task_info: dict[int, tuple[Any, ...]] = {}
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
-        resumed = self._memo.resume is not None
-        with self._epoch_begins(loader, first_iter):
+        resumed = self._position.memo.resume is not None
+        with self._position.epoch_begins(loader, first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             self._earlier = self._progress.copy()
             if not first_iter:
@@ -63,9 +67,8 @@ class StaticIterator(_MinatoIterator):
     def _restart(self, loader: Any) -> None:
         """Other random streams are wanted: new workers."""
         self._shutdown_workers()
-        self._shutdown = False
         self._blocks.clear()
-        self._start_pool(loader)
+        self._start_workers(loader, self._supervisor)
 
     def _next_data(self) -> Any:
         """torch's. Batches that an earlier process delivered are made again and thrown away:
@@ -75,7 +78,7 @@ class StaticIterator(_MinatoIterator):
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()
-            while (data := super()._next_data()) is _PASSED:
+            while (data := super()._next_data()) is _PASSED:  # type: ignore[no-untyped-call]
                 pass
         except StopIteration:
             self._progress.finished = True
@@ -85,19 +88,19 @@ class StaticIterator(_MinatoIterator):
         finally:
             if self._living():
                 self._engine.given(not self._progress.finished)
-                if self._trace is not None:
-                    self._trace.news()
+                if self._supervisor.trace is not None:
+                    self._supervisor.trace.news()
         return data
 
     def _resume(self) -> None:
         """Lets workers finish what the last epoch left (their random streams go on from
         there), throws it away, and makes new fetchers: torch's resume marker."""
         markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
-        poll = self._engine.poll
+        engine = self._engine
         unread = (sent.block for sent in self._blocks.values() if sent.answer is None)
         for block in [*unread, *markers]:
-            self._await(block, lambda block=block: poll(block))
-            self._engine.retire(block)
+            self._supervisor.wait_for(block, functools.partial(engine.poll, block))
+            engine.retire(block)
         self._blocks.clear()
 
     def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
@@ -106,8 +109,8 @@ class StaticIterator(_MinatoIterator):
             pickle.dumps,
             kind,
             number,
-            self._epoch,
-            self._base_seed & (2**64 - 1),
+            self._position.epoch,
+            self._position.seed,
             LANE_WORKER + worker,
             False,
             self._progress.user_epoch,
@@ -143,7 +146,7 @@ class StaticIterator(_MinatoIterator):
                     self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
-            data.note = _batch_note(number, sent.index)
+            data.note = note(number, sent.index)
         self._got = number
         return number, data
 
@@ -153,8 +156,8 @@ class StaticIterator(_MinatoIterator):
         sent = self._blocks[number]
         if sent.answer is not None:
             return
-        if self._trace is not None:
-            self._trace.block(sent.index, sent.block)
+        if self._supervisor.trace is not None:
+            self._supervisor.trace.block(sent.index, sent.block)
         sent.done_ns = self._engine.done_ns(sent.block)
         try:
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent.block)
@@ -166,8 +169,11 @@ class StaticIterator(_MinatoIterator):
         finally:
             self._engine.retire(sent.block)
         if self._pinner is not None and isinstance(sent.answer, tuple) and sent.answer[0] == OK:
-            note = functools.partial(_batch_note, number, sent.index)
-            sent.answer = OK, self._pinner.submit(sent.answer[1], note)
+            named = functools.partial(note, number, sent.index)
+            sent.answer = OK, self._pinner.submit(sent.answer[1], named)
+
+    def _whole(self, block: int) -> tuple[Any, ...]:
+        return whole_batch(self._engine, self._position.memo.costs, block)
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
@@ -187,10 +193,10 @@ class StaticIterator(_MinatoIterator):
         engine = self._engine
         numbers = self._done()
         if not numbers:
-            self._await(ANY_BLOCK, lambda: bool(self._done()))
+            self._supervisor.wait_for(ANY_BLOCK, lambda: bool(self._done()))
             numbers = self._done()
         batch = self._blocks[numbers[0]]
-        lost = batch.answer is None and engine.poll(batch.block) == 2
+        lost = batch.answer is None and engine.poll(batch.block) == LOST
         if lost and self._workers_status[batch.worker]:
             found = engine.lost(batch.block)
             assert found is not None
@@ -206,7 +212,7 @@ class StaticIterator(_MinatoIterator):
             return _PASSED
         self._progress.delivered(number, worker_idx)
         if isinstance(data, Failure):
-            self._errors += 1
+            self._position.errors += 1
             data.reraise()
         return data
 

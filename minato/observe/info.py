@@ -59,7 +59,8 @@ def _version() -> str:
     names: dict[str, Any] = {}
     with open(os.path.join(HERE, "_version.py"), encoding="utf-8") as file:
         exec(file.read(), names)
-    return names["__version__"]
+    version: str = names["__version__"]
+    return version
 
 
 def _numpy_version() -> str:

@@ -38,8 +38,9 @@ verdict                     one sentence: is the caller waiting, for what, what 
 
 from __future__ import annotations
 
-from typing import Any
-
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .._system import CORE
 from ..iterators.memo import memo_of
@@ -47,6 +48,12 @@ from .verdict import Facts, verdict
 
 if CORE:
     from .. import _core
+
+if TYPE_CHECKING:
+    from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
+    from ..iterators.position import Position
+    from ..workers.native import NativePool
+    from ..workers.pool import Pool
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 #: of enum mn_start, csrc/workers/mn_message.h
@@ -84,7 +91,8 @@ def collect(loader: Any) -> dict[str, Any]:
     """The statistics of a loader."""
     memo = memo_of(loader)
     progress = memo.progress
-    iterator = memo.iterator() if memo.iterator is not None else None
+    position = memo.position() if memo.position is not None else None
+    supervisor = memo.supervisor() if memo.supervisor is not None else None
     stats = {
         "epoch": progress.epoch if progress is not None else 0,
         "delivered": progress.count if progress is not None else 0,
@@ -94,9 +102,9 @@ def collect(loader: Any) -> dict[str, Any]:
     }
     if loader.num_workers == 0:
         stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
-        stats["errors"] = iterator._errors if iterator is not None else 0
-    elif iterator is not None and iterator._living():
-        stats.update(engine_stats(iterator))
+        stats["errors"] = position.errors if position is not None else 0
+    elif supervisor is not None and supervisor.pool is not None and supervisor.living():
+        stats.update(engine_stats(supervisor.pool, supervisor.served))
     elif (reason := loader._why_torch()) is not None:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
@@ -104,58 +112,71 @@ def collect(loader: Any) -> dict[str, Any]:
     return stats
 
 
-def engine_stats(iterator: Any) -> dict[str, Any]:
-    """The part that needs a living iterator."""
-    engine = iterator._engine
+@dataclass
+class Served:
+    """What the statistics of an iterator need beside its workers."""
+
+    position: Position
+    balanced: bool
+    window: int  # batches, for the number of workers that loading starts with
+    batch_size: int
+    persistent: bool
+    displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
+
+
+def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
+    """The part that needs living workers."""
+    engine, costs = pool.engine, served.position.memo.costs
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
         **_NONE,
-        "errors": iterator._errors,
+        "errors": served.position.errors,
         "wait": _waits(waits),
-        "worker_type": iterator._pool.kind,
+        "worker_type": pool.kind,
         "worker_start": _STARTS[engine.segment.start],
         "workers": [_worker(w) for w in engine.workers()],
         "retries": health["retries"],
         "deaths": health["deaths"],
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
     }
-    if iterator._balanced:
+    if served.balanced:
         t = engine.timing()
         out["batch_queue"] = {
-            "window": iterator._prefetch_factor * iterator._num_workers,
+            "window": served.window,
             "ready": t["ready"],
             "planned": t["planned"],
         }
         out["scheduler"] = _scheduler(engine.scheduler())
         out["started"] = dict(zip(_REASONS, t["starts"]))
-        out["locality"] = _locality(iterator._memo.costs.summary(), t)
-        if iterator._unit == "sample":
-            out["displacement"] = iterator.displacement()
-    out["verdict"] = verdict(out, waits["waits"], _facts(iterator, waits, out))
+        out["locality"] = _locality(costs.summary(), t)
+        if served.displacement is not None:
+            out["displacement"] = served.displacement()
+    out["verdict"] = verdict(out, waits["waits"], _facts(pool, served, waits, out))
     return out
 
 
-def _facts(iterator: Any, waits: Any, out: dict[str, Any]) -> Facts:
+def _facts(pool: Pool | NativePool, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
     """What the verdict needs beside the statistics themselves."""
-    cost = iterator._memo.costs.summary()
-    balanced = iterator._balanced
+    costs = served.position.memo.costs
+    cost = costs.summary()
+    balanced = served.balanced
     mean = cost["mean_ns"] * _NS
-    scheduler = iterator._engine.scheduler() if balanced else None
+    scheduler = pool.engine.scheduler() if balanced else None
     reasons = [d[3] for d in scheduler["decisions"] if d[3] >= 0] if scheduler else []
-    slowest = _slowest(iterator._memo.costs, 1)
-    workers = out["workers"] if iterator._pool.kind == "process" else []
+    slowest = _slowest(costs, 1)
+    workers = out["workers"] if pool.kind == "process" else []
     return Facts(
         cores=_core.machine()["cpus"],
         queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
         first=waits["wait_first_ns"] * _NS,
         held=waits["held"] / max(1, waits["waits"]),
         collate=cost["collate_ns"] * _NS,
-        fetch=mean * (iterator._batch_size or 1) if balanced else 0.0,
+        fetch=mean * served.batch_size if balanced else 0.0,
         mean=mean,
         slowest=slowest[0] if slowest else None,
         reason=reasons[-1] if reasons else None,
         balanced=balanced,
-        persistent=iterator._persistent_workers,
+        persistent=served.persistent,
     )
 
 
@@ -168,7 +189,7 @@ def _queued(pid: int) -> float:
         return 0.0
 
 
-def _waits(w: dict[str, Any]) -> dict[str, float]:
+def _waits(w: _Waits) -> dict[str, float]:
     return {
         "total": w["wait_ns"] * _NS,
         "mean": w["wait_ns"] / max(1, w["waits"]) * _NS,
@@ -178,27 +199,44 @@ def _waits(w: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _costs(s: Any) -> dict[str, Any]:
-    out = {k[:-3]: s[k] * _NS for k in ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns")}
-    out["slow"] = None if s["slow_ns"] is None else s["slow_ns"] * _NS
-    out["collate"], out["split"] = s["collate_ns"] * _NS, s["split"]
-    return {**out, "samples": s["samples"], "known": s["known"]}
+def _costs(s: _Costs) -> dict[str, Any]:
+    return {
+        "mean": s["mean_ns"] * _NS,
+        "p50": s["p50_ns"] * _NS,
+        "p75": s["p75_ns"] * _NS,
+        "p90": s["p90_ns"] * _NS,
+        "p99": s["p99_ns"] * _NS,
+        "slow": None if s["slow_ns"] is None else s["slow_ns"] * _NS,
+        "collate": s["collate_ns"] * _NS,
+        "split": s["split"],
+        "samples": s["samples"],
+        "known": s["known"],
+    }
 
 
-def _locality(s: Any, timing: Any) -> dict[str, Any]:
-    times = {k: s[k + "_ns"] * _NS for k in ("opening", "each", "away")}
-    return {"together": timing["together"], "group": s["group"], "helped": timing["helped"], **times}
+def _locality(s: _Costs, timing: _Timing) -> dict[str, Any]:
+    return {
+        "together": timing["together"],
+        "group": s["group"],
+        "helped": timing["helped"],
+        "opening": s["opening_ns"] * _NS,
+        "each": s["each_ns"] * _NS,
+        "away": s["away_ns"] * _NS,
+    }
 
 
 def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
     return [(index, wall * _NS) for index, wall in costs.slowest(most)]
 
 
-def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
+def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
     if s is None:
         return None
     return {
-        **{k: s[k] for k in ("active", "low", "high", "stragglers")},
+        "active": s["active"],
+        "low": s["low"],
+        "high": s["high"],
+        "stragglers": s["stragglers"],
         "decisions": [
             {
                 "at": at * _NS,
@@ -215,7 +253,7 @@ def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _worker(w: dict[str, Any]) -> dict[str, Any]:
+def _worker(w: _WorkerEntry) -> dict[str, Any]:
     return {
         "state": _STATES[w["state"]],
         "pid": w["pid"],

@@ -155,7 +155,8 @@ def _bytes(count: float) -> str:
 def _waited(seen: dict[str, Any]) -> int:
     """Nanoseconds in next() so far, the present wait included."""
     since = seen["waiting_since_ns"]
-    return seen["wait_ns"] + (max(0, seen["now_ns"] - since) if since else 0)
+    waited: int = seen["wait_ns"]
+    return waited + (max(0, seen["now_ns"] - since) if since else 0)
 
 
 def _shares(seen: dict[str, Any], before: dict[str, Any] | None) -> tuple[float, float]:
@@ -223,7 +224,8 @@ def _busy(
     """Shares of time that a worker had a task and computed; busy counts the present task."""
 
     def total(e: dict[str, Any], now: int) -> int:
-        return e["busy_ns"] + (max(0, now - e["since_ns"]) if e["running"] else 0)
+        busy: int = e["busy_ns"]
+        return busy + (max(0, now - e["since_ns"]) if e["running"] else 0)
 
     then = before["now_ns"] if before else seen["opened_ns"]
     elapsed = max(1, seen["now_ns"] - then)
@@ -295,7 +297,9 @@ def _quit_within(keys: int | None, seconds: float) -> bool:
     return False
 
 
-def _page(pid: int, before: dict[int, dict[str, Any]]) -> tuple[list[str], dict]:
+def _page(
+    pid: int, before: dict[int, dict[str, Any]]
+) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """The lines to show, and the snapshots by address to compare the next with."""
     found = {seen["address"]: seen for seen in snapshots(pid)}
     lines: list[str] = []

@@ -25,9 +25,14 @@ import os
 import time
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..workers.process import BATCH, COLLATE
+
+if TYPE_CHECKING:
+    from .._core import Engine
+    from ..iterators.memo import Memo
+    from ..iterators.supervisor import Supervisor
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
@@ -94,30 +99,30 @@ def writer() -> Writer | None:
     return _writer
 
 
-def tracer(iterator: Any, memo: Any) -> Trace | None:
-    """What an iterator traces with, or None."""
+def tracer(supervisor: Supervisor, memo: Memo) -> Trace | None:
+    """What an iterator traces with, or None. Its supervisor has just started workers."""
     out = writer()
     if out is None:
         return None
     group, owner = memo.trace_group
     last = owner()
-    if not group or (last is not None and last is not iterator and last._living()):
+    if not group or (last is not None and last is not supervisor and last.living()):
         group = next(out.numbers)  # two at once must not share tracks
-    memo.trace_group = (group, weakref.ref(iterator))
-    return Trace(out, group, iterator)
+    memo.trace_group = (group, weakref.ref(supervisor))
+    return Trace(out, group, supervisor.engine, supervisor.served.balanced)
 
 
 class Trace:
     """Events of one iterator."""
 
-    def __init__(self, out: Writer, group: int, iterator: Any) -> None:
+    def __init__(self, out: Writer, group: int, engine: Engine, balanced: bool) -> None:
         self.out = out
         self.group = out.pid * 1000 + group
         self.waits = 0
         self.retries = self.deaths = self.decisions = 0
         self.pids: dict[int, int] = {}
-        self.engine = iterator._engine
-        self.balanced = iterator._balanced
+        self.engine = engine
+        self.balanced = balanced
         rank = os.environ.get("RANK")
         name = f"loader {group} of process {out.pid}" + (f" (rank {rank})" if rank else "")
         tracks = [(WAITS, "trainer: waits in next()"), (CHOICES, "decisions")]
@@ -132,13 +137,15 @@ class Trace:
     def _meta(self, what: str, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": {"name": name}}
 
-    def _span(self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any) -> dict:
+    def _span(
+        self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any
+    ) -> dict[str, Any]:
         return {
             "ph": "X", "name": name, "cat": kind, "pid": self.group, "tid": tid,
             "ts": begin / 1000, "dur": ns / 1000, "args": args,
         }  # fmt: skip
 
-    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict:
+    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict[str, Any]:
         return {
             "ph": "i", "s": "t", "name": name, "cat": "decision", "pid": self.group,
             "tid": tid, "ts": at_ns / 1000, "args": args,
@@ -149,8 +156,8 @@ class Trace:
     def block(self, indices: Any, block: int) -> None:
         """The tasks of a block that is about to be read, and what happened since the last."""
         epoch, number, tasks = self.engine.spans(block)
-        common = {"epoch": epoch, "batch": number}
-        events: list[dict] = []
+        common: dict[str, Any] = {"epoch": epoch, "batch": number}
+        events: list[dict[str, Any]] = []
         for worker, attempt, kind, why, row0, _nrows, done, wall, cpu, rows in tasks:
             begin, tid = done - wall, FIRST_WORKER + worker
             args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
@@ -180,7 +187,7 @@ class Trace:
             events += self._arrow(max(spans, key=_end), since[0])
         self.out.write(events + since)
 
-    def _arrow(self, last: dict, wait: dict) -> list[dict]:
+    def _arrow(self, last: dict[str, Any], wait: dict[str, Any]) -> list[dict[str, Any]]:
         """From within a worker's span to within the trainer's: their very ends are outside."""
         common = {
             "name": "handed over", "cat": "batch", "id": next(self.out.arrows),
@@ -193,8 +200,8 @@ class Trace:
         ]
 
     def _samples(
-        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict
-    ) -> list[dict]:
+        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict[str, Any]
+    ) -> list[dict[str, Any]]:
         events = []
         for row, ns in enumerate(rows, row0):
             if ns:
@@ -205,7 +212,7 @@ class Trace:
             begin += ns
         return events
 
-    def _batch(self, args: dict, begin: int, end: int) -> list[dict]:
+    def _batch(self, args: dict[str, Any], begin: int, end: int) -> list[dict[str, Any]]:
         name = f"batch {args['batch']}"
         common = {"name": name, "cat": "batch", "id": args["batch"], "pid": self.group}
         return [
@@ -233,7 +240,7 @@ class Trace:
         """The workers are about to be stopped."""
         self.out.write(self._fates(time.monotonic_ns()))
 
-    def _since(self, **args: Any) -> list[dict]:
+    def _since(self, **args: Any) -> list[dict[str, Any]]:
         waits = self.engine.waits()
         if waits["waits"] == self.waits or not waits["given_ns"]:
             return []
@@ -242,7 +249,7 @@ class Trace:
         wait = self._span("wait", "wait", WAITS, begin, end - begin, **args)
         return [wait, *self._fates(end)]
 
-    def _fates(self, now: int) -> list[dict]:
+    def _fates(self, now: int) -> list[dict[str, Any]]:
         """Deaths, retries, starts and the scheduler's decisions since the last batch."""
         events = []
         health = self.engine.health()
@@ -270,8 +277,9 @@ class Trace:
         return events
 
 
-def _end(span: dict) -> float:
-    return span["ts"] + span["dur"]
+def _end(span: dict[str, Any]) -> float:
+    end: float = span["ts"] + span["dur"]
+    return end
 
 
 def _plain(index: Any) -> Any:

@@ -85,7 +85,8 @@ def _busy(stats: dict[str, Any]) -> tuple[int, float, float]:
 def _idle(stats: dict[str, Any]) -> bool:
     """Whether workers had nothing to do for much of the time."""
     count, busy, _cpu = _busy(stats)
-    return busy < BUSY * count * (stats["wait"]["total"] + stats["wait"]["between"])
+    wall: float = stats["wait"]["total"] + stats["wait"]["between"]
+    return busy < BUSY * count * wall
 
 
 def _held(stats: dict[str, Any], facts: Facts) -> str:

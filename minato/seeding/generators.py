@@ -276,7 +276,8 @@ class _Walk:
 def _is_seedable(kind: str, obj: Any) -> bool:
     if kind not in ("numpy", "bitgen"):
         return True
-    return plan_bitgen(bitgen_of(obj) if kind == "numpy" else obj)[0] != "none"
+    plan = plan_bitgen(bitgen_of(obj) if kind == "numpy" else obj)
+    return bool(plan[0] != "none")
 
 
 def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
@@ -334,7 +335,7 @@ class Growing:
     def _types(self) -> set[type]:
         return {type(g) for g in self.found.generators}
 
-    def _again(self) -> tuple[list, list, set[type]] | None:
+    def _again(self) -> tuple[list[Any], list[Any], set[type]] | None:
         now, known = self._walk(), {id(g) for g in self.found.generators}
         if all(id(g) in known for g in now.generators):
             return None

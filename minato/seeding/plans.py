@@ -371,7 +371,8 @@ _type_mro = type.__dict__["__mro__"].__get__
 
 def mro_of(cls: type) -> tuple[type, ...]:
     """The classes of an object, past any metaclass and any ``__class__`` property."""
-    return _type_mro(cls)
+    classes: tuple[type, ...] = _type_mro(cls)
+    return classes
 
 
 def loaded(module: str, name: str) -> Any:
@@ -426,7 +427,8 @@ def _plan_random_state(rs: Any, force: str | None) -> Plan:
 
 
 def _numpy_random_state() -> type:
-    return sys.modules["numpy.random"].RandomState
+    kind: type = sys.modules["numpy.random"].RandomState
+    return kind
 
 
 _STANDARD = ("random", "getrandbits", "seed", "getstate", "setstate")

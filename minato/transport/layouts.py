@@ -28,6 +28,8 @@ _TORCHS = {
 #: of these, and of what is derived from them, no others may be: rows hold them, or they are
 #: made plain on their way
 _HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
+#: what describe() makes of a sample, as csrc/py/mn_layout.h reads it
+Spec = tuple[Any, ...]
 
 
 class NoLayout(Exception):
@@ -74,7 +76,7 @@ def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:
         raise NoLayout(f"arrays of {array_dtype}") from None
 
 
-def describe(sample: Any, in_sequence: bool = False) -> tuple:
+def describe(sample: Any, in_sequence: bool = False) -> Spec:
     """The description of a sample; raises NoLayout where rows cannot hold it.
 
     in_sequence: default_collate turns strings of a sequence into a tuple, else into a list.
@@ -141,7 +143,7 @@ def alike(samples: list[Any]) -> bool:
         return False
 
 
-def _agrees(spec: tuple, batch: Any, rows: int) -> bool:
+def _agrees(spec: Spec, batch: Any, rows: int) -> bool:
     """Whether default_collate made of such samples what decoding rows would make."""
     kind = spec[0]
     if kind == DICT:
@@ -174,7 +176,7 @@ def _agrees(spec: tuple, batch: Any, rows: int) -> bool:
 class Layout:
     """A proven description, its compiled form, and how it travels to workers."""
 
-    def __init__(self, spec: tuple) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.core = _core.Layout(spec)
         self.pickled = pickle.dumps(spec)

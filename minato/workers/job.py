@@ -20,7 +20,7 @@ def count_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def offered(dataset: Any, name: str) -> Callable | None:
+def offered(dataset: Any, name: str) -> Callable[..., Any] | None:
     """A method that the dataset has, not one that its ``__getattr__`` makes up."""
     if name in getattr(dataset, "__dict__", ()) or hasattr(type(dataset), name):
         method = getattr(dataset, name)
@@ -28,7 +28,7 @@ def offered(dataset: Any, name: str) -> Callable | None:
     return None
 
 
-def behind_subsets(dataset: Any) -> tuple[Any, list[Subset]]:
+def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
     """The dataset that torch's subsets of it show, and these, the outermost first."""
     subsets = []
     while type(dataset) is Subset:  # a class derived from it may give other samples
@@ -47,7 +47,7 @@ def fetches_batches(dataset: Any) -> bool:
 class _OneByOne:
     """Samples of a Subset as its ``__getitems__`` gets them from a dataset without."""
 
-    def __init__(self, subsets: list[Subset]) -> None:
+    def __init__(self, subsets: list[Subset[Any]]) -> None:
         self.subsets = subsets
 
     def __getitem__(self, index: Any) -> Any:
@@ -102,7 +102,7 @@ class Job:
     user_epoch: int  # 1 + what the dataset was told before it was sent; 0: nothing
     dataset: Any = None
     collate_fn: Any = None
-    worker_init_fn: Callable | None = None
+    worker_init_fn: Callable[[int], object] | None = None
     pickled: Pickled | None = None  # these three, where processes do not inherit them
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes

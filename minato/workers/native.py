@@ -36,7 +36,7 @@ from ..transport.torch_bridge import DLPACK_CODES
 from . import signals
 from .job import behind_subsets, by_sample, offered
 from .pool import WorkerHandle
-from .process import BATCH, ERROR, FAILED, OK, SAMPLE
+from .process import BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry
 
 if TYPE_CHECKING:
     from .._core import _WorkerEntry
@@ -71,10 +71,11 @@ def why_not(loader: Any) -> str | None:
         return "multiprocessing_context asks for processes"
     if loader.scheduling == "static":
         return "scheduling='static' needs the random streams of processes"
-    return loader._why_torch()
+    reason: str | None = loader._why_torch()
+    return reason
 
 
-def _indices_of(subsets: list[Subset]) -> np.ndarray | str:
+def _indices_of(subsets: list[Subset[Any]]) -> np.ndarray | str:
     """The innermost dataset's index of each sample, int64, or why there is no such array."""
     indices: np.ndarray | None = None
     for subset in subsets:
@@ -156,7 +157,7 @@ def _opened(loader: Any) -> Offer | str:
         if loader.seed_per_sample is False:
             return "with seed_per_sample=False nothing gives its samples their keys"
         hook = offered(dataset, "seed_sample")
-    leaves: list[tuple] = []
+    leaves: list[tuple[Any, ...]] = []
     for kind, itemsize, shape in fields:
         code = (_KINDS.get(kind, -1), 8 * itemsize)
         if code not in DLPACK_CODES.values():
@@ -190,7 +191,7 @@ class _Runner:
         if hook is not None:
             self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
 
-    def answer(self, task: tuple, mark: Callable[[int], None]) -> Any:
+    def answer(self, task: tuple[Any, ...], mark: Callable[[int], None]) -> Any:
         kind, _number, *place, row0, nrows, indices, errors = task
         if errors is not None:
             return [(row, what, self._failure(error)) for row, what, error in errors]
@@ -198,14 +199,16 @@ class _Runner:
             return self._batch(indices, place)
         return self._rows(indices, place, range(row0, row0 + nrows), mark)
 
-    def _sample(self, index: Any, row: int, place: list) -> Any:
+    def _sample(self, index: Any, row: int, place: list[Any]) -> Any:
         epoch, position, base_seed, seeded = place
         if seeded and self.seeder is not None:
             self.seeder.seed(base_seed, epoch, position + row, 0)
         return by_sample(self.dataset)[index]
 
-    def _rows(self, indices: Any, place: list, rows: range, mark: Callable) -> list:
-        entries: list[tuple] = []
+    def _rows(
+        self, indices: Any, place: list[Any], rows: range, mark: Callable[[int], None]
+    ) -> list[Entry]:
+        entries: list[Entry] = []
         for row in rows:
             try:
                 every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
@@ -217,7 +220,7 @@ class _Runner:
             mark(row)
         return entries
 
-    def _batch(self, indices: Any, place: list) -> tuple:
+    def _batch(self, indices: Any, place: list[Any]) -> Answer:
         at: tuple[int, ...] = ()
         try:
             samples = []
@@ -240,7 +243,7 @@ class _Runner:
         except Exception as raised:
             return Failure.of(raised, self.where)
 
-    def encoded(self, answer: Any) -> tuple[bytes, list]:
+    def encoded(self, answer: Any) -> tuple[bytes, list[Any]]:
         try:
             return messages.dumps(answer)
         except Exception as error:

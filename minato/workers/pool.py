@@ -40,6 +40,13 @@ KILL_SECONDS = 5.0
 PID_SECONDS = 60.0
 
 
+#: ends of pipes that pools have not closed yet. An iterator may be garbage in a circle (of an
+#: exception's traceback, say), and a Connection in it could be finalized before the iterator,
+#: which would then write to a descriptor that is closed, or another's by now.
+_commands: set[Connection] = set()
+os.register_at_fork(after_in_child=_commands.clear)
+
+
 class WorkerHandle:
     """A worker process, with the interface of ``multiprocessing.Process``."""
 
@@ -178,6 +185,7 @@ class Pool:
         if self._method == "fork":
             self.engine.segment.set_start(FORKED)
         reader, self._commands = multiprocessing.Pipe(duplex=False)
+        _commands.add(self._commands)
         try:
             os.set_blocking(self._commands.fileno(), False)
             inherited = self._commands if self._method == "fork" else None
@@ -222,6 +230,7 @@ class Pool:
             if self._pidfd >= 0:
                 last_first.callback(os.close, self._pidfd)
             if self._commands is not None:
+                last_first.callback(_commands.discard, self._commands)
                 last_first.callback(self._commands.close)
             last_first.callback(self.engine.close)
             last_first.callback(self._keep_entries)

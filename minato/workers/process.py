@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -35,10 +35,18 @@ SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
 #: what a BATCH task answers
 OK, FAILED, EXHAUSTED = range(3)
 
+#: (row, one of SAMPLE to REFUSED, sample or failure)
+Entry = tuple[int, int, Any]
+#: (one of OK to EXHAUSTED, data or failure, the row it failed at or what sending costs)
+Answer = tuple[Any, ...]
+#: place of a task in the epoch, as the core's next() gives it
+Task = tuple[Any, ...]
+
 
 def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
-    _utils.signal_handling._set_worker_signal_handlers()
+    handling: Any = _utils.signal_handling  # torch exports it from its extension
+    handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
     environment.limit(job.one_thread)
     seed = job.base_seed + number
@@ -85,21 +93,21 @@ class _Runner:
         )
         self.exhausted = False
 
-    def rows(self, extras: list) -> list:
+    def rows(self, extras: list[Entry]) -> list[Entry]:
         """Entries of an envelope of rows, exceptions wrapped."""
         return [
             (row, what, self._failure(obj) if what == ERROR else obj)
             for row, what, obj in extras
         ]
 
-    def part(self, extras: list) -> list:
+    def part(self, extras: list[Entry]) -> list[Entry]:
         """The same of rows that another worker may collate."""
         return [
             (row, REFUSED, None) if what == SAMPLE and not sendable(obj) else (row, what, obj)
             for row, what, obj in self.rows(extras)
         ]
 
-    def collate(self, index: Any, parts: list, task: tuple) -> tuple:
+    def collate(self, index: Any, parts: list[Any], task: Task) -> Answer:
         """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
         followed by its row. What could not be sent is fetched again, all of it: seeds make
         it what it was."""
@@ -135,7 +143,7 @@ class _Runner:
             error = stop
         return Failure.of(error, self.where)
 
-    def batch(self, index: Any, task: tuple) -> tuple:
+    def batch(self, index: Any, task: Task) -> Answer:
         """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None). A failure
         of one sample is followed by its row."""
         if self.init_failure is not None:
@@ -189,7 +197,7 @@ class _Runner:
                 self.sending = (sending_ns(data),)
         return data
 
-    def resume(self) -> tuple:
+    def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""
         try:
             self._make_fetcher()
@@ -204,7 +212,7 @@ class _IndexError:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def __iter__(self):
+    def __iter__(self) -> NoReturn:
         raise self.error  # where the core looks for the index of one sample
 
 
@@ -253,7 +261,7 @@ def collated(
     return batch
 
 
-def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
+def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list[Any]]:
     samples = isinstance(answer, list)
     try:
         return messages.dumps(answer, samples)
@@ -274,7 +282,7 @@ def _plain(what: int, sample: Any) -> Any:
     return plain(sample) if what == SAMPLE else sample
 
 
-def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Failure]:
+def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
     """Samples only travel to be collated by default: what that says of them comes first."""
     for row, what, sample in entries:
         if what == SAMPLE:

@@ -257,7 +257,7 @@ def test_shutdown_while_another_thread_waits(end):
         "        else: print('nothing')\n"
         "    t = threading.Thread(target=wait); t.start(); time.sleep(0.3)\n"
         f"    {end}; t.join(20); assert not t.is_alive()\n"
-        "    it._shutdown = it._pool.stopped = True\n"
+        "    it._supervisor.stopped = it._pool.stopped = True\n"
     )
     done = run_script(script)
     assert done.returncode == 0, done.stderr[-3000:]

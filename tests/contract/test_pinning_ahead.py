@@ -159,7 +159,7 @@ def test_ahead_when_batches_are_formed_as_they_are_ready(fake: Fake) -> None:
         seen += next(iterator).tolist()
         while len(fake.order) < number + 1:
             assert pinned.acquire(timeout=SECONDS)
-        assert iterator.displacement()["mean"] >= 0
+        assert iterator._supervisor.served.displacement()["mean"] >= 0
     seen += flat(iterator)
     assert sorted(seen) == list(range(40))
 

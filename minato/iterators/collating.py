@@ -1,0 +1,89 @@
+"""Samples that did not travel as rows become a batch in the training process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import _utils
+
+from .._core import Engine
+from ..errors import Failure
+from ..transport.layouts import Layout, NoLayout, alike
+from .failures import note
+from .memo import Shape
+from .position import Position
+
+
+class CollatesHere:
+    """The loader's collate_fn where workers have left that to the trainer."""
+
+    engine: Engine
+
+    def __init__(self, loader: Any, position: Position, shape: Shape) -> None:
+        self.shape = shape
+        self.position = position
+        self.dataset = loader.dataset
+        self.collate_fn = loader.collate_fn
+        self._num_workers: int = loader.num_workers
+
+    def batch(
+        self, place: tuple[int, Any], samples: list[Any], worker: int, layout: Layout | None
+    ) -> Any:
+        """The batch of samples that did not travel as rows, or a Failure in torch's words.
+        place: its number and indices; layout: by which they should have travelled."""
+        try:
+            data = self.collated(samples, worker)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker process {worker}")
+            failure.note = note(*place)
+            return failure
+        if layout is not None:
+            self.shape.note(False)
+        return data
+
+    def collated(self, samples: list[Any], worker: int) -> object:
+        """Samples that are alike prove a layout, and are placed as rows by it; what torch
+        makes of any others depends on its being in a worker."""
+        shape = self.shape
+        if not shape.whole and alike(samples):
+            if shape.layout is None:
+                try:
+                    proof = self.collate_fn(samples)
+                    shape.layout = Layout.prove(samples[0], proof, len(samples))
+                except NoLayout:
+                    shape.whole = True
+            if shape.layout is not None:
+                data = self._placed(samples, shape.layout)
+                if data is not None:
+                    return data
+        with self.as_worker(worker):
+            return self.collate_fn(samples)
+
+    def _placed(self, samples: list[Any], layout: Layout) -> object:
+        """The batch in memory of minato's own, or None when a sample does not fit."""
+        objects: list[list[Any]] = [[] for _ in samples]
+        block = self.engine.place(samples, layout.core, objects)
+        if block is None:
+            return None
+        try:
+            return self.engine.decode(block, layout.core, objects)
+        finally:
+            self.engine.retire(block)
+
+    @contextlib.contextmanager
+    def as_worker(self, number: int) -> Iterator[None]:
+        """torch's collate goes another way where get_worker_info() says it is in a worker."""
+        module = _utils.worker
+        before = module._worker_info
+        module._worker_info = module.WorkerInfo(
+            id=number,
+            num_workers=self._num_workers,
+            seed=self.position.base_seed + number,
+            dataset=self.dataset,
+        )
+        try:
+            yield
+        finally:
+            module._worker_info = before

@@ -1,0 +1,69 @@
+"""Batches that cannot be had: what the program is told, and of which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from .._core import Engine
+from ..errors import Failure
+
+
+class Told(Failure):
+    """The loader's own word on a batch, raised as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.note = self.stand_in = ""
+
+    def reraise(self) -> NoReturn:
+        """Raises it."""
+        raise self.error
+
+
+def note(number: int, indices: Any, row: int | None = None) -> str:
+    """Which batch it was, and where that is known, which sample of it."""
+    if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
+        return f"minato: batch {number}, sample indices {_short(indices)}"
+    return f"minato: sample index {indices[row]!r}, place {row} of batch {number}"
+
+
+def _short(indices: Any) -> str:
+    text = repr(indices)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+#: by the engine's reasons for not making a batch (csrc/load/mn_engine.h): what it needs
+_NEEDS = {
+    1: "{need} task descriptors at once, and there are {all} ({used} are in use: each sample that "
+    "waits for its batch has one)",
+    2: "{need} bytes for its indices and for what workers report, and there are {all}",
+    3: "{need} bytes for its samples, and the memory that loader and workers share has {all} "
+    "({used} are in use, {kept} of them by batches that the program keeps). A limit on address "
+    "space (`ulimit -v`) makes that smaller than memory_limit",
+    4: "{need} bytes that the system refuses to the program",
+}
+
+
+def refused(engine: Engine, sequence: int, what: str) -> Failure:
+    """A batch, or a sample of one, that the engine cannot make."""
+    why, need, there = engine.refused(sequence)
+    memory = engine.memory()
+    used = memory["in_flight"] if why == 1 else memory["used"]
+    needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
+    text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer."
+    return Told(MemoryError(text))
+
+
+def no_room() -> Failure:
+    """A worker had no memory for its result."""
+    try:
+        raise MemoryError(
+            "a worker's result does not fit under memory_limit; raise it, keep fewer batches, "
+            "or make batches smaller"
+        )
+    except MemoryError as error:
+        return Failure.of(error, "in DataLoader worker process")

@@ -1,0 +1,45 @@
+"""How the samples of new batches travel, as the engine was told."""
+
+from __future__ import annotations
+
+from .._core import Engine
+from ..transport.layouts import Layout
+from ..workers.process import BATCH, ROWS, SAMPLES
+from .memo import Shape
+
+
+class Form:
+    """Tells the engine what was found out about a loader's samples."""
+
+    def __init__(self, shape: Shape, in_parts: bool = False) -> None:
+        self.shape = shape
+        self.layout: Layout | None = None  # of the rows that new batches are made of
+        self._in_parts = in_parts  # never a whole batch by one worker
+        self._told: tuple[bool, Layout | None] | None = None
+        self._posted: dict[int, int] = {}  # layouts that workers can open, by id: where they lie
+
+    def forget(self) -> None:
+        """The engine is to be told again."""
+        self._told = None
+
+    def tell(self, engine: Engine) -> None:
+        """Before anything is planned, if it has changed."""
+        shape = self.shape
+        layout = None if shape.whole else shape.layout
+        if self._told is not None and self._told[1] is layout and self._told[0] is shape.whole:
+            return
+        self._told = shape.whole, layout
+        self.layout = layout
+        if layout is None:
+            whole = shape.whole and not self._in_parts
+            engine.set_form(BATCH if whole else SAMPLES, None, 0)
+            return
+        if id(layout) not in self._posted:
+            self._posted[id(layout)] = engine.post(layout.pickled)
+        engine.set_form(ROWS, layout.core, self._posted[id(layout)])
+
+    def makes_whole(self, index: object) -> bool:
+        """Whether one worker fetches and collates the batch."""
+        if self._in_parts:
+            return False
+        return self.shape.whole or type(index) not in (list, tuple) or not index

@@ -1,0 +1,317 @@
+"""From the sampler to the engine: what is drawn and planned ahead, and the next epoch, begun
+while this one ends."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._core import Engine
+from ..state import Progress, sampler_of
+from ..workers.job import offered
+from ..workers.native import integers
+from .form import Form
+from .locality import Groups
+from .memo import Memo
+from .position import Position
+from .window import Window
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that was drawn and not delivered yet."""
+
+    number: int
+    indices: Any
+    whole: bool
+    sequence: int = -1  # what it is planned by
+
+
+@dataclass
+class EpochAhead:
+    """The next epoch, of which some batches are planned while the present one ends."""
+
+    progress: Progress
+    first: int  # its first sequence
+    ends: int  # batches of the present epoch
+
+
+@dataclass(frozen=True)
+class Making:
+    """How workers are to make what is planned."""
+
+    seeds: bool = True  # before each sample
+    native: bool = False  # in C, which takes lists of int
+    splits: bool = False  # batches that one worker makes may be split over several
+    unit_rows: int = 0  # samples that would be a batch, where they are planned one by one
+
+
+class Draw:
+    """What a sampler gives in one epoch, one index at a time."""
+
+    def __init__(self, indices: Iterator[Any], sized: bool) -> None:
+        self._indices = indices
+        self._sized = sized  # an index is a list of those of samples
+        self._drawn: tuple[Any] | None = None
+        self.number = 0  # of the next index
+        self.position = 0  # of its first sample in the sampler's order
+        self.exhausted = False
+
+    def index(self) -> Any:
+        """The next index, until it is passed over. Raises StopIteration."""
+        if self._drawn is None:
+            self._drawn = (next(self._indices),)
+        return self._drawn[0]
+
+    def pass_over(self) -> None:
+        """The index was planned, or delivered before this process began."""
+        assert self._drawn is not None
+        index, self._drawn = self._drawn[0], None
+        self.number += 1
+        self.position += len(index) if self._sized and hasattr(index, "__len__") else 1
+
+    def end(self) -> None:
+        """Nothing more is drawn."""
+        self._drawn, self.exhausted = None, True
+
+
+class _End:
+    """Where a RandomSampler draws from its generator once more, when it ends: that end must
+    not be met ahead, because torch's loader would not be there yet."""
+
+    def __init__(self, loader: Any, far: bool, batches: bool) -> None:
+        sampler = sampler_of(loader)
+        random = type(sampler) is torch.utils.data.RandomSampler
+        self.draws = far and random and sampler.generator is not None
+        #: 1 where it is met with the last batch, because that is not full; 0 where only
+        #: asking for one more meets it
+        self.short = 0
+        made_by = loader.batch_sampler
+        plain = type(made_by) is torch.utils.data.BatchSampler
+        if self.draws and batches and plain and not made_by.drop_last:
+            self.short = int(len(sampler) % made_by.batch_size != 0)
+
+
+class Planner:
+    """Draws from the sampler and has the engine make what it draws."""
+
+    engine: Engine
+    draw: Draw
+
+    def __init__(
+        self,
+        loader: Any,
+        position: Position,
+        form: Form,
+        window: Window,
+        received: Sized,
+        hints: Hints,
+        groups: Groups | None = None,
+        making: Making = Making(),
+    ) -> None:
+        self.planned: dict[int, Batch] = {}  # by sequence
+        self.sequence = 0  # of what is planned next
+        self.early: EpochAhead | None = None
+        self.enough = sys.maxsize  # with more planned, none are drawn
+        self.form, self.window = form, window
+        self.position = position
+        self.ends = _End(loader, window.far, making.unit_rows == 0)
+        self.groups = groups
+        self._received = received  # and not handed over yet
+        self._sampler = loader._index_sampler
+        self._auto_collation = bool(loader._auto_collation)
+        self._making = making
+        self._hints = hints
+        self._goes_on = False  # the next epoch is begun early
+        self._begins = False  # this one is just being begun
+        # of the sampler's generators, before its end was met ahead of torch's window
+        self._unended: dict[str, bytes] | None = None
+
+    # ---- an epoch ------------------------------------------------------------------------
+
+    def begin(self, indices: Iterator[Any], goes_on: bool) -> None:
+        """A new epoch: its first window is planned."""
+        self._unended = None
+        self._goes_on = goes_on
+        self.draw = Draw(indices, self._auto_collation)
+        self.form.forget()
+        self._begins = True
+        self.fill()
+        self._begins = False
+
+    def go_on(self) -> None:
+        """After begin(), once the program has its generators back: an epoch that was planned
+        whole is followed by the next."""
+        if self._goes_on:
+            self.fill()
+
+    def clear(self) -> None:
+        """What is planned is made for nothing."""
+        self.engine.plan_clear()
+        self.planned.clear()
+
+    def adopt(self) -> bool:
+        """Makes the epoch that was begun early the present one; False when there is none, or
+        it is stale: the last was left in the middle, or set_epoch or load_state_dict was
+        called since."""
+        early, self.early = self.early, None
+        if early is None:
+            return False
+        memo = self.position.memo
+        told = early.progress.user_epoch != memo.user_epoch
+        if self.left(early) > 0 or told or memo.resume is not None:
+            self._undo(early)
+            return False
+        self._unended = None
+        self.position.adopt(early.progress)
+        if self.draw.exhausted:
+            self._begin_next()  # all of a short epoch was planned in time
+        self.fill()
+        return True
+
+    def left(self, early: EpochAhead) -> int:
+        """Batches of the present epoch not handed out yet."""
+        return early.ends - self.position.progress.count
+
+    def _begin_next(self) -> None:
+        """The sampler is exhausted: draws the next epoch's first window while this ends."""
+        self.early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
+        self.draw = Draw(iter(self._sampler), self._auto_collation)
+
+    def _undo(self, early: EpochAhead) -> None:
+        """Puts the sampler's generators where torch's loader would have them now."""
+        states = early.progress.generators
+        if self._unended is not None and self.left(early) >= self.window.size() + self.ends.short:
+            states = self._unended  # that would not have met the sampler's end yet
+        self.position.sources.set_own(states or {})
+
+    # ---- drawing -------------------------------------------------------------------------
+
+    def received(self) -> int:
+        """Batches that are not handed over yet, of those that were received."""
+        return len(self._received)
+
+    def drawn_ahead(self) -> int:
+        """What was drawn and not handed out; its window is torch's."""
+        return len(self.planned) + len(self._received)
+
+    def how_many(self) -> int:
+        """What the sampler gives in an epoch, in what is planned."""
+        return len(self._sampler)
+
+    def fill(self, starved: bool = False) -> None:
+        """Draws from the sampler up to torch's window, further where that is harmless.
+        starved: by another window, because workers idle behind a slow sample."""
+        self.form.tell(self.engine)
+        window = most = self.window.size()
+        self.enough = sys.maxsize
+        if self.window.far and starved:
+            most = self.drawn_ahead() + window
+        elif self.window.far and self.window.knows_costs():
+            most = max(self.window.reach(self.sequence), 2 * window)
+            self.enough = max(most - self.window.bulk, window)
+            if self.drawn_ahead() > self.enough:
+                return
+        last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
+        while self.drawn_ahead() < most and not self.draw.exhausted:
+            if self.draw.number >= last and self._waits_for_its_end(window):
+                return
+            try:
+                index = self.draw.index()
+            except StopIteration:
+                if not self._ended():
+                    return
+                continue
+            if self._progress.has(self.draw.number):
+                self.draw.pass_over()  # delivered before this process began
+            elif not self._plan(index):
+                return
+
+    def _waits_for_its_end(self, window: int) -> bool:
+        """Only the end is to be drawn: whether it is too early for that."""
+        if self.drawn_ahead() < window:
+            return False
+        if not self._goes_on or self.early is not None:
+            self.engine.plan_end()  # as good as all are known
+            self.enough = window - 1
+            return True
+        if self._unended is None:
+            self._unended = self.position.sources.capture(everything=False)
+        return False
+
+    def _ended(self) -> bool:
+        """The sampler has ended. Whether there is more to draw: of the next epoch."""
+        if self._goes_on and self._begins:
+            return False  # what comes next draws from the program's generators
+        self.draw.end()
+        self._progress.check_end(self.draw.number)
+        if not self._goes_on or self.early is not None:
+            self.engine.plan_end()
+            return False
+        self._begin_next()
+        return True
+
+    @property
+    def _progress(self) -> Progress:
+        """Of the epoch that batches are drawn for."""
+        return self.position.progress if self.early is None else self.early.progress
+
+    def _plan(self, index: Any) -> bool:
+        """Whether the engine has taken it."""
+        position, draw, making = self.position, self.draw, self._making
+        if self._hints.given is not None and position.epoch == 0:
+            self._hints.take(index)
+        sent = integers(index) if making.native else index
+        whole = self.form.makes_whole(sent)
+        taken = self.engine.plan(
+            sent,
+            pickle.dumps,
+            self.sequence,
+            draw.number,
+            position.epoch,
+            draw.position,
+            position.seed,
+            1 if whole else len(sent),
+            making.seeds,
+            whole,
+            self._progress.user_epoch,
+            making.splits and type(index) is list and len(index) > 1,
+            None if self.groups is None else self._groups_of(self.groups, index),
+        )
+        if taken:
+            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence)
+            self.sequence += 1
+            draw.pass_over()
+        return taken
+
+    def _groups_of(self, groups: Groups, index: Any) -> bytes | None:
+        """Where groups of the batch begin, by the dataset's word."""
+        if type(index) not in (list, tuple):
+            return None
+        try:
+            return groups.of(index)
+        except BaseException:  # it would come again at each call
+            self.draw.end()
+            self.engine.plan_end()
+            raise
+
+
+class Hints:
+    """The user's guess of what samples cost, until they were seen."""
+
+    def __init__(self, loader: Any, memo: Memo) -> None:
+        self.given: Callable[[Any], float] | None = offered(loader.dataset, "cost_hint")
+        self._memo = memo
+
+    def take(self, index: Any) -> None:
+        """Asks for the costs of a batch, or of a sample."""
+        if self.given is None:
+            return
+        for i in index if isinstance(index, (list, tuple)) else [index]:
+            if type(i) is int and 0 <= i < self._memo.size:
+                self._memo.costs.hint(i, max(0, int(self.given(i) * 1e9)))

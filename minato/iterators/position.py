@@ -1,0 +1,113 @@
+"""Where an iterator stands: the epoch, its seed, and what the program was handed of it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..state import Progress, Sources, State, all_global, global_generators
+from .memo import Memo
+
+#: torch's attribute of an iterator, which its position keeps
+BASE_SEED: Any = property(
+    lambda iterator: iterator._position.base_seed,
+    lambda iterator, seed: setattr(iterator._position, "base_seed", seed),
+)
+
+
+class Position:
+    """What one iterator knows of its place in the order, for state_dict() above all.
+
+    ``taking_up`` goes around torch's constructor, ``epoch_begins`` around the first look at
+    the sampler in each epoch.
+    """
+
+    def __init__(self, loader: Any, memo: Memo, unit: str = "batch") -> None:
+        self.memo = memo
+        self.sources = Sources(loader)
+        #: what load_state_dict() said, until the epoch that it is for has begun
+        self.start: State | None = memo.take()
+        self.epoch = 0  # of the seeds
+        self.base_seed = 0
+        self.errors = 0  # batches that raised
+        self.progress = Progress()
+        self._unit = unit
+        self._persistent = bool(loader.persistent_workers)
+        iterable = loader._dataset_kind == _DatasetKind.Iterable
+        self._streams: int | None = max(1, loader.num_workers) if iterable else None
+
+    @contextlib.contextmanager
+    def taking_up(self) -> Iterator[None]:
+        """Goes on from where load_state_dict() says, or begins: torch draws the base seed."""
+        start = self.start
+        if start is not None and start["base_seed"] is None:
+            self.sources.set_own(start["generators"])
+        if start is None or start["base_seed"] is None:
+            yield
+        else:  # the program that goes on draws nothing here
+            with global_generators(all_global()):
+                yield
+            self.base_seed = start["base_seed"]
+        self.memo.position = weakref.ref(self)
+
+    @contextlib.contextmanager
+    def epoch_begins(self, loader: Any, first: bool) -> Iterator[None]:
+        """Notes where the epoch's order comes from; what was delivered is left out."""
+        if not first:
+            self.start = self.memo.take()
+            self.epoch = self.progress.epoch + 1
+            if self.start is not None and self.start["base_seed"] is None:
+                self.sources.set_own(self.start["generators"])
+                self.base_seed = int(
+                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                )
+        start, self.start = self.start, None
+        states: dict[str, bytes] = {}
+        if start is not None:
+            states = start["generators"]
+            self.epoch = start["epoch"]
+            if start["base_seed"] is not None:
+                self.base_seed = start["base_seed"]
+                self.sources.set_own(states)
+        self.progress = self.new_progress(start)
+        with global_generators(states):
+            self.progress.generators = self.sources.capture()
+            self.memo.progress = self.progress
+            yield
+
+    def new_progress(self, start: State | None = None) -> Progress:
+        """Of an epoch that begins at its beginning, or where a state says."""
+        progress = Progress(
+            self.epoch, self.base_seed, self._persistent, self.memo.user_epoch, unit=self._unit
+        )
+        if self._streams is not None:
+            progress.by_worker = [0] * self._streams
+        if start is not None:
+            progress.head = start["delivered"]
+            progress.beyond = set(start["delivered_beyond"])
+            if progress.by_worker is not None and start["delivered_by_worker"] is not None:
+                progress.by_worker = list(start["delivered_by_worker"])
+        return progress
+
+    def open_next(self) -> Progress:
+        """The next epoch's, which begins while this one ends."""
+        self.epoch += 1
+        progress = self.new_progress()
+        progress.early = True
+        progress.generators = self.sources.capture()
+        return progress
+
+    def adopt(self, progress: Progress) -> None:
+        """The epoch that was begun early is the present one."""
+        progress.early = False
+        self.progress = self.memo.progress = progress
+
+    @property
+    def seed(self) -> int:
+        """The base seed as the engine takes it."""
+        return self.base_seed & (2**64 - 1)

@@ -1,0 +1,230 @@
+"""From the engine to the program: what becomes of a batch that is done. Rows, messages, samples
+to be collated here, or a failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from .._core import CostModel, Engine
+from ..errors import Failure, WorkerLost, describe_death
+from ..transport import messages
+from ..transport.layouts import Layout
+from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART
+from .collating import CollatesHere
+from .failures import Told, no_room, note, refused
+from .planner import Batch, Planner
+from .supervisor import Supervisor
+
+#: what poll() says of a block whose task no worker could finish
+LOST = 2
+
+
+class Receives(Protocol):
+    """What batches are received from, in the order in which they are handed out."""
+
+    def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
+        """(what it is, its data or a Failure) of the next batch; None at the end, without
+        wait also where it is not complete yet. What is received counts as planned until it
+        is handed out."""
+
+    def more(self) -> bool:
+        """Whether the batch after those that were received is known to be of this epoch."""
+
+    def named(self, what: Any) -> str:
+        """For an error: which batch that is."""
+
+
+def whole_batch(engine: Engine, costs: CostModel, block: int) -> tuple[Any, ...]:
+    """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/process.py."""
+    (_worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
+    if data is None:
+        return FAILED, no_room()
+    status, data, *more = messages.loads(data, buffers or [])
+    if status == OK and more:
+        costs.sends(more[0])
+    return status, data, *more
+
+
+class Completions:
+    """Waits for what the engine says is done, and keeps its workers busy meanwhile."""
+
+    engine: Engine
+
+    def __init__(self, supervisor: Supervisor, planner: Planner) -> None:
+        self.supervisor = supervisor
+        self.planner = planner
+
+    def next(self, wait: bool = True) -> tuple[int, int] | None:
+        """(sequence, block) of what is next; block 0: it cannot be made. Raises torch's errors
+        for timeouts and deaths."""
+        supervisor = self.supervisor
+        if not supervisor.living() and threading.current_thread() is threading.main_thread():
+            raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
+        seconds = supervisor.timeout
+        deadline = time.monotonic() + seconds if seconds > 0 else None
+        while True:
+            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            got = self.engine.next(timeout if wait else 0.0)
+            if got is True:
+                self.planner.fill(starved=True)
+            elif got:
+                return got
+            elif not wait:
+                return None
+            elif got is None:
+                raise RuntimeError(f"DataLoader timed out after {seconds} seconds")
+            else:
+                supervisor.check(lambda: False)
+
+
+def lost(engine: Engine, batch: Batch, block: int) -> Failure:
+    """A batch one of whose samples took every worker with it that tried."""
+    found = engine.lost(block)
+    assert found is not None
+    _worker, pid, status, row0, nrows = found
+    index = batch.indices
+    if engine.form(block)[0] != BATCH:
+        index = list(index[row0 : row0 + nrows])
+    if type(index) is list and len(index) == 1:
+        index = index[0]
+    return Told(
+        WorkerLost(
+            f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "
+            f"of batch {batch.number}, and so was every worker that tried before it.",
+            pid,
+            index,
+            status,
+        )
+    )
+
+
+class Receiver:
+    """Batches of the sampler, in its order or as they complete."""
+
+    engine: Engine
+
+    def __init__(
+        self,
+        completions: Completions,
+        planner: Planner,
+        collates: CollatesHere,
+        forgets: bool,
+    ) -> None:
+        self.completions = completions
+        self.planner = planner
+        self.collates = collates
+        self.shape = collates.shape
+        #: out of order one of the next epoch may be done first
+        self.kept_back: deque[tuple[Batch, Any]] = deque()
+        self._costs = planner.position.memo.costs
+        # Indices that nobody will ask for: to free them later, with cold caches, takes longer.
+        self._forgets = forgets
+
+    def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
+        """The next batch to hand over: (Batch, data); without wait None unless it is done."""
+        if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
+            return self.kept_back.popleft()
+        while (got := self.completions.next(wait)) is not None:
+            sequence, block = got
+            batch = self.planner.planned.pop(sequence)
+            data = self._data_of(sequence, batch, block)
+            if self._of_this_epoch(batch):
+                if self._forgets:
+                    batch.indices = None
+                return batch, data
+            self.kept_back.append((batch, data))
+        return None
+
+    def more(self) -> bool:
+        """Whether the batch after those that were received is known to be of this epoch."""
+        planner = self.planner
+        if planner.early is not None:
+            return planner.left(planner.early) > planner.received()
+        return bool(planner.planned) and not self.kept_back
+
+    def named(self, what: Batch) -> str:
+        """For an error: which batch that is."""
+        return note(what.number, what.indices)
+
+    def clear(self) -> None:
+        """What was received of an epoch that is left is dropped."""
+        self.kept_back.clear()
+
+    def at_end(self) -> bool:
+        """Whether the program has had all of this epoch."""
+        planner = self.planner
+        if planner.early is not None:
+            return planner.left(planner.early) == 0
+        return not planner.drawn_ahead() and not self.kept_back
+
+    def _of_this_epoch(self, batch: Batch) -> bool:
+        early = self.planner.early
+        return early is None or batch.sequence < early.first
+
+    def _data_of(self, sequence: int, batch: Batch, block: int) -> Any:
+        """The data of a batch, or a Failure. The engine goes on to the next."""
+        if block == 0:
+            data: Any = refused(self.engine, sequence, f"batch {batch.number}")
+            self.engine.taken(sequence, block)
+            return data
+        trace = self.completions.supervisor.trace
+        if trace is not None:
+            trace.block(batch.indices, block)
+        data = self._take_rows(sequence, block)
+        if data is None:
+            try:
+                data = self._take(batch, block)
+            finally:
+                self.engine.taken(sequence, block)
+        return data
+
+    def _take_rows(self, sequence: int, block: int) -> Any:
+        """The batch, taken, if it is nothing but rows; None: see _take()."""
+        layout = self.shape.layout
+        data = self.engine.take(sequence, block, layout.core) if layout is not None else None
+        if data is not None:
+            self.shape.note(True)
+        return data
+
+    def _take(self, batch: Batch, block: int) -> Any:
+        """The data of a batch that is more than rows, or a Failure."""
+        engine = self.engine
+        if engine.poll(block) == LOST:
+            return lost(engine, batch, block)
+        kind, layout_at = engine.form(block)
+        if kind == BATCH or kind == PART:
+            status, data, *more = whole_batch(engine, self._costs, block)
+            if status == FAILED:
+                data.note = note(batch.number, batch.indices, more[0] if more else None)
+            elif more:
+                self.shape.seen(more[0] >= 0)
+            return data
+        return self._take_mixed(batch, block, self.shape.layout if layout_at else None)
+
+    def _take_mixed(self, batch: Batch, block: int, layout: Layout | None) -> Any:
+        """Rows of which some travelled in envelopes."""
+        engine, rows = self.engine, len(batch.indices)
+        samples: dict[int, Any] = {}
+        objects: dict[int, list[Any]] = {}
+        worker = 0
+        for worker, _row0, _nrows, data, buffers in engine.envelopes(block):
+            if data is None:
+                return no_room()
+            for row, what, obj in messages.loads(data, buffers or []):
+                if what == ERROR:
+                    obj.note = note(batch.number, batch.indices, row)
+                    return obj  # the first in the order of rows, as torch has it
+                (objects if what == OBJECTS else samples)[row] = obj
+        if layout is not None and not samples and len(objects) == rows:
+            self.shape.note(True)
+            return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
+        every = [
+            samples[r]
+            if layout is None or r in samples
+            else engine.row(block, layout.core, r, objects.get(r))
+            for r in range(rows)
+        ]
+        return self.collates.batch((batch.number, batch.indices), every, worker, layout)

@@ -1,0 +1,145 @@
+"""The workers of one iterator: started, watched, ended."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import _utils
+
+from .._core import Engine
+from .._limits import NOT_STARTED
+from ..errors import DAMAGED, WorkerLost, describe_death
+from ..observe.stats import Served, engine_stats
+from ..observe.trace import Trace, tracer
+from ..observe.trace import writer as trace_writer
+from ..options import Options
+from ..workers import signals
+from ..workers.native import NativePool
+from ..workers.pool import Pool
+from .position import Position
+
+
+class Supervisor:
+    """Knows nothing of the iterator that it belongs to, so that this may be collected."""
+
+    engine: Engine
+
+    def __init__(
+        self, loader: Any, options: Options, position: Position, balanced: bool
+    ) -> None:
+        workers: int = loader.num_workers
+        self.bounds = options.bounds(workers)
+        self.timeout: float = loader.timeout
+        self.pool: Pool | NativePool | None = None
+        self.trace: Trace | None = None
+        self.stopped = False
+        #: what must have ended before the workers do, in this order
+        self.before_stop: list[Callable[[], object]] = []
+        self.served = Served(
+            balanced=balanced,
+            position=position,
+            window=loader.prefetch_factor * workers,
+            batch_size=loader.batch_size or 1,
+            persistent=bool(loader.persistent_workers),
+        )
+        self._memo = position.memo
+        self._memo.supervisor = weakref.ref(self)
+        self._told_of_fewer = False  # workers than asked for
+
+    def start(self, make_pool: Callable[[], Pool | NativePool]) -> None:
+        """Makes workers, and starts them; none are left when that fails."""
+        trace_writer()  # a file that cannot be made is no reason to leave workers behind
+        self.stopped = False
+        self.pool = pool = make_pool()
+        self.engine = pool.engine
+        try:
+            pool.start()
+        except BaseException:
+            pool.stop()
+            raise
+        self.trace = tracer(self, self._memo)
+
+    def living(self) -> bool:
+        """Whether there is an engine that can be asked."""
+        return self.pool is not None and not self.pool.stopped
+
+    def wait_for(self, block: int, done: Callable[[], object]) -> None:
+        """Waits until done() is true; raises torch's errors for timeouts and deaths."""
+        engine, timeout = self.engine, self.timeout
+        deadline = time.monotonic() + timeout if timeout > 0 else None
+        while not done():
+            self.check(done)
+            left = -1.0 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+            engine.wait(block, left)
+
+    def check(self, done: Callable[[], object]) -> None:
+        """Raises where workers have died and nobody does their work, unless done() is true."""
+        health = self.engine.health()
+        unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
+        if health["zygote_lost"] and not unstarted:
+            if not done():
+                pool = self.pool
+                pid = pool.zygote.pid if isinstance(pool, Pool) else None
+                self.stop()  # nobody could see them end, or replace them
+                raise RuntimeError(
+                    "The process that starts DataLoader workers "
+                    f"(pid {pid}) died unexpectedly; workers cannot be "
+                    "watched or replaced any more. Make a new iterator."
+                )
+        elif health["deaths"]:
+            died = describe_death(health["pid"], health["status"])
+            if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
+                if not done():
+                    raise WorkerLost(died, health["pid"], None, health["status"])
+            elif unstarted:
+                self._tell_of_fewer(died)
+
+    def _tell_of_fewer(self, died: str) -> None:
+        if not self._told_of_fewer:
+            self._told_of_fewer = True
+            warnings.warn(f"{died}The others do its work.", stacklevel=4)
+
+    # ---- ending ----------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends what depends on the workers, and these. At the interpreter's exit nothing:
+        multiprocessing ends the zygote then."""
+        if _utils is None or _utils.python_exit_status is not False:
+            return
+        try:
+            for end in self.before_stop:
+                end()
+        finally:
+            pool = self.pool
+            if pool is not None and not self.stopped:
+                self._stop_pool(pool)
+
+    def _stop_pool(self, pool: Pool | NativePool) -> None:
+        health = None
+        with signals.Held():
+            if self.stopped:
+                return  # another thread was here first
+            self.stopped = True
+            try:
+                if pool.mine() and pool.started:
+                    health = self.engine.health()
+                    self._tell_last(pool)
+            finally:
+                pool.stop()
+        unstarted = health is not None and NOT_STARTED <= health["status"] < DAMAGED
+        if health is not None and health["deaths"] and unstarted:
+            self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+
+    def _tell_last(self, pool: Pool | NativePool) -> None:
+        """What the program may ask for when the workers are gone."""
+        self._memo.last_stats = engine_stats(pool, self.served)
+        if self.served.balanced:
+            self._memo.keep_scheduler(self.bounds, self.engine)
+        if self.trace is not None:
+            self.trace.ended()

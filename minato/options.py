@@ -1,0 +1,226 @@
+"""minato's own options of a loader, as one record that makes sense."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind
+
+from ._limits import fair_memory
+from ._system import CORE, NEEDS_LINUX
+from .errors import native_impossible
+
+if CORE:
+    from .workers.native import why_not
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from an int or text such as ``"8GiB"``, ``"500 MB"``; raises ValueError."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
+        if match is None:
+            raise ValueError(
+                f"memory_limit should be bytes as int or text such as '8GiB', but got {text!r}"
+            )
+        number, unit, binary = match.groups()
+        scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
+        size = int(float(number) * scale)
+    if size <= 0:
+        raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
+    return size
+
+
+@dataclass(frozen=True)
+class Options:
+    """What each means is said by ``minato.DataLoader``, whose attributes they are.
+
+    Checked in two steps, because what is wrong with an argument of torch's is said in
+    between, by torch: ``check`` before its constructor, ``check_effect`` after it.
+    """
+
+    scheduling: str
+    seed_per_sample: bool | None
+    memory_limit: int | str | None
+    max_retries: int
+    batching: str
+    worker_type: str | None
+    autoscale: tuple[int, int] | None
+    straggler_threshold: float | str | None
+    prefetch_next_epoch: bool
+
+    @classmethod
+    def of(cls, loader: Any) -> Options:
+        """Of a loader, as its attributes are now."""
+        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+
+    def put(self, loader: Any) -> None:
+        """Makes them attributes of a loader."""
+        for field in fields(self):
+            setattr(loader, field.name, getattr(self, field.name))
+
+    @property
+    def static(self) -> bool:
+        """Whether torch's own dispatch is asked for."""
+        return self.scheduling == "static"
+
+    @property
+    def seeds(self) -> bool:
+        """Whether workers seed each sample, where scheduling is balanced."""
+        return self.seed_per_sample is not False
+
+    def bounds(self, num_workers: int) -> tuple[int, int, int]:
+        """Between which numbers that of the workers moves, and where it begins: in the
+        middle."""
+        low, high = self.autoscale or (num_workers, num_workers)
+        return low, num_workers, high
+
+    def memory_bytes(self, num_workers: int) -> int:
+        """The ceiling of the memory that is shared with workers; 0 where nothing is known."""
+        if self.memory_limit is None:
+            return fair_memory(max(self.bounds(num_workers)))
+        return parse_bytes(self.memory_limit)
+
+    def straggler_seconds(self) -> float:
+        """As the engine takes it: 0 learns it, -1 is never."""
+        if self.straggler_threshold is None:
+            return -1.0
+        return 0.0 if self.straggler_threshold == "auto" else float(self.straggler_threshold)
+
+    # ---- what makes sense --------------------------------------------------------------------
+
+    def check(self, num_workers: int, persistent_workers: bool) -> None:
+        """Raises ValueError for what makes no sense for any dataset."""
+        if self.scheduling not in ("balanced", "static"):
+            raise ValueError(
+                f"scheduling option should be 'balanced' or 'static', but got {self.scheduling!r}"
+            )
+        if self.seed_per_sample and self.static:
+            raise ValueError(
+                "seed_per_sample=True needs scheduling='balanced': static scheduling keeps "
+                "torch's random stream of each worker"
+            )
+        retries = self.max_retries
+        if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+            raise ValueError(
+                f"max_retries option should be a non-negative integer, but got {retries!r}"
+            )
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit)
+        self._check_autoscale(num_workers)
+        self._check_straggler_threshold()
+        if self.autoscale is not None and self.static:
+            raise ValueError(
+                "autoscale needs scheduling='balanced': static scheduling ties "
+                "batches and random streams to a fixed number of workers"
+            )
+        if self.prefetch_next_epoch and not persistent_workers:
+            raise ValueError("prefetch_next_epoch needs persistent_workers=True")
+
+    def _check_autoscale(self, num_workers: int) -> None:
+        bounds: Any = self.autoscale
+        if bounds is None:
+            return
+        pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+        if not pair or any(type(n) is not int for n in bounds) or bounds[0] < 1:
+            raise ValueError(
+                "autoscale option should be None or a pair (low, high) of positive integers, "
+                f"but got {bounds!r}"
+            )
+        if num_workers == 0:
+            raise ValueError("autoscale option needs num_workers > 0")
+        if not bounds[0] <= num_workers <= bounds[1]:
+            raise ValueError(
+                f"autoscale={bounds!r} does not hold num_workers={num_workers}, with which "
+                "loading starts: low <= num_workers <= high"
+            )
+
+    def _check_straggler_threshold(self) -> None:
+        threshold = self.straggler_threshold
+        if threshold is None or threshold == "auto":
+            return
+        number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if not number or not threshold > 0:  # type: ignore[operator]  # a number
+            raise ValueError(
+                "straggler_threshold option should be 'auto', None or a positive number of "
+                f"seconds, but got {threshold!r}"
+            )
+
+    def check_effect(self, loader: Any) -> None:
+        """Raises ValueError for what would have no effect with this loader's dataset and
+        torch's arguments: who asks for something is to get it."""
+        self._check_ignored(loader)
+        self._check_batching(loader)
+        self._check_worker_type(loader)
+
+    def _check_ignored(self, loader: Any) -> None:
+        threshold, bounds = self.straggler_threshold, self.autoscale or (0, 0)
+        asked = {
+            "seed_per_sample": self.seed_per_sample,
+            "max_retries": self.max_retries > 1,
+            "autoscale": self.autoscale,
+            "straggler_threshold": threshold is not None and threshold != "auto",
+            "prefetch_next_epoch": self.prefetch_next_epoch,
+        }
+        ignored = [name for name in asked if asked[name]]
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
+            why = "for DataPipes, which torch's own workers serve"
+            ignored += ["memory_limit"] if self.memory_limit is not None else []
+        elif loader._dataset_kind == _DatasetKind.Iterable:
+            why = (
+                "for an iterable dataset: each worker goes through it by itself, with a random "
+                "stream of its own, and cannot be replaced"
+            )
+        elif self.static:
+            why = (
+                "with scheduling='static': batches and random streams belong to workers, which "
+                "cannot be replaced"
+            )
+        else:
+            why = "without autoscale=(low, high), which says how many standby workers there may be"
+            alone = asked["straggler_threshold"] and bounds[0] == bounds[1]
+            ignored = ["straggler_threshold"] if alone else []
+        if ignored:
+            name = ignored[0]
+            raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}. Leave it out.")
+
+    def _check_batching(self, loader: Any) -> None:
+        if self.batching not in ("sampler", "ready"):
+            raise ValueError(
+                f"batching option should be 'sampler' or 'ready', but got {self.batching!r}"
+            )
+        if self.batching == "sampler":
+            return
+        wrong = None
+        if loader._dataset_kind != _DatasetKind.Map:
+            wrong = "a map-style dataset"
+        elif loader.in_order:
+            wrong = "in_order=False: samples come in the order in which they are ready"
+        elif type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+            wrong = "torch's plain BatchSampler: batches are formed anew from its sampler"
+        elif self.static:
+            wrong = "scheduling='balanced'"
+        elif self.prefetch_next_epoch:
+            wrong = "prefetch_next_epoch=False: batches do not cross the end of an epoch"
+        if wrong is not None:
+            raise ValueError(f"batching='ready' needs {wrong}")
+
+    def _check_worker_type(self, loader: Any) -> None:
+        if self.worker_type not in (None, "process", "native"):
+            raise ValueError(
+                "worker_type option should be None, 'process' or 'native', but got "
+                f"{self.worker_type!r}"
+            )
+        if self.worker_type == "native":
+            reason: str | None = "num_workers is 0"
+            if loader.num_workers > 0:
+                reason = why_not(loader) if CORE else NEEDS_LINUX
+            if reason is not None:
+                raise ValueError(native_impossible(reason))

@@ -1,0 +1,121 @@
+"""Stand-ins for what the parts of an iterator are tested without: the engine, workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from minato._core import CostModel
+from minato.iterators.form import Form
+from minato.iterators.memo import Shape, memo_of
+from minato.iterators.planner import Hints, Planner
+from minato.iterators.position import Position
+from minato.iterators.window import Window
+from minato.options import Options
+
+
+class Loader:
+    """What a part reads of a loader: torch's own, of a list, with minato's options."""
+
+    def __init__(self, samples: int = 20, batch_size: int = 2, **options: Any) -> None:
+        own = {
+            "scheduling": "balanced", "seed_per_sample": None, "memory_limit": None,
+            "max_retries": 1, "batching": "sampler", "worker_type": None, "autoscale": None,
+            "straggler_threshold": "auto", "prefetch_next_epoch": False,
+        }  # fmt: skip
+        own = {name: options.pop(name, value) for name, value in own.items()}
+        options = {"num_workers": 2, "prefetch_factor": 2, **options}
+        data = [torch.tensor(i) for i in range(samples)]
+        self.inner = torch.utils.data.DataLoader(data, batch_size, **options)  # type: ignore
+        for name, value in own.items():
+            setattr(self.inner, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Engine:
+    """Takes what is planned, and remembers it; done() says in which order it completes."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.room = room
+        self.told: list[Any] = []
+        self.plans: list[tuple[Any, ...]] = []
+        self.ended = False
+        self.ready: deque[Any] = deque()
+        self.data: dict[int, Any] = {}  # by block
+        self.retired: list[int] = []
+        self.given_: list[bool] = []
+        self.handed_ = 0
+
+    def set_form(self, kind: int, layout: Any, at: int) -> None:
+        self.told.append(kind)
+
+    def plan(self, indices: Any, dumps: Any, sequence: int, *rest: Any) -> bool:
+        if len(self.plans) >= self.room:
+            return False
+        self.plans.append((sequence, indices, *rest))
+        return True
+
+    def plan_end(self) -> None:
+        self.ended = True
+
+    def plan_clear(self) -> None:
+        self.plans.clear()
+
+    def next(self, timeout: float) -> Any:
+        return self.ready.popleft() if self.ready else None
+
+    def taken(self, sequence: int, block: int) -> None:
+        self.retired.append(block)
+
+    def poll(self, block: int) -> int:
+        return 1
+
+    def form(self, block: int) -> tuple[int, int]:
+        return self.told[-1], 0
+
+    def envelopes(self, block: int) -> Any:
+        return self.data[block]
+
+    def asked(self) -> int:
+        return 1_000_000
+
+    def given(self, got: bool) -> None:
+        self.given_.append(got)
+
+    def handed(self) -> None:
+        self.handed_ += 1
+
+
+def position_of(loader: Any) -> Position:
+    """Of an iterator that has begun its first epoch."""
+    position = Position(loader, memo_of(loader))
+    with position.taking_up():
+        position.base_seed = 7
+    with position.epoch_begins(loader, first=True):
+        pass
+    return position
+
+
+def planner_of(
+    loader: Any, engine: Engine, *, goes_on: bool = False, received: Any = ()
+) -> Planner:
+    """A planner that has begun the first epoch of a loader."""
+    position = position_of(loader)
+    options = Options.of(loader)
+    hints = Hints(loader, position.memo)
+    window = Window(loader, options, position.memo.costs, False, batch_size=loader.batch_size)
+    planner = Planner(loader, position, Form(Shape()), window, received, hints)
+    planner.engine = engine  # type: ignore[assignment]
+    planner.begin(iter(loader._index_sampler), goes_on)
+    return planner
+
+
+def costs_known(loader: Any) -> CostModel:
+    """The costs of a loader of whose samples one was made."""
+    costs: CostModel = memo_of(loader).costs
+    costs.observe(0, 1_000_000)
+    return costs

@@ -1,0 +1,147 @@
+"""From the sampler to the engine, without workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .parts import Engine, Loader, costs_known, planner_of
+
+
+def indices(engine: Engine) -> list[Any]:
+    return [plan[1] for plan in engine.plans]
+
+
+def test_torchs_window_is_planned_while_nothing_is_known_of_costs() -> None:
+    engine = Engine()
+    planner = planner_of(Loader(20), engine)
+    assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert planner.drawn_ahead() == 4 and not engine.ended
+
+
+def test_what_is_known_of_costs_lets_it_look_ahead() -> None:
+    engine, loader = Engine(), Loader(20)
+    costs_known(loader)
+    planner = planner_of(loader, engine)
+    assert len(engine.plans) == 10 and engine.ended and planner.draw.exhausted
+
+
+def test_a_sampler_of_the_programs_is_drawn_from_no_further_than_torch_does() -> None:
+    class Own(torch.utils.data.SequentialSampler):
+        pass
+
+    loader = Loader(20, sampler=Own(range(20)))
+    costs_known(loader)
+    planner_of(loader, engine := Engine())
+    assert len(engine.plans) == 4
+
+
+def test_what_was_received_and_not_handed_out_is_in_the_window() -> None:
+    engine = Engine()
+    planner = planner_of(Loader(20), engine, received=(received := []))
+    del planner.planned[0]
+    received.append("the first batch")
+    planner.fill()
+    assert len(engine.plans) == 4
+    received.clear()
+    planner.fill()
+    assert len(engine.plans) == 5
+
+
+def test_idle_workers_are_given_another_window() -> None:
+    engine = Engine()
+    planner = planner_of(Loader(100), engine)
+    planner.fill(starved=True)
+    assert len(engine.plans) == 8
+
+
+def test_what_the_engine_has_no_room_for_is_planned_again() -> None:
+    engine = Engine(room=2)
+    planner = planner_of(Loader(20), engine)
+    assert indices(engine) == [[0, 1], [2, 3]]
+    engine.room = 3
+    planner.fill()
+    assert indices(engine) == [[0, 1], [2, 3], [4, 5]] and planner.draw.number == 3
+
+
+def test_places_are_those_in_the_samplers_order() -> None:
+    engine = Engine()
+    planner_of(Loader(7, batch_size=3), engine)
+    #: sequence, indices, number, epoch, position, seed, rows
+    assert [plan[:1] + plan[2:7] for plan in engine.plans] == [
+        (0, 0, 0, 0, 7, 3), (1, 1, 0, 3, 7, 3), (2, 2, 0, 6, 7, 1),
+    ]  # fmt: skip
+
+
+def test_delivered_batches_are_passed_over() -> None:
+    loader, engine = Loader(20), Engine()
+    planner = planner_of(loader, engine)
+    engine.plans.clear()
+    planner.position.progress.head = 2
+    planner.planned.clear()
+    planner.begin(iter(loader._index_sampler), False)
+    assert indices(engine)[0] == [4, 5] and engine.plans[0][2] == 2
+
+
+def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
+    loader = Loader(4)
+    planner = planner_of(loader, Engine())
+    planner.position.progress.head = 5
+    with pytest.raises(ValueError, match="the sampler gave only 2"):
+        planner.begin(iter(loader._index_sampler), False)
+
+
+def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
+    engine = Engine()
+    planner = planner_of(Loader(4), engine, goes_on=True)
+    assert len(engine.plans) == 2 and planner.early is None  # the program's generators
+    planner.go_on()
+    assert planner.early is not None and planner.early.first == 2
+    assert [plan[3] for plan in engine.plans] == [0, 0, 1, 1]
+    assert not planner.adopt()  # none of this one was delivered
+
+
+def test_an_epoch_begun_early_becomes_the_present_one() -> None:
+    engine = Engine()
+    planner = planner_of(Loader(4), engine, goes_on=True)
+    planner.go_on()
+    for sequence in (0, 1):
+        planner.planned.pop(sequence)
+        planner.position.progress.delivered(sequence)
+    assert planner.adopt()
+    assert planner.position.progress.epoch == 1 and planner.position.progress.count == 0
+    assert planner.early is not None and planner.early.progress.epoch == 2
+
+
+def test_one_that_set_epoch_did_not_know_of_is_stale() -> None:
+    planner = planner_of(Loader(4), Engine(), goes_on=True)
+    planner.go_on()
+    planner.position.progress.head = 2
+    planner.position.memo.user_epoch = 5
+    assert not planner.adopt() and planner.early is None
+
+
+def test_an_end_that_draws_is_not_met_ahead() -> None:
+    """A RandomSampler draws from its generator once more when it ends."""
+    generator = torch.Generator().manual_seed(1)
+    loader = Loader(200, sampler=torch.utils.data.RandomSampler(range(200), generator=generator))
+    costs_known(loader)
+    planner = planner_of(loader, engine := Engine())
+    assert len(engine.plans) == 100 and not planner.draw.exhausted
+    assert engine.ended  # as good as all are known
+    state = generator.get_state()
+    for sequence in range(97):
+        planner.planned.pop(sequence)
+    planner.fill()
+    assert planner.draw.exhausted and not torch.equal(state, generator.get_state())
+
+
+def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
+    loader = Loader(20)
+    asked: list[int] = []
+    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: asked.append(i) or 0.5})
+    loader.inner.__dict__["dataset"] = data(loader.dataset)
+    planner_of(loader, Engine())
+    assert asked[:4] == [0, 1, 2, 3]

@@ -1,0 +1,130 @@
+"""Batches received before their turn, without an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minato.device.pinned import Pinning
+from minato.errors import Failure
+from minato.iterators.prefetcher import SHORT_STEP_NS, Prefetcher
+
+from .parts import Engine
+
+
+class Numbers:
+    """Numbers that are complete up to `done`; some cannot be received."""
+
+    def __init__(self, done: int, wrong: int = -1) -> None:
+        self.done, self.wrong, self.at = done, wrong, 0
+
+    def receive(self, wait: bool = True) -> tuple[str, Any] | None:
+        if not wait and self.at >= self.done:
+            return None
+        self.at += 1
+        if self.at - 1 == self.wrong:
+            raise ValueError("wrong")
+        return f"batch {self.at - 1}", self.at - 1
+
+    def more(self) -> bool:
+        return True
+
+    def named(self, what: str) -> str:
+        return what
+
+
+class Pins:
+    """In place of the thread: what it gets is pinned at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def submit(self, data: Any, note: Any) -> Any:
+        self.sent.append(data)
+        pinning = Pinning(threading.current_thread(), note)
+        pinning.data = f"pinned {data}"
+        pinning.done.set()
+        return pinning
+
+
+def prefetcher_of(receiver: Any, most: int = 4, living: bool = True) -> Prefetcher:
+    supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: living)
+    at_a_time: Any = SimpleNamespace(most=lambda: most)
+    prefetcher = Prefetcher(supervisor, receiver, deque(), at_a_time)
+    prefetcher.engine = Engine()  # type: ignore[assignment]
+    return prefetcher
+
+
+def test_they_come_in_their_order() -> None:
+    prefetcher = prefetcher_of(Numbers(done=3))
+    assert [prefetcher.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
+
+
+def test_what_is_complete_is_received_along() -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=3))
+    prefetcher.next()
+    assert receiver.at == 3 and len(prefetcher.queue) == 2
+    receiver.done = 100
+    prefetcher.next()
+    assert receiver.at == 3  # first these
+    engine: Any = prefetcher.engine
+    assert engine.given_ == [True] and engine.handed_ == 1
+
+
+def test_no_more_than_are_asked_for() -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=100), most=4)
+    prefetcher.next()
+    assert receiver.at == 4
+
+
+@pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
+def test_one_by_one_where_steps_are_long_or_unknown(step: int) -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=100))
+    prefetcher.engine.asked = lambda: step  # type: ignore[method-assign]
+    prefetcher.next()
+    assert receiver.at == 1
+
+
+def test_one_by_one_without_a_part_that_lives() -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=100), living=False)
+    assert prefetcher.next() == ("batch 0", 0) and receiver.at == 1
+
+
+def test_what_fails_ahead_is_raised_in_its_turn() -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=100, wrong=2))
+    assert [prefetcher.next(), prefetcher.next()] == [("batch 0", 0), ("batch 1", 1)]
+    assert receiver.at == 3  # nothing after it
+    with pytest.raises(ValueError, match="wrong"):
+        prefetcher.next()
+    assert prefetcher.next() == ("batch 3", 3)
+
+
+def test_how_many_need_nothing_but_being_handed_out() -> None:
+    prefetcher = prefetcher_of(Numbers(done=100, wrong=3))
+    prefetcher.next()
+    assert len(prefetcher.queue) == 3
+    assert prefetcher.need_nothing(10) == 2 and prefetcher.need_nothing(1) == 1
+
+
+def test_the_batch_after_it_is_pinned_meanwhile() -> None:
+    prefetcher = prefetcher_of(receiver := Numbers(done=100))
+    pinner: Any = Pins()
+    prefetcher.pinner = pinner
+    assert prefetcher.next() == ("batch 0", "pinned 0")
+    assert pinner.sent == [0, 1] and receiver.at == 2
+    assert prefetcher.next() == ("batch 1", "pinned 1")
+    assert pinner.sent == [0, 1, 2]
+
+
+def test_failures_are_not_pinned() -> None:
+    failure = Failure.of(ValueError("wrong"), "here")
+    receiver = Numbers(done=100)
+    receiver.receive = lambda wait=True: ("batch", failure)  # type: ignore[method-assign]
+    prefetcher = prefetcher_of(receiver)
+    pinner: Any = Pins()
+    prefetcher.pinner = pinner
+    assert prefetcher.next() == ("batch", failure) and not pinner.sent

@@ -1,0 +1,129 @@
+"""From the engine to a batch, with messages as workers write them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minato.errors import Failure
+from minato.iterators.collating import CollatesHere
+from minato.iterators.memo import Shape
+from minato.iterators.receiver import Completions, Receiver
+from minato.transport import messages
+from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
+
+from .parts import Engine, Loader, planner_of
+
+
+def receiver_of(engine: Engine, loader: Any, whole: bool = False) -> Receiver:
+    planner = planner_of(loader, engine)
+    supervisor: Any = SimpleNamespace(
+        living=lambda: True, timeout=0, trace=None, check=lambda done: None
+    )
+    shape = Shape()
+    shape.whole = whole
+    completions = Completions(supervisor, planner)
+    receiver = Receiver(completions, planner, CollatesHere(loader, planner.position, shape), True)
+    receiver.engine = completions.engine = receiver.collates.engine = engine  # type: ignore
+    return receiver
+
+
+def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
+    """A worker is done with a batch."""
+    block = 100 + sequence
+    engine.told.append(kind)
+    data, buffers = messages.dumps(answer)
+    engine.data[block] = [(0, 0, 2, data, [bytearray(b) for b in buffers])]
+    engine.ready.append((sequence, block))
+
+
+def test_a_batch_that_a_worker_made_whole() -> None:
+    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
+    done(engine, 0, (OK, torch.arange(3)), BATCH)
+    got = receiver.receive()
+    assert got is not None and got[0].number == 0 and got[1].tolist() == [0, 1, 2]
+    assert engine.retired == [100] and 0 not in receiver.planner.planned
+
+
+def test_samples_are_collated_here() -> None:
+    def joined(samples: list[Any]) -> Any:
+        return ["here", *samples]
+
+    receiver = receiver_of(engine := Engine(), Loader(20, collate_fn=joined), whole=True)
+    done(engine, 0, [(0, SAMPLE, "a"), (1, SAMPLE, "b")], SAMPLES)
+    got = receiver.receive()
+    assert got is not None and got[1] == ["here", "a", "b"]
+
+
+def test_a_collate_fn_sees_that_it_is_in_a_worker() -> None:
+    seen: list[Any] = []
+
+    def look(samples: list[Any]) -> Any:
+        seen.append(torch.utils.data.get_worker_info())
+        return samples
+
+    loader = Loader(20, collate_fn=look)
+    receiver = receiver_of(engine := Engine(), loader, whole=True)
+    done(engine, 0, [(0, SAMPLE, 1), (1, SAMPLE, 2)], SAMPLES)
+    receiver.receive()
+    assert (seen[0].id, seen[0].num_workers, seen[0].seed) == (0, 2, 7)
+    assert seen[0].dataset is loader.dataset
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_the_first_error_in_the_order_of_rows_is_the_batchs() -> None:
+    receiver = receiver_of(engine := Engine(), Loader(20))
+    wrong = Failure.of(KeyError("wrong"), "in DataLoader worker process 1")
+    done(engine, 0, [(0, SAMPLE, 1), (1, ERROR, wrong)], SAMPLES)
+    got = receiver.receive()
+    assert got is not None and isinstance(got[1], Failure)
+    assert got[1].note == "minato: sample index 1, place 1 of batch 0"
+
+
+def test_an_error_of_a_whole_batch_names_it() -> None:
+    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
+    wrong = Failure.of(KeyError("wrong"), "in DataLoader worker process 1")
+    done(engine, 0, (FAILED, wrong), BATCH)
+    got = receiver.receive()
+    assert got is not None and got[1].note == "minato: batch 0, sample indices [0, 1]"
+
+
+def test_a_collate_fn_that_fails_is_the_batchs_failure() -> None:
+    def fails(samples: list[Any]) -> Any:
+        raise ValueError("uneven")
+
+    receiver = receiver_of(engine := Engine(), Loader(20, collate_fn=fails), whole=True)
+    done(engine, 0, [(0, SAMPLE, 1), (1, SAMPLE, 2)], SAMPLES)
+    got = receiver.receive()
+    assert got is not None
+    with pytest.raises(ValueError, match="uneven"):
+        got[1].reraise()
+
+
+def test_one_of_the_next_epoch_is_kept_back() -> None:
+    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
+    planner: Any = receiver.planner
+    planner.early = SimpleNamespace(first=1, ends=1)
+    done(engine, 1, (OK, "next"), BATCH)
+    done(engine, 0, (OK, "this"), BATCH)
+    got = receiver.receive()
+    assert got is not None and got[1] == "this" and len(receiver.kept_back) == 1
+    planner.early = None
+    got = receiver.receive()
+    assert got is not None and got[1] == "next"
+
+
+def test_nothing_is_waited_for_where_that_is_not_asked_for() -> None:
+    receiver = receiver_of(Engine(), Loader(20))
+    assert receiver.receive(wait=False) is None
+    assert not receiver.at_end() and receiver.more()
+
+
+def test_a_timeout_is_raised_as_torch_does() -> None:
+    receiver = receiver_of(Engine(), Loader(20))
+    receiver.completions.supervisor.timeout = 3
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 3 seconds"):
+        receiver.receive()

@@ -1,0 +1,77 @@
+"""minato's own options as one record; what a loader refuses is in contract/test_own_options.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import minato
+from minato.integrations import own_options
+from minato.options import Options, parse_bytes
+
+DEFAULTS = Options(
+    scheduling="balanced", seed_per_sample=None, memory_limit=None, max_retries=1,
+    batching="sampler", worker_type=None, autoscale=None, straggler_threshold="auto",
+    prefetch_next_epoch=False,
+)  # fmt: skip
+
+
+def changed(**options: Any) -> Options:
+    return dataclasses.replace(DEFAULTS, **options)
+
+
+def test_they_are_what_the_loader_takes_beside_torchs() -> None:
+    assert own_options().keys() == {field.name for field in dataclasses.fields(Options)}
+
+
+def test_they_are_read_from_a_loader_as_its_attributes_are_now() -> None:
+    loader = minato.DataLoader([1, 2, 3], num_workers=2, autoscale=(1, 4))  # type: ignore
+    assert Options.of(loader) == changed(autoscale=(1, 4))
+    loader.max_retries = 5
+    assert Options.of(loader).max_retries == 5
+
+
+@pytest.mark.parametrize("threshold, seconds", [("auto", 0.0), (None, -1.0), (3, 3.0)])
+def test_thresholds_as_the_engine_takes_them(threshold: Any, seconds: float) -> None:
+    assert changed(straggler_threshold=threshold).straggler_seconds() == seconds
+
+
+def test_bounds_of_the_number_of_workers() -> None:
+    assert DEFAULTS.bounds(3) == (3, 3, 3)
+    assert changed(autoscale=(1, 8)).bounds(3) == (1, 3, 8)
+
+
+def test_memory_is_what_is_named_or_fair_to_all_workers_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minato.options.fair_memory", lambda workers: 1000 - workers)
+    assert changed(memory_limit="2 KiB").memory_bytes(2) == 2048
+    assert DEFAULTS.memory_bytes(2) == 998
+    assert changed(autoscale=(1, 64)).memory_bytes(2) == 936
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"scheduling": "fast"}, "scheduling option"),
+        ({"scheduling": "static", "seed_per_sample": True}, "seed_per_sample=True needs"),
+        ({"max_retries": True}, "max_retries option"),
+        ({"memory_limit": "much"}, "memory_limit should be bytes"),
+        ({"autoscale": (3, 4)}, "does not hold num_workers=2"),
+        ({"autoscale": (1, 2), "scheduling": "static"}, "autoscale needs"),
+        ({"straggler_threshold": -1}, "straggler_threshold option"),
+        ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        changed(**options).check(num_workers=2, persistent_workers=False)
+
+
+@pytest.mark.parametrize(
+    "text, size", [(5, 5), ("5", 5), ("1k", 1000), ("1 KiB", 1024), ("1.5GB", 1_500_000_000)]
+)
+def test_sizes(text: Any, size: int) -> None:
+    assert parse_bytes(text) == size
