@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_plan.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_cputime.h"
