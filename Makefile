@@ -38,9 +38,9 @@ train: build
 	$(BIN)/python -m unet3d.preprocess --source data/phantom --out data/quick --min-shape 32 32 32
 	$(BIN)/python -m unet3d.train --loader minato $(QUICK) --out runs/quick
 	@echo "== comparison 1 of 2: steps train on this CPU, which is the limit for every loader"
-	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/compare --epochs 2 --repeats 2
+	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/compare --epochs 2 --repeats 2
 	@echo "== comparison 2 of 2: pauses of 4 ms in place of steps, as on a fast accelerator"
-	$(BIN)/python -m unet3d.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
+	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
 	  --step-ms 4 --repeat 16
 
 lint: build

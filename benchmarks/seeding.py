@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato import _seeding_plans as plans
+from minato.seeding import plans
 from minato._core import Seeder
 
 Step = Callable[[int], Any]

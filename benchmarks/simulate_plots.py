@@ -5,7 +5,7 @@
 Writes ``cases.png`` (every case, every policy), ``workers.png`` (1 to 512 workers),
 ``speech.png`` (the published speech case, 64 to 512 workers), ``slow_share.png`` (0 to 100 %
 slow samples, as in the evaluation of MinatoLoader) and ``memory.png`` (look-ahead budget, in
-steady windows).  All values are wall time over the work bound, from ``minato.simulate``;
+steady windows).  All values are wall time over the work bound, from ``simulate.py``;
 nothing is timed, so a busy machine does not matter.  Takes about a minute on one core.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from minato import simulate
-from minato._simulation import Case
+import simulate
+from simulation import Case
 
 OVERHEAD = 20_000
 LINES = tuple(simulate.SHOWN)

@@ -52,14 +52,15 @@ from torch.utils.data import (
     random_split,
 )
 
-from ._errors import WorkerLost
 from ._version import __version__
+from .errors import WorkerLost
 from .loader import DataLoader
 from .patch import patch_torch
 
 if _CORE:
-    from . import _fork, _torch_bridge
     from .determinism import check_determinism
+    from .transport import fork as _fork
+    from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()
     _fork.watch()

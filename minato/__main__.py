@@ -11,8 +11,8 @@ from ._version import __version__
 
 #: name -> (module with ``run(argv) -> exit status``, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("minato._info", "what was built, and what was found on this machine"),
-    "top": ("minato._top", "what the loaders in a running process are doing, live"),
+    "info": ("minato.observe.info", "what was built, and what was found on this machine"),
+    "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
 #: those that are nothing without the engine
 NEED_ENGINE = ("top",)

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from ._job import by_sample, fetches_batches
-from ._seeding import find_all, make_seeder
-from ._worker import made as make
 from .loader import DataLoader
+from .seeding.generators import find_all, make_seeder
+from .workers.job import by_sample, fetches_batches
+from .workers.process import made as make
 
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8

@@ -14,19 +14,19 @@ import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._errors import native_impossible
-from ._inline import InlineIterator
 from ._limits import fair_memory, refused
-from ._memo import memo_of
-from ._resume import Sources, opened, state_of
-from ._stats import collect
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
+from .errors import native_impossible
+from .iterators.inline import InlineIterator
+from .iterators.memo import memo_of
+from .observe.stats import collect
+from .state import Sources, opened, state_of
 
 if CORE:
-    from ._balanced import BalancedIterator
-    from ._native import why_not
-    from ._ready import ReadyIterator
-    from ._static import StaticIterator
+    from .iterators.balanced import BalancedIterator
+    from .iterators.ready import ReadyIterator
+    from .iterators.static import StaticIterator
+    from .workers.native import why_not
 
 log = logging.getLogger("minato")
 
@@ -201,7 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shared between the processes that a launcher such as torchrun has started here.
         batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
             whichever samples are ready first, slow ones with their natural share and none
-            further than ``minato._ready.DISPLACEMENT`` batches from its place; needs
+            further than ``minato.iterators.ready.DISPLACEMENT`` batches from its place; needs
             ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. A
             collate_fn of your own then runs in the training process.
         worker_type: ``"process"``: worker processes, for any dataset. ``"native"``: threads
@@ -350,7 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
         Holds the epoch, the base seed, the position, the states of the generators that the
-        order comes from, and learned costs; see ``minato._resume`` for the fields. Where
+        order comes from, and learned costs; see ``minato.state`` for the fields. Where
         torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
         which count nothing, it knows the epoch and no position in it, and warns once.
         """
@@ -406,7 +406,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
 
     def stats(self) -> dict:
-        """What the loader has done and waits for; see ``minato._stats`` for the fields."""
+        """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
         return collect(self)
 
     def _get_iterator(self):

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from minato import _layout
+from minato.transport import layouts as _layout
 
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 if "MINATO_FUZZ_SECONDS" not in os.environ:

@@ -11,7 +11,7 @@ from test_native import wait_for
 
 import minato
 from minato import _core
-from minato._memo import memo_of
+from minato.iterators.memo import memo_of
 
 
 class Costly(torch.utils.data.Dataset):
@@ -113,7 +113,7 @@ class TestReady:
     def test_displacement_is_bounded(self):
         options = dict(shuffle=False, persistent_workers=True, **self.options)
         loader = make(Costly(n=200, slow=25, slow_s=0.1), **options)
-        from minato._ready import DISPLACEMENT
+        from minato.iterators.ready import DISPLACEMENT
 
         for _ in range(2):  # costs unknown, then known
             got = indices(loader)
@@ -122,7 +122,7 @@ class TestReady:
             assert sorted(sum(got, [])) == list(range(200))
 
     def test_a_known_slow_sample_starts_before_its_batch_is_in_reach(self):
-        from minato._ready import DISPLACEMENT
+        from minato.iterators.ready import DISPLACEMENT
 
         dataset = Last(120)
         loader = minato.DataLoader(dataset, batch_size=2, num_workers=1, **self.options)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato import _info
+from minato.observe import info as _info
 from minato.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info_tells_how_generators_are_seeded() -> None:
-    from minato._seeding import make_seeder
+    from minato.seeding.generators import make_seeder
 
     for name, path in make_seeder(None).describe().items():
         assert f"{name} {path}" in _info.paths()["seeding"]
@@ -64,7 +64,7 @@ def test_info_tells_how_generators_are_seeded() -> None:
 
 def test_info_tells_which_way_tensors_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _info.paths()["tensors cross by"] == "DLPack C exchange"
-    from minato import _torch_bridge
+    from minato.transport import torch_bridge as _torch_bridge
 
     monkeypatch.setattr(_torch_bridge, "bind", lambda: False)
     assert "frombuffer" in _info.paths()["tensors cross by"]

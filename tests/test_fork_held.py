@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import minato
-from minato import _core, _fork
-from minato._memo import memo_of
+from minato import _core
+from minato.transport import fork as _fork
+from minato.iterators.memo import memo_of
 
 
 class Big(torch.utils.data.Dataset):
@@ -157,7 +158,7 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypa
 
 
 def two_that_are_gone():
-    """Forks as _fork.py counts them, whose children have ended."""
+    """Forks as transport/fork.py counts them, whose children have ended."""
     living = {}
     for count in (1, 2):
         living[count], write = os.pipe()

@@ -12,7 +12,7 @@ from test_native import wait_for
 from torch.utils.data import dataloader
 
 import minato
-from minato import _balanced, _in_hand
+from minato.iterators import balanced as _balanced, prefetcher as _in_hand
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

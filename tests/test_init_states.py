@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato import _init_states
+from minato.seeding import init_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

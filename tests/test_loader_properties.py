@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import minato
-from minato._ready import DISPLACEMENT
+from minato.iterators.ready import DISPLACEMENT
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

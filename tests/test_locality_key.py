@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Dataset
 
-from minato._locality import Groups, key_of
+from minato.iterators.locality import Groups, key_of
 
 
 class Keyed(Dataset):

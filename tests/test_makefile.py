@@ -32,7 +32,7 @@ def test_what_is_run_is_there(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
     assert [name for name in named if not (ROOT / name).exists()] == []
-    modules = re.findall(r"-m (unet3d\.\w+)", text)
+    modules = re.findall(r"-m (unet3d[.\w]+)", text)
     assert all((ROOT / (name.replace(".", "/") + ".py")).exists() for name in modules)
     told = set(re.findall(r"(MINATO_(?!WERROR|SANITIZE)\w+)=", text))
     assert [name for name in told if name not in TESTS] == []
@@ -45,4 +45,4 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     assert fuzz is not None and int(fuzz[1]) >= 120
     exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
     assert exits is not None and int(exits[1]) >= 30
-    assert "-m unet3d.compare" in commands("train") and "--step-ms" in commands("train")
+    assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")

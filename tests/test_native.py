@@ -592,7 +592,7 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
 
 def test_a_thread_that_fails_is_a_lost_worker(monkeypatch) -> None:
     """Not the sample's error but one of the loader's own."""
-    from minato import _native
+    from minato.workers import native as _native
 
     def broken(*_: Any) -> Any:
         raise MemoryError("of the runner")
@@ -843,7 +843,7 @@ def test_a_forked_child_leaves_the_threads_alone(files) -> None:
             assert iterator._workers[0].is_alive() is False
             if turn % 3 == 0:  # the pipeline that threads were in at the fork still works
                 assert [digest(b) for b in native(dataset, 2)] == want
-            minato._native._stop_all()
+            minato.workers.native._stop_all()
 
         assert in_child(child) == 0
         assert got + [digest(b) for b in iterator] == want

@@ -304,7 +304,7 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
-    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").glob("*.py*")}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py*")}
     wanted = {n for n in wanted if "__pycache__" not in n}
     wanted |= {"minato/include/minato/ops.h"}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import minato
 from minato import _core
-from minato._resume import pack, pack_costs, unpack_costs
+from minato.state import pack, pack_costs, unpack_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -398,7 +398,7 @@ def test_samples_are_seldom_made_twice(makes, most):
 
 
 def test_walks_in_vain_become_seldom(monkeypatch):
-    from minato import _seeding
+    from minato.seeding import generators as _seeding
 
     growing = _seeding.Growing(data := Counting(False))
     walks = []
@@ -512,7 +512,7 @@ class Caching(Lazy):
 
 
 def test_a_growing_cache_hides_no_generator():
-    from minato import _seeding
+    from minato.seeding import generators as _seeding
 
     growing = _seeding.Growing(data := Caching())
     for index in range(200):
@@ -523,7 +523,7 @@ def test_a_growing_cache_hides_no_generator():
 
 
 def test_who_makes_generators_again_and_again_is_told_once():
-    from minato import _seeding
+    from minato.seeding import generators as _seeding
 
     growing = _seeding.Growing(data := Lazy())
     with pytest.warns(UserWarning, match="seed_sample") as told:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import minato
-from minato import _seeding_plans as plans
+from minato.seeding import plans
 from minato._core import Seeder
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
@@ -468,10 +468,10 @@ def now():
     return (random.getstate(), str(np.random.get_state(legacy=False)),
             np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 before = now()
-import minato._core, minato._seeding
+import minato._core, minato.seeding.generators
 class Dataset:
     rng = np.random.default_rng(1)
-minato._seeding.make_seeder(Dataset())
+minato.seeding.generators.make_seeder(Dataset())
 assert now() == before
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)

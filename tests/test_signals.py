@@ -8,14 +8,14 @@ import signal
 from typing import Any
 
 import minato
-from minato import _signals
+from minato.workers import signals
 
 
 def test_the_programs_handler_is_given_the_frame() -> None:
     frames: list[Any] = []
     before = signal.signal(signal.SIGINT, lambda _number, frame: frames.append(frame))
     try:
-        with _signals.Held():
+        with signals.Held():
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)

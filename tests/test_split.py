@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import minato
-from minato._memo import memo_of
-from minato._split import sendable, sending_ns
+from minato.iterators.memo import memo_of
+from minato.transport.split import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -195,7 +195,7 @@ def test_found_out_by_itself():
 
 
 def no_sending(_number):
-    from minato import _worker
+    from minato.workers import process as _worker
 
     _worker.sending_ns = lambda samples: -1
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import minato
-from minato import _core, _stats, _verdict
+from minato import _core
+from minato.observe import stats as _stats
+from minato.observe import verdict as _verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

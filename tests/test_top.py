@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from minato import _top
+from minato.observe import top as _top
 from minato._core import peek
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,7 +24,7 @@ def test_it_says_which_torch_it_was_built_for() -> None:
 OTHER = """
 import torch, json
 torch.__version__ = "1.99.0"
-from minato import _info
+from minato.observe import info as _info
 try:
     import minato._torch
 except ImportError as error:

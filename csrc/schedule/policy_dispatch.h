@@ -86,7 +86,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* By simulation (minato.simulate): with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later;
+/* By benchmarks/simulate.py: with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later;
  * 4 and 8 gain nothing over 2 and hold delivery back for longer. */
 #define MN_DISPATCH_FINALE 2
 #define MN_DISPATCH_SMALLER 2 /* cheaper than half: fits twice beside it */

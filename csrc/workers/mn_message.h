@@ -268,7 +268,7 @@ struct mn_worker {
     uint64_t want_bytes;  /* worker, before WANT */
     uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
-     * generators (minato/_init_states.py); 0 of one that it has not touched. */
+     * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
     /* line: what it is doing, for people and for the slow lane; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */

@@ -21,7 +21,7 @@
 #include "workers/mn_board.h"
 #include "workers/mn_message.h"
 
-/* What of a worker's records makes no sense. Numbers of minato/_errors.py. */
+/* What of a worker's records makes no sense. Numbers of minato/errors.py. */
 enum mn_damage {
     MN_SOUND = 0,
     MN_DAMAGE_WORD = 1,     /* the state of a task */

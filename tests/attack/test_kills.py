@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import minato
-from minato._memo import memo_of
-from minato._zygote import Zygote
+from minato.iterators.memo import memo_of
+from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (

@@ -14,7 +14,8 @@ from .support import run_script
 #: one interpreter, a fork for each case; prints the case, the error and what is left
 SCRIPT = """
 import ctypes, gc, logging, os, resource, struct, sys, warnings
-import minato, minato._static, minato._balanced, minato._seeding, multiprocessing.popen_fork
+import minato.iterators.static, minato.iterators.balanced, minato.seeding.generators
+import multiprocessing.popen_fork
 from attack.datasets import Noisy
 from attack.support import descendants, wait_for
 
@@ -39,7 +40,7 @@ def processes(count):
     limit(resource.RLIMIT_NPROC, count)
 
 def standby_refused():
-    import minato._zygote as zygote
+    import minato.workers.zygote as zygote
     fork = zygote.Zygote._fork
     def once(self, number):
         if number == 1:

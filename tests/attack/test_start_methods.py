@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 
 import minato
-from minato import _pickled
+from minato.workers import pickled as _pickled
 
 from .datasets import (
     Images, Noisy, Opens, Ragged, SharesTensors, StartsThread, WithTools,
@@ -192,7 +192,7 @@ def test_what_the_main_module_opens_is_each_workers_own(place, tmp_path):
 
 SHARED_BY_NAME = """
 import torch
-from minato._pickled import Pickled
+from minato.workers.pickled import Pickled
 from torch.multiprocessing.reductions import shared_cache
 torch.multiprocessing.set_sharing_strategy("file_system")
 numbers = torch.arange(9)

@@ -29,7 +29,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The bridge to such a torch."""
     if "minato" not in selected():
         pytest.skip("minato is not selected")
-    from minato import _torch_bridge
+    from minato.transport import torch_bridge as _torch_bridge
 
     monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
     assert not _torch_bridge.bind()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unet3d import accuracy
+from unet3d.bench import accuracy
 
 TINY = ["--", "--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "2", "--workers",
         "0", "--threads", "1", "--epochs", "1", "--device", "cpu"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d import data, meters, nifti, pagecache, sampling, spec, transforms, usage
+from unet3d import data, nifti, sampling, spec, transforms
+from unet3d.bench import meters, pagecache, usage
 
 PATCH = (16, 16, 16)
 

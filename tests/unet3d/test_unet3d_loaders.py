@@ -1,6 +1,7 @@
 """Every loader that does not need a package of its own, on the same epochs."""
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d import data, loaders, meters, sampling, transforms
+from unet3d import data, loaders, sampling, transforms
+from unet3d.bench import meters
 
 PATCH = (16, 16, 16)
 NAMES = [name for name in loaders.LOADERS if not name.startswith("dali")]
@@ -120,9 +122,8 @@ def test_sources_that_are_not_built_say_so(tmp_path):
     """As from the repository's root where minato was installed elsewhere."""
     import minato
 
-    (tmp_path / "minato").mkdir()
-    for path in Path(minato.__file__).parent.glob("*.py"):
-        (tmp_path / "minato" / path.name).write_bytes(path.read_bytes())
+    package = Path(minato.__file__).parent
+    shutil.copytree(package, tmp_path / "minato", ignore=shutil.ignore_patterns("*.so"))
     # An editable install would find the extensions where they were built.
     code = ("import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ditable' not in repr(f)]; "
             "import minato")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unet3d import compare, evaluate, loaders, plot, train
+from unet3d import evaluate, loaders, train
+from unet3d.bench import compare, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
 TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "4",

@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("PIL")
 
-from unet3d import compare, loaders, plot, sampling, slow  # noqa: E402
+from unet3d import loaders, sampling  # noqa: E402
+from unet3d.bench import compare, plot, slow  # noqa: E402
 from unet3d.nifti import DataError  # noqa: E402
-from unet3d.workloads import base, detection, run, speech  # noqa: E402
+from unet3d.bench.workloads import base, detection, run, speech  # noqa: E402
 
 COUNT = 13  # of samples: the last batch of 4 is short
 
@@ -177,7 +178,7 @@ def test_folders_are_made_once_and_never_mixed(folders, tmp_path, capsys):
         base.read_index(tmp_path, "speech")
     assert run.main(["--workload", "speech", "--data", str(tmp_path), "--out",
                      str(tmp_path / "out")]) == 1
-    assert "python -m unet3d.workloads.speech" in capsys.readouterr().err
+    assert "python -m unet3d.bench.workloads.speech" in capsys.readouterr().err
     (tmp_path / "a.wav").write_bytes(b"nonsense")
     base.write_index(tmp_path, {"kind": "speech"}, [{"name": "a.wav", "tokens": [1]}])
     with pytest.raises(DataError, match="a.wav: cannot be read"):
@@ -185,7 +186,7 @@ def test_folders_are_made_once_and_never_mixed(folders, tmp_path, capsys):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "unet3d.workloads.detection", None)
+    monkeypatch.setitem(sys.modules, "unet3d.bench.workloads.detection", None)
     with pytest.raises(DataError, match=r"needs .*minato\[unet3d,detection\]"):
         base.module("detection")
 

@@ -1,4 +1,4 @@
-/* The policies as Python objects, for tests, statistics and minato.simulate.
+/* The policies as Python objects, for tests, statistics and benchmarks/simulate.py.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The engine calls the policies in C; these objects drive the same code from Python. Each

@@ -510,7 +510,7 @@ static PyType_Slot layout_slots[] = {
     {Py_tp_traverse, layout_traverse},
     {Py_tp_clear, layout_clear},
     {Py_tp_getset, layout_getset},
-    {Py_tp_doc, PyDoc_STR("Layout(spec): how samples lie in rows; see minato/_layout.py.")},
+    {Py_tp_doc, PyDoc_STR("Layout(spec): how samples lie in rows; see transport/layouts.py.")},
     {0, NULL},
 };
 

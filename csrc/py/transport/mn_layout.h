@@ -15,7 +15,7 @@
 #define MN_LAYOUT_MAX_NODES 256
 #define MN_LAYOUT_MAX_DIMS 32
 
-/* Numbers are those of minato/_layout.py. */
+/* Numbers are those of minato/transport/layouts.py. */
 enum mn_node_kind {
     MN_NODE_DICT = 0,
     MN_NODE_LIST = 1,

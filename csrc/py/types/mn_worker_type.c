@@ -21,7 +21,7 @@
 /* Sleeping workers look this often whether the trainer still lives. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
 
-/* What an envelope entry of a row is; numbers of minato/_worker.py. */
+/* What an envelope entry of a row is; numbers of minato/workers/process.py. */
 enum mn_extra { MN_EXTRA_SAMPLE = 0, MN_EXTRA_ERROR = 1, MN_EXTRA_OBJECTS = 2 };
 
 struct mn_worker_object {

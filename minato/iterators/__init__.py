@@ -1,0 +1,1 @@
+"""What stands behind ``iter(loader)``: one iterator a kind of scheduling."""

@@ -1,0 +1,99 @@
+"""The iterator of a loader without workers: torch's, which counts and can go on.
+
+With ``seed_per_sample=True`` it makes what workers would make."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from .._system import CORE
+from ..state import Counted, global_generators
+from .memo import memo_of
+
+if CORE:
+    from ..seeding.here import SeededFetcher
+
+
+class InlineIterator(Counted, _SingleProcessDataLoaderIter):
+    """torch's iterator for ``num_workers=0``; samples draw from the program's generators,
+    unless ``seed_per_sample=True`` asks for those of workers.
+
+    The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
+    draws at once. An iterable dataset may draw its order from the program's generators, so it
+    is read up to where it stood with these as it found them.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        with self._taking_up(loader, memo_of(loader)):
+            start = self._start or {}
+            found = self._sources.capture()
+            again = sum(start.get("delivered_by_worker") or [])
+            with global_generators(start["generators"] if again else {}):
+                super().__init__(loader)
+                for _ in range(again):
+                    self._dataset_fetcher.fetch(super()._next_index())
+        name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
+        self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
+        self._number = self._position = 0
+        self._begun = False
+        self._seeded: Any = None
+        if loader.seed_per_sample and CORE:
+            self._dataset_fetcher = self._seeded = SeededFetcher(self._dataset_fetcher)
+        self._progress = self._new_progress(self._start)
+        if start and start["base_seed"] is not None:
+            self._progress.epoch = start["epoch"]
+            self._progress.generators = start["generators"]
+        elif self._dataset_kind == _DatasetKind.Iterable or self._sources.drew(found, loader):
+            self._progress.generators = found  # and not as they are at the first next()
+        self._found = self._progress.generators
+        self._memo.progress = self._progress
+
+    def _begin(self) -> contextlib.AbstractContextManager[None]:
+        if self._begun:
+            return contextlib.nullcontext()
+        self._begun = True
+        return self._epoch_begins(None, True)
+
+    def _next_index(self) -> Any:
+        first, start = not self._begun, self._start or {}
+        with self._begin():
+            if first and self._found is not None:
+                self._progress.generators = self._found
+            resumed = start.get("base_seed") is not None
+            if first and resumed and self._dataset_kind == _DatasetKind.Map:
+                self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
+            try:
+                index = super()._next_index()
+                while self._progress.has(self._number):
+                    self._pass_over(index)
+                    index = super()._next_index()
+            except StopIteration:
+                self._progress.check_end(self._number)
+                raise
+        if self._seeded is not None:
+            seed = self._base_seed & (2**64 - 1)
+            self._seeded.place = (seed, self._epoch, self._number, self._position)
+        self._pass_over(index)
+        return index
+
+    def _pass_over(self, index: Any) -> None:
+        self._number += 1
+        sized = self._auto_collation and hasattr(index, "__len__")
+        self._position += len(index) if sized else 1
+
+    def _next_data(self) -> Any:
+        drawn = self._number
+        try:
+            return super()._next_data()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+        except Exception:
+            self._errors += 1
+            raise
+        finally:
+            if self._number > drawn and not self._progress.finished:
+                self._progress.delivered(self._number - 1)

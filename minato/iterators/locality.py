@@ -1,0 +1,82 @@
+"""Which samples share what is opened for them, where a dataset says so.
+
+A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
+one after the other (a row group, a shard, a video). How far they are kept
+together follows from what they cost (``csrc/schedule/policy_locality.h``).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
+
+from ..workers.job import offered
+
+Key = Callable[[Any], Hashable]
+
+
+def key_of(dataset: Any) -> Key | None:
+    """The dataset's ``locality_key``, through torch's ``Subset`` and ``ConcatDataset``."""
+    if type(dataset) is Subset:
+        return _of_subset(dataset)
+    if type(dataset) is ConcatDataset:
+        return _of_parts(dataset)
+    return offered(dataset, "locality_key")
+
+
+def _of_subset(subset: Subset) -> Key | None:
+    inner, indices = key_of(subset.dataset), subset.indices
+    if inner is None:
+        return None
+    return lambda index: inner(indices[index])
+
+
+def _of_parts(whole: ConcatDataset) -> Key | None:
+    """Parts without a key of their own are one group each."""
+    keys = [key_of(part) for part in whole.datasets]
+    if all(key is None for key in keys):
+        return None
+
+    def key_in(index: int) -> Hashable:
+        if index < 0:
+            index += len(whole)
+        part = bisect.bisect_right(whole.cumulative_sizes, index)
+        if index < 0 or part == len(keys):
+            return None  # there is no such sample: the worker says so, as torch's
+        key = keys[part]
+        start = whole.cumulative_sizes[part - 1] if part else 0
+        return part, key(index - start) if key is not None else None
+
+    return key_in
+
+
+class Groups:
+    """Where groups begin in what the sampler draws."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._last: Any = _NONE
+
+    def begins(self, indices: Any) -> bytes:
+        """A byte for each index: 1 where it has another key than the one before it, of the
+        batch before, too."""
+        out = bytearray()
+        for index in indices:
+            try:
+                key = self._key(index)
+                out.append(bool(key != self._last))
+            except StopIteration as error:  # a for loop would take it for the end of the epoch
+                text = f"locality_key({index!r}) of the dataset raised StopIteration"
+                raise RuntimeError(text) from error
+            except Exception as error:
+                if hasattr(error, "add_note"):  # Python 3.11
+                    error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
+                raise
+            self._last = key
+        return bytes(out)
+
+
+_NONE = object()

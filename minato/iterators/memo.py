@@ -1,0 +1,113 @@
+"""What minato remembers about a loader between its iterators.
+
+Kept beside the loader and not in it: libraries copy, pickle and rebuild loaders from
+their attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from .._system import CORE, NoCosts
+from ..state import Progress
+
+if TYPE_CHECKING:
+    from ..transport.layouts import Layout
+
+if CORE:
+    from .._core import CostModel
+
+#: batches that did not fit the layout, of the last so many, before it is given up
+MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
+
+#: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
+#: rest only enters the mean
+COSTS_MOST = 1 << 22
+
+#: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
+#: no hash, and still be two.
+_memos: dict[int, tuple[weakref.ref, Memo]] = {}
+
+
+class Shape:
+    """How a loader's samples travel: unknown yet, as rows, or only whole."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self.whole = False
+        self.unsure = False  # whole until a batch was looked at
+        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def doubt(self) -> None:
+        """Samples may be such as only the worker that makes them may collate."""
+        if self.layout is None and not self.whole:
+            self.whole = self.unsure = True
+
+    def seen(self, plain: bool) -> None:
+        """Of a batch's samples: whether there is nothing in them but what rows can hold."""
+        if self.unsure:
+            self.whole, self.unsure = not plain, plain
+
+    def note(self, fitted: bool) -> None:
+        """Samples that seldom fit are collated where they are made, as torch does."""
+        self.misfits.append(not fitted)
+        if not fitted and sum(self.misfits) >= MISFIT_LIMIT:
+            self.whole = True
+
+
+class Memo:
+    """What is learned about a loader's samples; kept for its next iterators."""
+
+    def __init__(self, loader: Any) -> None:
+        self.shape = Shape()
+        size = 0
+        if loader._dataset_kind == _DatasetKind.Map:
+            with contextlib.suppress(Exception):  # with a sampler torch asks for none
+                size = len(loader.dataset)
+        self.size = min(size, COSTS_MOST)
+        self.costs: Any = CostModel(self.size) if CORE else NoCosts()
+        self.iterator: Any = None  # weak reference to the latest iterator
+        self.progress: Progress | None = None  # its
+        self.resume: dict | None = None  # an opened state, for the next iterator
+        self.user_epoch = 0  # 1 + what set_epoch was told
+        self.told_uncounted = False  # that its states know no position
+        self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        #: what its worker scheduler had come to, and between which numbers of workers
+        self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
+        self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def asks_for_samples(self) -> bool:
+        """Whether workers are to say what their first samples are like, see transport/split.py."""
+        return self.shape.unsure or self.costs.summary()["send_ns"] is None
+
+    def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
+        """An iterator ends: its successor goes on with the workers it had found to suffice."""
+        found = engine.scheduler()
+        if found is not None:
+            self.scheduler = (bounds, found["keep"])
+
+    def kept_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
+        """For an engine that begins; None where the user has set other bounds since."""
+        kept = self.scheduler
+        return kept[1] if kept is not None and kept[0] == bounds else None
+
+    def take(self) -> dict | None:
+        """The state to go on from, once."""
+        state, self.resume = self.resume, None
+        return state
+
+
+def memo_of(loader: Any) -> Memo:
+    """The loader's memo; it lives as long as the loader."""
+    key = id(loader)
+    found = _memos.get(key)
+    if found is not None and found[0]() is loader:
+        return found[1]
+    memo = Memo(loader)
+    _memos[key] = (weakref.ref(loader, lambda _: _memos.pop(key, None)), memo)
+    return memo

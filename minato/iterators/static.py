@@ -1,0 +1,246 @@
+"""torch's own dispatch: batch i on worker i mod n, torch's random streams."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ..device.pinned import Pinning
+from ..errors import Failure, WorkerLost, describe_death
+from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
+from .base import _batch_note, _MinatoIterator
+from .prefetcher import PINNED
+
+#: first lane of a worker's own, csrc/workers/mn_message.h
+LANE_WORKER = 2
+ANY_BLOCK = 1
+
+#: in place of a batch that an earlier process has delivered
+_PASSED = object()
+
+
+class StaticIterator(_MinatoIterator):
+    """torch's dispatch: batch i on worker i mod n, torch's random streams.
+
+    Used for ``scheduling="static"`` and for iterable datasets.
+    """
+
+    _balanced = False
+
+    def __init__(self, loader: Any) -> None:
+        self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        super().__init__(loader)
+
+    def _engine_options(self) -> dict[str, Any]:
+        # each worker's window, the marker of a new epoch, and some that are read late
+        return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
+        self._send_idx = 0
+        self._rcvd_idx = 0
+        self._task_info: dict[int, tuple] = {}
+        self._tasks_outstanding = 0
+        self._workers_status = [True] * self._num_workers
+        self._workers_num_tasks = [0] * self._num_workers
+        self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        resumed = self._memo.resume is not None
+        with self._epoch_begins(loader, first_iter):
+            _BaseDataLoaderIter._reset(self, loader, first_iter)
+            self._earlier = self._progress.copy()
+            if not first_iter:
+                self._restart(loader) if resumed else self._resume()
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
+
+    def _restart(self, loader: Any) -> None:
+        """Other random streams are wanted: new workers."""
+        self._shutdown_workers()
+        self._shutdown = False
+        self._blocks.clear()
+        self._start_pool(loader)
+
+    def _next_data(self) -> Any:
+        """torch's. Batches that an earlier process delivered are made again and thrown away:
+        the random streams and places of these workers come no other way."""
+        if self._living():  # after the end torch goes on to say so
+            self._engine.asked()
+        try:
+            if self._pinner is not None and self._living():
+                self._read_ahead()
+            while (data := super()._next_data()) is _PASSED:
+                pass
+        except StopIteration:
+            self._progress.finished = True
+            if self._dataset_kind == _DatasetKind.Map:
+                self._progress.check_end(self._send_idx)
+            raise
+        finally:
+            if self._living():
+                self._engine.given(not self._progress.finished)
+                if self._trace is not None:
+                    self._trace.news()
+        return data
+
+    def _resume(self) -> None:
+        """Lets workers finish what the last epoch left (their random streams go on from
+        there), throws it away, and makes new fetchers: torch's resume marker."""
+        markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
+        poll = self._engine.poll
+        unread = (sent.block for sent in self._blocks.values() if sent.answer is None)
+        for block in [*unread, *markers]:
+            self._await(block, lambda block=block: poll(block))
+            self._engine.retire(block)
+        self._blocks.clear()
+
+    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
+        block = self._engine.submit(
+            index,
+            pickle.dumps,
+            kind,
+            number,
+            self._epoch,
+            self._base_seed & (2**64 - 1),
+            LANE_WORKER + worker,
+            False,
+            self._progress.user_epoch,
+        )
+        if block is None:
+            raise RuntimeError(
+                "more batches are in flight than minato has room for; lower prefetch_factor"
+            )
+        return block
+
+    def _send(self, worker: int, number: int, index: Any) -> None:
+        block = self._submit(worker, number, index, BATCH)
+        self._blocks[number] = _Sent(block, worker, index)
+
+    def _get_data(self) -> tuple[int, Any]:
+        """The batch that finished first, as torch's result queue would give it."""
+        while True:
+            number = self._first_done()
+            sent = self._blocks[number]
+            ended = not self._workers_status[sent.worker]  # and has nothing to say any more
+            self._read(number, ended)
+            answer: Any = sent.answer
+            if isinstance(answer, tuple) and isinstance(answer[1], Pinning):
+                answer = OK, answer[1].result(self._timeout)
+            del self._blocks[number]
+            if isinstance(answer, Exception):
+                raise answer
+            status, data = answer
+            if status != EXHAUSTED:
+                break
+            if not ended:
+                if not self._persistent_workers:
+                    self._engine.let_go(sent.worker)  # it need not wait for the others
+                return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
+        if status == FAILED and self._dataset_kind == _DatasetKind.Map:
+            data.note = _batch_note(number, sent.index)
+        self._got = number
+        return number, data
+
+    def _read(self, number: int, ended: bool = False) -> None:
+        """Reads a batch that is done: it has its answer, or the error that reading ended
+        with, and its block is free again. What is to be pinned is on its way."""
+        sent = self._blocks[number]
+        if sent.answer is not None:
+            return
+        if self._trace is not None:
+            self._trace.block(sent.index, sent.block)
+        sent.done_ns = self._engine.done_ns(sent.block)
+        try:
+            sent.answer = (EXHAUSTED, None) if ended else self._whole(sent.block)
+        except Exception as error:
+            sent.answer = error
+        except BaseException:
+            del self._blocks[number]
+            raise
+        finally:
+            self._engine.retire(sent.block)
+        if self._pinner is not None and isinstance(sent.answer, tuple) and sent.answer[0] == OK:
+            note = functools.partial(_batch_note, number, sent.index)
+            sent.answer = OK, self._pinner.submit(sent.answer[1], note)
+
+    def _read_ahead(self) -> None:
+        """Sends what is done to be pinned: the batch that is asked for and the one after."""
+        for number in self._done()[:PINNED]:
+            sent = self._blocks[number]
+            if sent.answer is None and self._engine.poll(sent.block) == 1:
+                if self._workers_status[sent.worker]:
+                    self._read(number)
+
+    def _done(self) -> list[int]:
+        """Numbers of the batches that are done, in that order."""
+        engine, sent = self._engine, self._blocks
+        numbers = [n for n, s in sent.items() if s.answer is not None or engine.poll(s.block)]
+        return sorted(numbers, key=lambda n: sent[n].done_ns or engine.done_ns(sent[n].block))
+
+    def _first_done(self) -> int:
+        engine = self._engine
+        numbers = self._done()
+        if not numbers:
+            self._await(ANY_BLOCK, lambda: bool(self._done()))
+            numbers = self._done()
+        batch = self._blocks[numbers[0]]
+        lost = batch.answer is None and engine.poll(batch.block) == 2
+        if lost and self._workers_status[batch.worker]:
+            found = engine.lost(batch.block)
+            assert found is not None
+            _worker, pid, status, _row0, _nrows = found
+            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+        return numbers[0]
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._workers_num_tasks[worker_idx] -= 1
+        self._try_put_index()
+        number = self._rcvd_idx - 1 if self._in_order else self._got
+        if self._earlier.takes(number, worker_idx):
+            return _PASSED
+        self._progress.delivered(number, worker_idx)
+        if isinstance(data, Failure):
+            self._errors += 1
+            data.reraise()
+        return data
+
+    def _finished(self) -> int:
+        here = sum(len(info) == 2 for info in self._task_info.values())  # out of their turn
+        if not self._living():
+            return here
+        poll = self._engine.poll
+        done = (s.answer is not None or poll(s.block) == 1 for s in self._blocks.values())
+        return here + sum(done)
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        self._workers_status[worker_id] = False
+
+
+@dataclass
+class _Sent:
+    """A batch on its way through a worker's own lane."""
+
+    block: int
+    worker: int
+    index: Any
+    answer: Any = None  # (status, data), or what reading it ended with: its block is free
+    done_ns: int = 0
+
+
+class _Lane:
+    """What torch's dispatch calls a worker's index queue."""
+
+    def __init__(self, iterator: StaticIterator, worker: int) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._worker = worker
+
+    def put(self, item: Any) -> None:
+        iterator = self._iterator()
+        if iterator is not None and item is not None:
+            iterator._send(self._worker, *item)

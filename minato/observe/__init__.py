@@ -1,0 +1,1 @@
+"""What loaders tell of themselves: numbers, a verdict, traces, a live table."""

@@ -1,0 +1,254 @@
+"""``minato info``: versions, what was built, and what was found on this machine.
+
+Imports nothing of the package at module level and every fact is asked for by itself: the
+page must come out whole on a machine where something is missing, torch above all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+#: the folder of the package
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NO_TORCH = "not installed; minato needs it: pip install torch"
+
+Facts = dict[str, dict[str, Any]]
+
+
+def extension(name: str) -> ModuleType:
+    """``minato.<name>`` (an extension module); by path where the package cannot import.
+
+    Raises ImportError when it was not built or refuses to load.
+    """
+    if "minato" in sys.modules:
+        return importlib.import_module(f"minato.{name}")
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        for path in glob.glob(os.path.join(HERE, name + suffix)):
+            spec = importlib.util.spec_from_file_location(f"minato.{name}", path)
+            if spec is not None and spec.loader is not None:
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                return module
+    raise ModuleNotFoundError(f"minato.{name} was not built", name=f"minato.{name}")
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+# ---- versions and build ----------------------------------------------------------------
+
+
+def _version() -> str:
+    names: dict[str, Any] = {}
+    with open(os.path.join(HERE, "_version.py"), encoding="utf-8") as file:
+        exec(file.read(), names)
+    return names["__version__"]
+
+
+def _numpy_version() -> str:
+    try:
+        return importlib.metadata.version("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _torch_version() -> str:
+    torch = _torch()
+    return NO_TORCH if torch is None else torch.__version__
+
+
+def versions() -> dict[str, Any]:
+    """Versions of minato and of what it stands on."""
+    return {
+        "minato": _asked(_version),
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "torch": _asked(_torch_version),
+        "NumPy": _asked(_numpy_version),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "C library": " ".join(platform.libc_ver()) or "unknown",
+    }
+
+
+def _built(name: str, why_not: str) -> str:
+    try:
+        extension(name)
+    except ModuleNotFoundError as error:
+        if error.name == f"minato.{name}":
+            return why_not
+        return f"built, does not load: {error}"
+    except ImportError as error:
+        return f"built, does not load: {error}"
+    return "built"
+
+
+def _torch_extension() -> str:
+    how = (
+        "not built; optional. To get it, with torch and a C++ compiler installed, run in "
+        "minato's sources: pip install --no-build-isolation ."
+    )
+    state = _built("_torch", how)
+    if state == "built":
+        state += f" for torch {extension('_torch').torch_version}"
+    return state
+
+
+def build() -> dict[str, Any]:
+    """Which extension modules there are, and how they were compiled."""
+    missing = "missing: this installation is broken, install minato again"
+    if sys.platform != "linux":
+        missing = "none: it needs Linux; torch's own loader serves in its place"
+    return {
+        "core": _built("_core", missing),
+        "operators (minato.ops)": _built("_ops", "not built"),
+        "torch extension": _asked(_torch_extension),
+        "compiler": _asked(lambda: extension("_core").compiler),
+    }
+
+
+# ---- how data and seeds travel ---------------------------------------------------------
+
+
+def _exchange() -> str:
+    torch = _torch()
+    if torch is None:
+        return "unknown without torch"
+    if "minato" not in sys.modules:
+        return "unknown: minato did not import"
+    from minato.transport import torch_bridge
+
+    if torch_bridge.bind():
+        return "DLPack C exchange"
+    return "torch.frombuffer (this torch offers no DLPack C exchange of a known version)"
+
+
+def _seeding() -> dict[str, str]:
+    if "minato" not in sys.modules:
+        return {}
+    from minato.seeding.generators import make_seeder
+
+    return make_seeder(None).describe()
+
+
+def paths() -> dict[str, Any]:
+    """Which of several ways minato takes here."""
+    seeding = _asked(_seeding)
+    if isinstance(seeding, dict):
+        seeding = ", ".join(f"{k} {v}" for k, v in seeding.items()) or "unknown without torch"
+    return {"tensors cross by": _asked(_exchange), "seeding": seeding}
+
+
+# ---- the machine -----------------------------------------------------------------------
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _cpus() -> str:
+    usable = extension("_core").machine()["cpus"]
+    affinity = len(os.sched_getaffinity(0))
+    text = f"{usable} usable: {affinity} by affinity, of {os.cpu_count()} online"
+    return text + (
+        f"; a control group allows {usable}" if usable < affinity else "; no lower cgroup quota"
+    )
+
+
+def _memory() -> str:
+    facts = extension("_core").machine()
+    total, free = facts["memory_total"], facts["memory_available"]
+    return f"{_size(free)} available of {_size(total)} (control groups counted)"
+
+
+def _start_methods() -> str:
+    methods = multiprocessing.get_all_start_methods()
+    default = multiprocessing.get_start_method(allow_none=True) or methods[0]
+    return ", ".join(f"{m} (default)" if m == default else m for m in methods)
+
+
+def _shm() -> str:
+    facts = os.statvfs("/dev/shm")
+    free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    return f"{_size(free)} free of {_size(total)} (minato's arena does not use it)"
+
+
+def _accelerator() -> str:
+    torch = _torch()
+    if torch is None:
+        return "unknown without torch"
+    built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    found = getattr(torch, "accelerator", None)
+    if found is not None and found.is_available():
+        kind = found.current_accelerator()
+        return f"{found.device_count()} x {kind}" + (f", {built}" if built else "")
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x cuda, {built}"
+    return f"none found, {built}" if built else "none (torch is built without one)"
+
+
+def machine() -> dict[str, Any]:
+    """What this process may use."""
+    return {
+        "CPUs": _asked(_cpus),
+        "memory": _asked(_memory),
+        "start methods": _asked(_start_methods),
+        "/dev/shm": _asked(_shm),
+        "accelerator": _asked(_accelerator),
+    }
+
+
+# ---- the page --------------------------------------------------------------------------
+
+
+def _asked(fact: Callable[[], Any]) -> Any:
+    """The fact, or why it could not be had: one missing thing must not hide the others."""
+    try:
+        return fact()
+    except Exception as error:
+        return f"unknown ({type(error).__name__}: {error})"
+
+
+def facts() -> Facts:
+    """All facts by section; each value is text for people."""
+    return {"versions": versions(), "build": build(), "paths": paths(), "machine": machine()}
+
+
+def render(found: Facts) -> str:
+    """The facts as text, one a line."""
+    lines = []
+    for section, entries in found.items():
+        lines.append(section)
+        lines += [f"  {name:24}{value}" for name, value in entries.items()]
+    return "\n".join(lines)
+
+
+def run(argv: list[str]) -> int:
+    """``minato info [--json]``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="minato info", description="What was built, and what was found on this machine."
+    )
+    parser.add_argument("--json", action="store_true", help="the same as one JSON object")
+    options = parser.parse_args(argv)
+    found = facts()
+    print(json.dumps(found, indent=2) if options.json else render(found))
+    return 0

@@ -1,0 +1,227 @@
+"""``DataLoader.stats()``: what the latest iterator has done and what it waits for.
+
+Every field is always there; None (or an empty list) where it does not apply or nothing is
+known yet. After an iterator has ended, what it told last stays. Times in seconds, sizes in
+bytes:
+
+epoch, delivered            epoch of the seeds, batches handed over in it so far (samples
+                            with ``batching="ready"``)
+errors                      batches that raised
+wait                        of the caller in ``next()``: total, mean, max, its time between
+                            calls, share of waiting in both
+batch_queue                 window (batches), ready (complete), planned (not started)
+started                     tasks by reason: window (steady), early (known to be slow), ahead
+                            (workers would have idled), finale (costliest first), order
+cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
+                            samples seen, indices known; of a batch beside its samples where
+                            workers collate: collate; split: whether several fetch for one
+locality                    together (whether neighbours are kept in one worker, because they are
+                            cheaper there, or to find that out), group (samples that share
+                            what is opened for them, 1: none), opening (of a group), each (a
+                            sample beside its neighbour), away (what a sample costs more in
+                            another worker than the one that made it last), helped (times a
+                            worker took over part of what another had before it)
+slow                        the costliest known indices: [(index, seconds)]
+displacement                with ``batching="ready"``: max, mean distance of a sample from its
+                            place in the sampler's order, in batches
+worker_type                 "process" or "native" (threads of this process)
+worker_start                "forked": by a process that has loaded the dataset once. "each by itself:
+                            ..." and why, which takes longer. None: not known yet, or native
+workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
+                            cpu
+retries, deaths             tasks given to another worker, workers that died
+scheduler                   with autoscale: active, low, high, stragglers (samples so far that
+                            were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
+memory                      used (arena), kept (by the caller), limit, in_flight (batches)
+verdict                     one sentence: is the caller waiting, for what, what would help
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+from .._system import CORE
+from ..iterators.memo import memo_of
+from .verdict import Facts, verdict
+
+if CORE:
+    from .. import _core
+
+_STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
+#: of enum mn_start, csrc/workers/mn_message.h
+_STARTS = (
+    None,
+    "forked",
+    "each by itself: loading the dataset left threads behind",
+    "each by itself: loading the dataset initialised an accelerator",
+    "each by itself: loading the dataset, or a module, opened a file, a socket or the like",
+)
+_REASONS = ("window", "early", "ahead", "finale", "order")
+_NS = 1e-9
+
+NOTHING = "Nothing was loaded yet."
+#: what an iterator with workers adds
+_NONE: dict[str, Any] = {
+    "errors": 0,
+    "wait": None,
+    "batch_queue": None,
+    "started": None,
+    "locality": None,
+    "displacement": None,
+    "worker_type": None,
+    "worker_start": None,
+    "workers": [],
+    "retries": 0,
+    "deaths": 0,
+    "scheduler": None,
+    "memory": None,
+    "verdict": NOTHING,
+}
+
+
+def collect(loader: Any) -> dict[str, Any]:
+    """The statistics of a loader."""
+    memo = memo_of(loader)
+    progress = memo.progress
+    iterator = memo.iterator() if memo.iterator is not None else None
+    stats = {
+        "epoch": progress.epoch if progress is not None else 0,
+        "delivered": progress.count if progress is not None else 0,
+        **_NONE,
+        "cost": _costs(memo.costs.summary()),
+        "slow": _slowest(memo.costs),
+    }
+    if loader.num_workers == 0:
+        stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
+        stats["errors"] = iterator._errors if iterator is not None else 0
+    elif iterator is not None and iterator._living():
+        stats.update(engine_stats(iterator))
+    elif (reason := loader._why_torch()) is not None:
+        stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
+    else:
+        stats.update(memo.last_stats)
+    return stats
+
+
+def engine_stats(iterator: Any) -> dict[str, Any]:
+    """The part that needs a living iterator."""
+    engine = iterator._engine
+    health, memory, waits = engine.health(), engine.memory(), engine.waits()
+    out: dict[str, Any] = {
+        **_NONE,
+        "errors": iterator._errors,
+        "wait": _waits(waits),
+        "worker_type": iterator._pool.kind,
+        "worker_start": _STARTS[engine.segment.start],
+        "workers": [_worker(w) for w in engine.workers()],
+        "retries": health["retries"],
+        "deaths": health["deaths"],
+        "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
+    }
+    if iterator._balanced:
+        t = engine.timing()
+        out["batch_queue"] = {
+            "window": iterator._prefetch_factor * iterator._num_workers,
+            "ready": t["ready"],
+            "planned": t["planned"],
+        }
+        out["scheduler"] = _scheduler(engine.scheduler())
+        out["started"] = dict(zip(_REASONS, t["starts"]))
+        out["locality"] = _locality(iterator._memo.costs.summary(), t)
+        if iterator._unit == "sample":
+            out["displacement"] = iterator.displacement()
+    out["verdict"] = verdict(out, waits["waits"], _facts(iterator, waits, out))
+    return out
+
+
+def _facts(iterator: Any, waits: Any, out: dict[str, Any]) -> Facts:
+    """What the verdict needs beside the statistics themselves."""
+    cost = iterator._memo.costs.summary()
+    balanced = iterator._balanced
+    mean = cost["mean_ns"] * _NS
+    scheduler = iterator._engine.scheduler() if balanced else None
+    reasons = [d[3] for d in scheduler["decisions"] if d[3] >= 0] if scheduler else []
+    slowest = _slowest(iterator._memo.costs, 1)
+    workers = out["workers"] if iterator._pool.kind == "process" else []
+    return Facts(
+        cores=_core.machine()["cpus"],
+        queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
+        first=waits["wait_first_ns"] * _NS,
+        held=waits["held"] / max(1, waits["waits"]),
+        collate=cost["collate_ns"] * _NS,
+        fetch=mean * (iterator._batch_size or 1) if balanced else 0.0,
+        mean=mean,
+        slowest=slowest[0] if slowest else None,
+        reason=reasons[-1] if reasons else None,
+        balanced=balanced,
+        persistent=iterator._persistent_workers,
+    )
+
+
+def _queued(pid: int) -> float:
+    """Seconds that a process was ready to run and had no core; 0 where that is not known."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _NS
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _waits(w: dict[str, Any]) -> dict[str, float]:
+    return {
+        "total": w["wait_ns"] * _NS,
+        "mean": w["wait_ns"] / max(1, w["waits"]) * _NS,
+        "max": w["wait_max_ns"] * _NS,
+        "between": w["used_ns"] * _NS,
+        "share": w["wait_ns"] / max(1, w["wait_ns"] + w["used_ns"]),
+    }
+
+
+def _costs(s: Any) -> dict[str, Any]:
+    out = {k[:-3]: s[k] * _NS for k in ("mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns")}
+    out["slow"] = None if s["slow_ns"] is None else s["slow_ns"] * _NS
+    out["collate"], out["split"] = s["collate_ns"] * _NS, s["split"]
+    return {**out, "samples": s["samples"], "known": s["known"]}
+
+
+def _locality(s: Any, timing: Any) -> dict[str, Any]:
+    times = {k: s[k + "_ns"] * _NS for k in ("opening", "each", "away")}
+    return {"together": timing["together"], "group": s["group"], "helped": timing["helped"], **times}
+
+
+def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
+    return [(index, wall * _NS) for index, wall in costs.slowest(most)]
+
+
+def _scheduler(s: dict[str, Any] | None) -> dict[str, Any] | None:
+    if s is None:
+        return None
+    return {
+        **{k: s[k] for k in ("active", "low", "high", "stragglers")},
+        "decisions": [
+            {
+                "at": at * _NS,
+                "from": before,
+                "to": after,
+                "why": why,
+                "occupancy": occupancy / 1000,
+                "cpu": cpu / 1000,
+                "wait": wait / 1000,
+                "rate": rate,
+            }
+            for at, before, after, _reason, why, occupancy, cpu, wait, rate in s["decisions"]
+        ],
+    }
+
+
+def _worker(w: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "state": _STATES[w["state"]],
+        "pid": w["pid"],
+        "running": w["running"],
+        "tasks": w["tasks"],
+        "rows": w["rows"],
+        "busy": w["busy_ns"] * _NS,
+        "cpu": w["cpu_ns"] * _NS,
+    }

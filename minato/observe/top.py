@@ -1,0 +1,364 @@
+"""``minato top PID``: a live table of what the loaders in a process are doing.
+
+Reads the loaders' shared memory through /proc/PID/mem, which needs what a debugger needs
+(the same user and no ptrace restriction, or root), and changes nothing there: the process
+does not notice. The records are decoded by the core, so that their layout is written down
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Any
+
+_STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
+READY = 3
+COLLATES = "collate"  # in place of an index: the worker collates what several have fetched
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
+_NS = 1e-9
+
+#: samples in flight that are shown below the workers
+MOST_SLOW = 5
+
+
+class TopError(Exception):
+    """Why there is nothing to see, for the user."""
+
+
+# ---- reading ---------------------------------------------------------------------------
+
+
+def mappings(pid: int) -> list[tuple[int, int]]:
+    """(address, bytes) of each loader's memory in a process, in order of address."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except (FileNotFoundError, ProcessLookupError):
+        raise TopError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise TopError(_no_permission(pid)) from None
+    parts: dict[str, list[tuple[int, int, int]]] = {}
+    for line in lines:
+        found = _MAPPING.match(line)
+        if found is not None:
+            begin, end, offset = (int(found[n], 16) for n in (1, 2, 3))
+            parts.setdefault(found[4], []).append((offset, begin, end))
+    loaders = []
+    for places in parts.values():
+        first = min(places)
+        if first[0] == 0:
+            # advice on a range may have cut the mapping; its pieces stay side by side
+            loaders.append((first[1], max(end for _, _, end in places) - first[1]))
+    return sorted(loaders)
+
+
+def _no_permission(pid: int) -> str:
+    return (
+        f"no permission to look into process {pid}: be its user or root; if you are, the "
+        "system restricts tracing (sysctl kernel.yama.ptrace_scope=0 lifts that until the "
+        "next start; in a container, the capability SYS_PTRACE)"
+    )
+
+
+def snapshots(pid: int) -> list[dict[str, Any]]:
+    """What the core's peek() says of each loader that lives in the process.
+
+    Raises:
+        TopError: no such process, no permission, no loader, or another version of minato.
+    """
+    from .._core import peek
+
+    places = mappings(pid)
+    if not places and not _alive(pid):
+        raise TopError(f"process {pid} is gone")
+    if not places:
+        raise TopError(
+            f"process {pid} has no minato loader with workers now"
+            + (" (its iterator may not have begun, or has ended)" if _is_python(pid) else "")
+        )
+    try:
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise TopError(f"process {pid} is gone") from None
+    except PermissionError:
+        raise TopError(_no_permission(pid)) from None
+    found: list[dict[str, Any]] = []
+    wrong = ""
+    try:
+        for base, size in places:
+
+            def read(offset: int, count: int, base: int = base, size: int = size) -> bytes:
+                if offset + count > size:
+                    raise ValueError("the loader's memory ends too early")
+                return os.pread(fd, count, base + offset)
+
+            try:
+                seen: dict[str, Any] = dict(peek(read))
+            except (ValueError, OSError) as error:
+                wrong = str(error)  # just made, just unmapped, or of another version
+                continue
+            if not seen["stopped"]:
+                found.append({**seen, "address": base})
+    finally:
+        os.close(fd)
+    own = [f for f in found if f["trainer_pid"] == pid]
+    if not found:
+        raise TopError(
+            f"process {pid}: {wrong}" if wrong else f"the loader of process {pid} has stopped"
+        )
+    return own or found
+
+
+def _alive(pid: int) -> bool:
+    """Whether it runs; one that ended and was not waited for yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return "python" in os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+
+
+# ---- showing ---------------------------------------------------------------------------
+
+
+def _seconds(value: float) -> str:
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms" if value >= 0.001 else f"{value * 1e6:.0f} us"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _waited(seen: dict[str, Any]) -> int:
+    """Nanoseconds in next() so far, the present wait included."""
+    since = seen["waiting_since_ns"]
+    return seen["wait_ns"] + (max(0, seen["now_ns"] - since) if since else 0)
+
+
+def _shares(seen: dict[str, Any], before: dict[str, Any] | None) -> tuple[float, float]:
+    """(share of waiting, batches a second) since the last look, or since the start."""
+    then = before or {**seen, "now_ns": seen["opened_ns"], "given": 0, "wait_ns": 0,
+                      "waiting_since_ns": 0}  # fmt: skip
+    elapsed = max(1, seen["now_ns"] - then["now_ns"])
+    share = (_waited(seen) - _waited(then)) / elapsed
+    return min(1.0, max(0.0, share)), (seen["given"] - then["given"]) / (elapsed * _NS)
+
+
+def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
+    """(state, batch, sample, for how long) of a worker."""
+    task = entry["running"]
+    if task is None or entry["state"] != READY:
+        state = entry["state"]
+        return _STATES[state] if state < len(_STATES) else "?", "", "", ""
+    batch, row, _row0, _nrows, index = task
+    sample = f"row {row}" if index is None else f"{index} (row {row})"
+    if index == COLLATES:
+        sample = "(collates it)"
+    return "working", str(batch), sample, _seconds((now_ns - entry["since_ns"]) * _NS)
+
+
+def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
+    """The lines of one loader, from its snapshot and the one before."""
+    now, queue = seen["now_ns"], seen["queue"]
+    share, rate = _shares(seen, before)
+    state = "waits in next()" if seen["waiting_since_ns"] else "is at its own work"
+    period = "since the last look" if before else "since the start"
+    lines = [
+        f"loader of process {seen['trainer_pid']}, open for "
+        f"{_seconds((now - seen['opened_ns']) * _NS)}",
+        f"  trainer  {state}; waited {share:.0%} of its time {period}",
+        f"  batches  {rate:.1f} a second, {seen['given']} so far; {queue['ready']} ready, "
+        f"{queue['batches'] - queue['ready']} being made",
+        f"  tasks    {queue['running']} running, {queue['queued']} queued, "
+        f"{queue['waiting']} not begun",
+        f"  memory   {_bytes(seen['used_bytes'])} of {_bytes(seen['limit_bytes'])}",
+        *_together(seen),
+        *_slow(seen),
+        f"  {'worker':>6} {'pid':>8} {'state':8} {'cpu':>5} {'busy':>5} {'samples':>8} "
+        f"{'batch':>6} {'for':>7}  sample",
+    ]
+    last = before["workers"] if before else []
+    for number, entry in enumerate(seen["workers"]):
+        if entry["state"] == 0:
+            continue  # no process wanted here: room for the worker scheduler
+        busy, cpu = _busy(entry, last[number] if number < len(last) else None, seen, before)
+        what, batch, sample, long = _running(entry, now)
+        lines.append(
+            f"  {number:>6} {entry['pid']:>8} {what:8} {cpu:>5.0%} {busy:>5.0%} "
+            f"{entry['rows']:>8} {batch:>6} {long:>7}  {sample}"
+            + (f"  {entry['starts']} starts" if entry["starts"] > 1 else "")
+        )
+    return [line.rstrip() for line in lines]
+
+
+def _busy(
+    entry: dict[str, Any],
+    last: dict[str, Any] | None,
+    seen: dict[str, Any],
+    before: dict[str, Any] | None,
+) -> tuple[float, float]:
+    """Shares of time that a worker had a task and computed; busy counts the present task."""
+
+    def total(e: dict[str, Any], now: int) -> int:
+        return e["busy_ns"] + (max(0, now - e["since_ns"]) if e["running"] else 0)
+
+    then = before["now_ns"] if before else seen["opened_ns"]
+    elapsed = max(1, seen["now_ns"] - then)
+    # the counters are the place's: they go on when another process takes it
+    was = (total(last, then), last["cpu_ns"]) if last is not None else (0, 0)
+    busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
+    cpu = (entry["cpu_ns"] - was[1]) / elapsed
+    return min(1.0, max(0.0, busy)), min(1.0, max(0.0, cpu))
+
+
+def _together(seen: Any) -> list[str]:
+    """What samples share, where neighbours are kept in one worker for it."""
+    if not seen["group_milli"]:
+        return []
+    return [
+        f"  groups   of about {seen['group_milli'] / 1000:.0f} samples are kept together: "
+        f"opening one takes {_seconds(seen['opening_ns'] * _NS)}"
+    ]
+
+
+def _slow(seen: dict[str, Any]) -> list[str]:
+    """The samples that have been in flight for longest."""
+    flying = [
+        (seen["now_ns"] - w["since_ns"], w["running"])
+        for w in seen["workers"]
+        if w["running"] is not None and w["state"] == READY
+    ]
+    flying.sort(key=lambda f: -f[0])
+    if not flying:
+        return []
+    items = []
+    for ns, (batch, row, _row0, _nrows, index) in flying[:MOST_SLOW]:
+        name = f"row {row} of batch {batch}" if index is None else str(index)
+        if index == COLLATES:
+            name = f"collating batch {batch}"
+        items.append(f"{name} ({_seconds(ns * _NS)})")
+    return [f"  longest  in flight, by index: {', '.join(items)}"]
+
+
+# ---- the terminal ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """The descriptor that single keys come from, without echo; None without a terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield fd
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _quit_within(keys: int | None, seconds: float) -> bool:
+    """Sleeps; true when q was pressed."""
+    if keys is None:
+        time.sleep(seconds)
+        return False
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([keys], [], [], left)[0]:
+            key = os.read(keys, 1)
+            if key in (b"q", b"Q", b""):
+                return True
+    return False
+
+
+def _page(pid: int, before: dict[int, dict[str, Any]]) -> tuple[list[str], dict]:
+    """The lines to show, and the snapshots by address to compare the next with."""
+    found = {seen["address"]: seen for seen in snapshots(pid)}
+    lines: list[str] = []
+    for address, seen in found.items():
+        last = before.get(address)
+        if last is not None and last["opened_ns"] != seen["opened_ns"]:
+            last = None  # another loader at the same address
+        lines += [*render(seen, last), ""]
+    return lines[:-1], found
+
+
+def _fitted(lines: list[str], width: int, height: int) -> list[str]:
+    """What a terminal has room for above the last two lines; says what is left out."""
+    room = max(1, height - 3)
+    if len(lines) > room:
+        cut = len(lines) - room + 1
+        more = f"  and {cut} more lines: a taller window shows them, or --once"
+        lines = [*lines[: room - 1], more]
+    return [line[:width] for line in lines] or [""]
+
+
+def watch(pid: int, interval: float) -> int:
+    """Shows the table until q, Ctrl-C, or the end of the process."""
+    before: dict[int, dict[str, Any]] = {}
+    screen = sys.stdout.isatty()
+    try:
+        with _keys() as keys:
+            while True:
+                try:
+                    lines, before = _page(pid, before)
+                except TopError as error:
+                    if not before or not _alive(pid):
+                        raise
+                    lines, before = [f"{error}; waiting for the next one"], before
+                shown = lines
+                if screen:
+                    shown = _fitted(lines, *shutil.get_terminal_size())
+                    shown = ["\x1b[H\x1b[2J" + shown[0], *shown[1:], "", "q ends"]
+                print("\n".join(shown), flush=True)
+                if _quit_within(keys, interval):
+                    return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def run(argv: list[str]) -> int:
+    """``minato top PID [--once] [--interval SECONDS]``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="minato top", description="What the loaders in a process are doing, live."
+    )
+    parser.add_argument("pid", type=int, help="the training process")
+    parser.add_argument("--once", action="store_true", help="one table, then end")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks"
+    )
+    options = parser.parse_args(argv)
+    if options.interval <= 0:
+        parser.error("--interval must be positive")
+    try:
+        if options.once:
+            print("\n".join(_page(options.pid, {})[0]))
+            return 0
+        return watch(options.pid, options.interval)
+    except TopError as error:
+        print(f"minato top: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,283 @@
+"""``MINATO_TRACE=file``: what happened when, for Perfetto or chrome://tracing.
+
+The file is a JSON array of trace events (the Trace Event Format). A group ("process") is
+one set of workers; in it there is a track for each worker (a span a sample, or a batch that
+one worker made whole, or the collating of one that several have fetched), one for the
+trainer's waits in ``next()``, one for decisions; batches are asynchronous spans from the
+first sample's begin to the end of the last; an arrow leads from the task that completed a
+batch to the wait that it ended. Times are of the monotonic clock, in
+microseconds. A sample takes the trainer some seven microseconds more while it is traced.
+
+Every event is written with the batch it belongs to, so a program that dies leaves an array
+that is only not closed, as the format allows; one that exits closes it. ``%p`` in the name
+becomes the process id. A name that is taken gets ``.PID`` appended, so ranks and later runs
+do not write into each other's files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import itertools
+import json
+import math
+import os
+import time
+import warnings
+import weakref
+from typing import Any
+
+from ..workers.process import BATCH, COLLATE
+
+#: why a task was started, enum mn_dispatch_why; 0: static scheduling
+WHY = ("static", "window", "early", "ahead", "finale", "order")
+#: reasons that are decisions; the others are the steady window
+DECISIONS = ("early", "ahead", "finale")
+#: tracks of a group beside its workers, which come after them
+WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
+
+_writer: Writer | None = None
+
+
+class Writer:
+    """The file of this process. Unbuffered: what a fork copies must not be written twice."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        self.file = _open(name.replace("%p", str(self.pid)), self.pid)
+        self.numbers, self.arrows = itertools.count(1), itertools.count(1)
+        self.before = "[\n"
+        atexit.register(self.close)
+
+    def write(self, events: list[dict[str, Any]]) -> None:
+        """Appends events; all that was written is in the file when this returns."""
+        lines = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
+        if lines:
+            self._append(self.before + lines)
+            self.before = ",\n"
+
+    def _append(self, text: str) -> None:
+        if self.file.closed or self.pid != os.getpid():
+            return
+        data = memoryview(text.encode())
+        try:
+            while data:
+                data = data[self.file.write(data) :]
+        except OSError as error:  # a full disk ends the trace, not the training
+            self.file.close()
+            warnings.warn(f"MINATO_TRACE: {error}; the trace ends here", stacklevel=4)
+
+    def close(self) -> None:
+        self._append("\n]\n" if self.before != "[\n" else "[]\n")
+        if self.pid == os.getpid():
+            self.file.close()
+
+
+def _open(name: str, pid: int) -> io.FileIO:
+    try:
+        return io.FileIO(name, "x")
+    except FileExistsError:
+        return io.FileIO(f"{name}.{pid}", "w")
+
+
+def writer() -> Writer | None:
+    """The writer of this process, or None when nothing is to be traced.
+
+    Raises OSError when its file cannot be made.
+    """
+    global _writer
+    name = os.environ.get("MINATO_TRACE")
+    if not name:
+        return None
+    if _writer is None or _writer.pid != os.getpid():
+        _writer = Writer(name)
+    return _writer
+
+
+def tracer(iterator: Any, memo: Any) -> Trace | None:
+    """What an iterator traces with, or None."""
+    out = writer()
+    if out is None:
+        return None
+    group, owner = memo.trace_group
+    last = owner()
+    if not group or (last is not None and last is not iterator and last._living()):
+        group = next(out.numbers)  # two at once must not share tracks
+    memo.trace_group = (group, weakref.ref(iterator))
+    return Trace(out, group, iterator)
+
+
+class Trace:
+    """Events of one iterator."""
+
+    def __init__(self, out: Writer, group: int, iterator: Any) -> None:
+        self.out = out
+        self.group = out.pid * 1000 + group
+        self.waits = 0
+        self.retries = self.deaths = self.decisions = 0
+        self.pids: dict[int, int] = {}
+        self.engine = iterator._engine
+        self.balanced = iterator._balanced
+        rank = os.environ.get("RANK")
+        name = f"loader {group} of process {out.pid}" + (f" (rank {rank})" if rank else "")
+        tracks = [(WAITS, "trainer: waits in next()"), (CHOICES, "decisions")]
+        tracks += [
+            (FIRST_WORKER + w, f"worker {w}") for w in range(len(self.engine.workers()))
+        ]
+        out.write(
+            [self._meta("process_name", 0, name)]
+            + [self._meta("thread_name", tid, text) for tid, text in tracks]
+        )
+
+    def _meta(self, what: str, tid: int, name: str) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": {"name": name}}
+
+    def _span(self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any) -> dict:
+        return {
+            "ph": "X", "name": name, "cat": kind, "pid": self.group, "tid": tid,
+            "ts": begin / 1000, "dur": ns / 1000, "args": args,
+        }  # fmt: skip
+
+    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict:
+        return {
+            "ph": "i", "s": "t", "name": name, "cat": "decision", "pid": self.group,
+            "tid": tid, "ts": at_ns / 1000, "args": args,
+        }  # fmt: skip
+
+    # ---- a batch -----------------------------------------------------------------------
+
+    def block(self, indices: Any, block: int) -> None:
+        """The tasks of a block that is about to be read, and what happened since the last."""
+        epoch, number, tasks = self.engine.spans(block)
+        common = {"epoch": epoch, "batch": number}
+        events: list[dict] = []
+        for worker, attempt, kind, why, row0, _nrows, done, wall, cpu, rows in tasks:
+            begin, tid = done - wall, FIRST_WORKER + worker
+            args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
+            if kind == COLLATE:
+                name = f"collate {number}"
+                args["cpu_us"] = cpu / 1000
+                del args["why"]  # it starts when its samples are there
+                events.append(self._span(name, "collate", tid, begin, wall, **args))
+                continue
+            if kind == BATCH and not all(rows):
+                args.update(indices=_plain(indices), cpu_us=cpu / 1000)
+                events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))
+            else:
+                events += self._samples(indices, row0, rows, tid, begin, args)
+            if WHY[why] in DECISIONS:
+                events.append(self._instant(f"started {WHY[why]}", begin, **args, row=row0))
+        if tasks:
+            begin = min(done - wall for *_, done, wall, _cpu, _rows in tasks)
+            events += self._batch(common, begin, max(task[6] for task in tasks))
+        lost = self.engine.lost(block)
+        if lost is not None:
+            args = {**common, "worker": lost[0], "pid": lost[1], "status": lost[2]}
+            events.append(self._instant("given up", self._now(), **args))
+        since = self._since(batch=number)
+        spans = [e for e in events if e["ph"] == "X"]
+        if since and spans:
+            events += self._arrow(max(spans, key=_end), since[0])
+        self.out.write(events + since)
+
+    def _arrow(self, last: dict, wait: dict) -> list[dict]:
+        """From within a worker's span to within the trainer's: their very ends are outside."""
+        common = {
+            "name": "handed over", "cat": "batch", "id": next(self.out.arrows),
+            "pid": self.group,
+        }  # fmt: skip
+        begin, end = (_end(e) - min(1, e["dur"] / 2) for e in (last, wait))
+        return [
+            {**common, "ph": "s", "tid": last["tid"], "ts": begin},
+            {**common, "ph": "f", "bp": "e", "tid": WAITS, "ts": end},
+        ]
+
+    def _samples(
+        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict
+    ) -> list[dict]:
+        events = []
+        for row, ns in enumerate(rows, row0):
+            if ns:
+                index = _plain(indices[row] if isinstance(indices, (list, tuple)) else indices)
+                name = f"sample {index}"
+                more = {"index": index, "row": row}
+                events.append(self._span(name, "sample", tid, begin, ns, **args, **more))
+            begin += ns
+        return events
+
+    def _batch(self, args: dict, begin: int, end: int) -> list[dict]:
+        name = f"batch {args['batch']}"
+        common = {"name": name, "cat": "batch", "id": args["batch"], "pid": self.group}
+        return [
+            {**common, "ph": "b", "tid": 0, "ts": begin / 1000, "args": args},
+            {**common, "ph": "e", "tid": 0, "ts": end / 1000},
+        ]
+
+    def formed(self, epoch: int, indices: list[Any]) -> None:
+        """batching="ready": samples that were seen one by one became a batch."""
+        now = self._now()
+        args = {"epoch": epoch, "indices": _plain(indices)}
+        self.out.write([self._instant("batch formed", now, **args)])
+
+    def _now(self) -> int:
+        """The end of the wait, or while it goes on the time."""
+        return self.engine.waits()["given_ns"] or time.monotonic_ns()
+
+    # ---- everything else -----------------------------------------------------------------
+
+    def news(self) -> None:
+        """The last wait, and what happened since the one before."""
+        self.out.write(self._since())
+
+    def ended(self) -> None:
+        """The workers are about to be stopped."""
+        self.out.write(self._fates(time.monotonic_ns()))
+
+    def _since(self, **args: Any) -> list[dict]:
+        waits = self.engine.waits()
+        if waits["waits"] == self.waits or not waits["given_ns"]:
+            return []
+        self.waits = waits["waits"]
+        begin, end = waits["asked_ns"], waits["given_ns"]
+        wait = self._span("wait", "wait", WAITS, begin, end - begin, **args)
+        return [wait, *self._fates(end)]
+
+    def _fates(self, now: int) -> list[dict]:
+        """Deaths, retries, starts and the scheduler's decisions since the last batch."""
+        events = []
+        health = self.engine.health()
+        if health["deaths"] != self.deaths:
+            self.deaths = health["deaths"]
+            seen = {k: health[k] for k in ("worker", "pid", "status")}
+            events.append(self._instant("worker died", now, deaths=self.deaths, **seen))
+        if health["retries"] != self.retries:
+            more = health["retries"] - self.retries
+            self.retries = health["retries"]
+            events.append(self._instant("tasks tried again", now, tasks=more))
+        for number, entry in enumerate(self.engine.workers()):
+            pid = entry["pid"]
+            if pid and self.pids.get(number) != pid:
+                self.pids[number] = pid
+                events.append(
+                    self._instant("worker started", now, FIRST_WORKER + number, pid=pid)
+                )
+        scheduler = self.engine.scheduler() if self.balanced else None
+        fresh = scheduler["decisions"] if scheduler else []
+        for at, before, after, _reason, text, *_inputs in fresh:
+            if at > self.decisions:
+                self.decisions = at
+                events.append(self._instant(text, at, workers=after, before=before))
+        return events
+
+
+def _end(span: dict) -> float:
+    return span["ts"] + span["dur"]
+
+
+def _plain(index: Any) -> Any:
+    """An index as JSON: numbers, text and lists of them as they are, else their text."""
+    if isinstance(index, (list, tuple)):
+        return [_plain(i) for i in index]
+    if isinstance(index, float):
+        return index if math.isfinite(index) else repr(index)
+    return index if isinstance(index, (int, str, type(None))) else repr(index)

@@ -1,0 +1,1 @@
+"""Random numbers that depend on a sample and on nothing else."""

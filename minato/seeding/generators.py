@@ -1,0 +1,342 @@
+"""The generators a worker seeds before each sample: finding them, building a Seeder.
+
+The global generators of ``random``, NumPy and torch are always seeded.  Private ones are
+found by a bounded walk of the dataset's object graph; what the walk cannot reach (a
+generator in a module, in a class, in C) keeps whatever state its worker gives it, unless
+the dataset offers ``seed_sample(seed)``.  So do the children of ``Generator.spawn``,
+which are counted by their parent and not part of its state.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from .._core import Seeder
+from ..workers.job import behind_subsets
+from .plans import (
+    GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
+)
+
+__all__ = ["Found", "Growing", "find_all", "find_of", "find_private_generators", "make_seeder"]
+
+#: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
+#: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
+NODE_LIMIT = 10_000
+#: Elements looked at in each container: lists of transforms or concatenated datasets
+#: are shorter; lists of samples are longer and hold nothing to find, and must leave
+#: most of NODE_LIMIT to the objects beside them.
+CONTAINER_LIMIT = 1_024
+#: Elements looked at in all, for each object that may be looked into: of most it takes
+#: one look at their type (0.1 us) to see that they are text or numbers.
+LOOKS_PER_NODE = 8
+
+#: Attributes watched for generators that are made later, of the objects nearest to the root:
+#: after each sample one look at each of them, of some nanoseconds.
+WATCHED = 64
+
+_type_dict = type.__dict__["__dict__"].__get__
+_type_module = type.__dict__["__module__"].__get__
+_type_name = type.__dict__["__qualname__"].__get__
+
+_Members = Callable[[Any], Iterable[Any]]
+
+
+def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
+    """Sets have no order that outlives a process; types do. Equal types keep theirs."""
+    some = list(islice(elements, CONTAINER_LIMIT))
+    return sorted(some, key=lambda e: f"{_type_module(type(e))}.{_type_name(type(e))}")
+
+
+def _function_members(f: Any) -> Iterable[Any]:
+    yield from f.__defaults__ or ()
+    yield from (f.__kwdefaults__ or {}).values()
+    for cell in f.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+
+
+def _partial_members(p: Any) -> Iterable[Any]:
+    for name in ("func", "args", "keywords"):
+        yield functools.partial.__dict__[name].__get__(p)
+
+
+_READERS: dict[type, _Members] = {
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    dict: dict.values,
+    deque: deque.__iter__,
+    set: lambda s: _by_type(set.__iter__(s)),
+    frozenset: lambda s: _by_type(frozenset.__iter__(s)),
+    functools.partial: _partial_members,
+    types.FunctionType: _function_members,
+    types.MethodType: lambda m: (m.__self__, m.__func__),
+    types.BuiltinFunctionType: lambda m: (m.__self__,),
+    types.MethodWrapperType: lambda m: (m.__self__,),
+}
+
+#: What is never looked into, besides tensors and arrays.
+_CLOSED = (type, types.ModuleType, str, bytes, bytearray, memoryview, int, float, complex)
+
+
+def _closed() -> frozenset[Any]:
+    more = {loaded("numpy", "ndarray"), loaded("numpy", "generic"),
+            loaded("torch", "Tensor")}
+    return frozenset({*_CLOSED, type(None), *more}) - {None}
+
+
+def _slot_readers(mro: tuple[type, ...]) -> list[Any]:
+    """Descriptors of ``__slots__``; those of C types may lead anywhere."""
+    return [d for cls in mro if "__slots__" in _type_dict(cls)
+            for d in _type_dict(cls).values() if type(d) is types.MemberDescriptorType]
+
+
+def _dict_reader(mro: tuple[type, ...]) -> Any:
+    """The real ``__dict__``, or None if there is none or a property stands for it."""
+    for cls in mro:
+        found = _type_dict(cls).get("__dict__")
+        if found is not None:
+            return found if type(found) is types.GetSetDescriptorType else None
+    return None
+
+
+class _Shape(NamedTuple):
+    """How objects of one type are looked into; no user code runs on the way."""
+
+    kind: str | None
+    readers: tuple[_Members, ...]
+    slots: tuple[Any, ...]
+    attributes: Any
+    hook: Any
+
+    def members(self, obj: Any) -> Iterator[Any]:
+        for read in self.readers:
+            yield from islice(read(obj), CONTAINER_LIMIT)
+        for slot in self.slots:
+            try:
+                yield slot.__get__(obj)
+            except AttributeError:  # not assigned
+                continue
+        if self.attributes is not None:
+            yield from islice(dict.values(self.attributes.__get__(obj)), CONTAINER_LIMIT)
+
+
+def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
+    """None: nothing of interest in objects of this type."""
+    mro = mro_of(cls)
+    kind = generator_kind(mro)
+    if kind is not None:
+        return None if random.SystemRandom in mro else _Shape(kind, (), (), None, None)
+    if not closed.isdisjoint(mro):
+        return None
+    readers = tuple(_READERS[c] for c in mro if c in _READERS)
+    slots, attributes = tuple(_slot_readers(mro)), _dict_reader(mro)
+    hook = next((_type_dict(c)["seed_sample"] for c in mro
+                 if "seed_sample" in _type_dict(c)), None)
+    if not readers and not slots and attributes is None and hook is None:
+        return None
+    return _Shape(kind, readers, slots, attributes, hook)
+
+
+class Found(NamedTuple):
+    """What a walk found: generators and ``seed_sample`` functions in order of discovery,
+    the number of objects looked into, whether the limit cut the walk short, and the
+    attributes of the objects nearest to the roots."""
+
+    generators: list[Any]
+    hooks: list[Callable[[int], Any]]
+    nodes: int
+    truncated: bool
+    watched: list[dict[str, Any]]
+
+
+def _key(kind: str, obj: Any) -> int:
+    """Two Generators around one bit generator are one."""
+    return id(bitgen_of(obj) if kind == "numpy" else obj)
+
+
+def _global_keys() -> set[int]:
+    keys = {id(random._inst)}
+    rand = getattr(loaded("numpy.random", "mtrand"), "_rand", None)
+    if rand is not None:
+        keys |= {id(rand), id(rand._bit_generator)}
+    if "torch" in sys.modules:
+        keys.add(id(loaded("torch", "default_generator")))
+    return keys
+
+
+def _bind_hook(obj: Any, raw: Any) -> Any:
+    if isinstance(raw, property):
+        return None
+    bind = getattr(type(raw), "__get__", None)
+    return raw if bind is None else bind(raw, obj, type(obj))
+
+
+def _root_hook(root: Any, shape: _Shape | None) -> Any:
+    """A root need not be a torch Dataset, and may hold the function as an attribute."""
+    if shape is None:
+        return None
+    own = shape.attributes.__get__(root) if shape.attributes is not None else {}
+    if "seed_sample" in own:
+        return own["seed_sample"]
+    return _bind_hook(root, shape.hook) if shape.hook is not None else None
+
+
+class _Walk:
+    """Breadth first, so that what is near the root is found whatever lies deep."""
+
+    def __init__(self, limit: int) -> None:
+        self.nodes = limit
+        self.looks = LOOKS_PER_NODE * limit
+        self.closed = _closed()
+        self.dataset = loaded("torch.utils.data", "Dataset")
+        self.taken = _global_keys()
+        self.shapes: dict[type, _Shape | None] = {}
+        self.seen: set[int] = set()
+        self.queue: deque[tuple[Any, _Shape]] = deque()
+        self.kept: list[Any] = []  # so that no id is given to another object
+        self.generators: list[Any] = []
+        self.hooks: list[Callable[[int], Any]] = []
+        self.watched: list[dict[str, Any]] = []
+        self.unwatched = WATCHED
+
+    def shape(self, obj: Any) -> _Shape | None:
+        cls = type(obj)
+        try:
+            return self.shapes[cls]
+        except KeyError:
+            shape = self.shapes[cls] = _shape_of(cls, self.closed)
+            return shape
+
+    def reach(self, obj: Any) -> None:
+        shape = self.shape(obj)
+        if shape is None or id(obj) in self.seen:
+            return
+        self.seen.add(id(obj))
+        self.kept.append(obj)
+        if shape.kind is None:
+            self.queue.append((obj, shape))
+        elif _key(shape.kind, obj) not in self.taken and _is_seedable(shape.kind, obj):
+            self.taken.add(_key(shape.kind, obj))
+            self.generators.append(obj)
+
+    def add_hook(self, hook: Any) -> None:
+        if callable(hook):
+            self.hooks.append(hook)
+
+    def run(self, roots: Sequence[Any]) -> Found:
+        for root in roots:
+            self.guarded(self.enter_root, root)
+        skip = {id(root) for root in roots}
+        limit = self.nodes
+        while self.queue and self.nodes > 0 and self.looks > 0:
+            self.nodes -= 1
+            obj, shape = self.queue.popleft()
+            self.guarded(self.enter, obj, shape, id(obj) in skip)
+        cut = bool(self.queue) or self.looks <= 0
+        return Found(self.generators, self.hooks, limit - self.nodes, cut, self.watched)
+
+    def enter_root(self, root: Any) -> None:
+        self.reach(root)
+        self.add_hook(_root_hook(root, self.shape(root)))
+
+    def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
+        if shape.hook is not None and not is_root and self.dataset in mro_of(type(obj)):
+            self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
+        if shape.attributes is not None and self.unwatched > 0:
+            attributes = shape.attributes.__get__(obj)
+            self.unwatched -= 1 + dict.__len__(attributes)
+            if self.unwatched >= 0:
+                self.watched.append(attributes)
+        shapes, looks = self.shapes, self.looks
+        for member in shape.members(obj):
+            looks -= 1
+            if shapes.get(type(member), self) is not None:  # else known to be closed
+                self.guarded(self.reach, member)
+            if looks <= 0:
+                break
+        self.looks = looks
+
+    @staticmethod
+    def guarded(step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception:  # an object that cannot be read has nothing to offer
+            return
+
+
+def _is_seedable(kind: str, obj: Any) -> bool:
+    if kind not in ("numpy", "bitgen"):
+        return True
+    return plan_bitgen(bitgen_of(obj) if kind == "numpy" else obj)[0] != "none"
+
+
+def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
+    """Walk several object graphs as one: a dataset and its collate_fn, say.
+
+    ``seed_sample`` is taken from the roots and from torch Datasets found inside them
+    (the wrapped dataset of a Subset, for one).
+    """
+    return _Walk(limit).run(list(roots))
+
+
+def find_private_generators(root: Any, limit: int = NODE_LIMIT) -> list[Any]:
+    """Generators that a dataset holds, in an order that only its structure decides.
+
+    Looks into instance attributes, ``__slots__``, lists, tuples, dict values, sets,
+    deques (the first 1024 elements of each), partials, bound methods, and closures and
+    defaults of functions, breadth first and at ``limit`` objects at most.  Not into
+    modules, classes, tensors, arrays or strings.  Runs no property, ``__getattr__`` or
+    other code of the user, and never raises.  Each generator is returned once, the
+    global ones never; ``random.SystemRandom`` cannot be seeded and is left out.
+
+    Generators in one *set* are ordered by type only: two of the same type have an order
+    that is stable in forked workers, but not between runs.
+    """
+    return find_all([root], limit).generators
+
+
+def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
+    """The Seeder of a worker: global generators, private ones of the dataset and of the
+    other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
+    *in addition* with 63 bits of its own, so that what it sets is what counts."""
+    return Growing(dataset, *others, limit=limit).seeder
+
+
+def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
+    """What is to be seeded for a dataset, and the dataset of its Subset, and the others."""
+    inner, subsets = behind_subsets(dataset)
+    return find_all((dataset, *([inner] if subsets else []), *others), limit)
+
+
+class Growing:
+    """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
+    generators that this has made, where the attributes watched have changed."""
+
+    def __init__(self, *roots: Any, limit: int = NODE_LIMIT, hooks: bool = True) -> None:
+        self._roots, self._limit, self._hooks = roots, limit, hooks
+        self.found = self._walk()
+        self.seeder = Seeder(self.found.generators, hooks=self.found.hooks)
+        self.seeder.watch(self.found.watched, self._again, GLOBALS, self._types())
+
+    def _walk(self) -> Found:
+        found = find_of(*self._roots, limit=self._limit)
+        return found if self._hooks else found._replace(hooks=[])
+
+    def _types(self) -> set[type]:
+        return {type(g) for g in self.found.generators}
+
+    def _again(self) -> tuple[list, list, set[type]] | None:
+        now, known = self._walk(), {id(g) for g in self.found.generators}
+        if all(id(g) in known for g in now.generators):
+            return None
+        self.found = now
+        return plan_private(now.generators, now.hooks), now.watched, self._types()

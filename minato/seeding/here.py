@@ -1,0 +1,93 @@
+"""Seeding in the program's own process: ``num_workers=0``, and a collate_fn that runs there.
+
+What is seeded are the program's own generators, so they are put back after each batch: the
+program draws on as if workers had done it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..workers.job import by_sample, fetches_batches
+from ..workers.process import collated, made
+from .generators import Growing
+
+#: what a place in the epoch stands for: domains of the seeds, as in workers/process.py
+SAMPLE, GETITEMS, COLLATE = range(3)
+
+
+def _put_back(generator: Any) -> Callable[[], Any]:
+    """What puts a generator back into the state in which it is now."""
+    it: Any = generator  # for type checkers, which would take each for one of its kind
+    if isinstance(generator, random.Random):
+        return partial(it.setstate, it.getstate())
+    if isinstance(generator, torch.Generator):
+        return partial(it.set_state, it.get_state())
+    if isinstance(generator, np.random.RandomState):
+        return partial(it.set_state, it.get_state(legacy=False))
+    bits = getattr(it, "bit_generator", it)
+    return partial(setattr, bits, "state", bits.state)
+
+
+class SeededHere:
+    """Seeds what a worker would seed for this dataset and collate_fn, and puts it back; but for
+    what seed_sample() of these does, which nobody else can undo. hooks: whether to call that."""
+
+    def __init__(self, dataset: Any, collate_fn: Any, hooks: bool) -> None:
+        self._growing = Growing(dataset, collate_fn, hooks=hooks)
+        rand = np.random.mtrand._rand  # type: ignore[attr-defined]
+        self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
+        self.seeder = self._growing.seeder
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """The program's generators are after it what they are before it."""
+        generators = (*self._everybodys, *self._growing.found.generators)
+        before = [_put_back(generator) for generator in generators]
+        try:
+            yield
+        finally:
+            for put in before:
+                put()
+
+
+class SeededFetcher:
+    """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, hooks=True)
+        self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
+
+    def fetch(self, index: Any) -> Any:
+        """The batch of an index, or of a list of them."""
+        base_seed, epoch, number, _position = self.place
+        with self._here.undisturbed():
+            return collated(
+                self._here.seeder,
+                (base_seed, epoch, number, COLLATE),
+                partial(self._samples, index, *self.place),
+                self._fetcher.collate_fn,
+            )
+
+    def _samples(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
+        seeder, dataset = self._here.seeder, self._fetcher.dataset
+        if not self._fetcher.auto_collation:
+            place = base_seed, epoch, position, SAMPLE
+            data = made(seeder, place, getitem, dataset, index)
+        elif fetches_batches(dataset):
+            data = made(seeder, (base_seed, epoch, number, GETITEMS), dataset.__getitems__, index)
+        else:
+            data, dataset = [], by_sample(dataset)
+            for k, i in enumerate(index):
+                place = base_seed, epoch, position + k, SAMPLE
+                data.append(made(seeder, place, getitem, dataset, i))
+        return data

@@ -1,0 +1,544 @@
+"""How each generator is put into the state that belongs to a sample.
+
+The C type ``minato._core.Seeder`` computes and writes states; this module tells it
+where.  It has two parts:
+
+* *states*: for each generator, the public form of the state made of given words;
+* *layouts*: where an object keeps that state in memory.  Nothing is taken on faith:
+  a fresh object of the same type is put into two known states through its public
+  API, its memory is searched for what changed, a Seeder fills it, and the public API
+  must then report exactly that state.  If any step fails, states are set through the
+  public API, which ends in the same bytes, only slower.
+
+Global generators are never touched by a probe.
+
+Streams: 1 ``random``, 2 NumPy's legacy generator, 3 torch, 16 + k the k-th private
+generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._core import Seeder
+
+STREAM_RANDOM = 1
+STREAM_NUMPY = 2
+STREAM_TORCH = 3
+STREAM_HOOK = 4
+STREAM_PRIVATE = 16
+
+_MT_WORDS = 624
+_TORCH_BLOB = struct.Struct(f"=QiiQ{_MT_WORDS}Q40x")
+_TORCH_SEED = struct.Struct("=Q")
+
+Plan = tuple[Any, ...]
+Runs = tuple[tuple[int, int, int], ...]
+Fixed = tuple[tuple[int, int], ...]
+
+
+# ---- states ---------------------------------------------------------------------------
+
+
+def _mt_state(w: Sequence[int]) -> dict[str, Any]:
+    import numpy as np
+
+    return {"key": np.array(w, dtype=np.uint32), "pos": _MT_WORDS}
+
+
+def _join(w: Sequence[int]) -> int:
+    """One integer of 32-bit words, the least significant first."""
+    return sum(x << (32 * i) for i, x in enumerate(w))
+
+
+def _u64s(w: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array([_join(w[i : i + 2]) for i in range(0, len(w), 2)], dtype=np.uint64)
+
+
+def _pcg_state(w: Sequence[int]) -> dict[str, Any]:
+    return {"state": _join(w[:4]), "inc": _join(w[4:8])}
+
+
+def _philox_state(w: Sequence[int]) -> dict[str, Any]:
+    return {"counter": _u64s(w[:8]), "key": _u64s(w[8:12])}
+
+
+def _sfc_state(w: Sequence[int]) -> dict[str, Any]:
+    return {"state": _u64s([*w[:6], 1, 0])}
+
+
+class _Algorithm(NamedTuple):
+    """How an algorithm's state is made of words.
+
+    A Mersenne Twister must not be all zero: one bit is set in its first word, as its
+    authors' initialisation by array does.  The increment of a PCG is odd.
+    """
+
+    words: int
+    or_word: int
+    or_mask: int
+    state: Callable[[Sequence[int]], dict[str, Any]]
+    runs: tuple[tuple[int, int], ...]
+
+    def read(self, raw: bytes) -> list[int]:
+        """The words a state is made of, from a Seeder's raw words."""
+        w = list(struct.unpack_from(f"={self.words}I", raw))
+        w[self.or_word] |= self.or_mask
+        return w
+
+
+_MT = _Algorithm(_MT_WORDS, 0, 0x8000_0000, _mt_state, ((0, _MT_WORDS),))
+_PCG = _Algorithm(8, 4, 1, _pcg_state, ((0, 4), (4, 4)))
+_ALGORITHMS = {
+    "MT19937": _MT,
+    "PCG64": _PCG,
+    "PCG64DXSM": _PCG,
+    "Philox": _Algorithm(12, 0, 0, _philox_state, ((0, 8), (8, 4))),
+    "SFC64": _Algorithm(6, 0, 0, _sfc_state, ((0, 6),)),
+}
+
+
+def _algorithm(bitgen: Any) -> _Algorithm | None:
+    """NumPy's own bit generators by exact type: a subclass may keep more state."""
+    np_random = sys.modules["numpy.random"]
+    cls = type(bitgen)
+    known = getattr(np_random, cls.__name__, None) is cls
+    return _ALGORITHMS.get(cls.__name__) if known else None
+
+
+def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
+    """What ``bit_generator.state`` takes and reports, caches empty."""
+    state: dict[str, Any] = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
+    if name == "Philox":
+        state.update(buffer=_u64s([0] * 8), buffer_pos=4)
+    if name != "MT19937":
+        state.update(has_uint32=0, uinteger=0)
+    return state
+
+
+def _bitgen_state(bitgen: Any, raw: bytes) -> dict[str, Any]:
+    """The state for any bit generator; one unknown to this module seeds a new one."""
+    algorithm = _algorithm(bitgen)
+    if algorithm is None:
+        return dict(type(bitgen)(list(struct.unpack_from("=8I", raw))).state)
+    return _public_state(type(bitgen).__name__, algorithm.read(raw))
+
+
+def _set_bitgen(bitgen: Any, raw: bytes, seed: int) -> None:
+    bitgen.state = _bitgen_state(bitgen, raw)
+
+
+def _set_random_state(rs: Any, raw: bytes, seed: int) -> None:
+    """A RandomState's bit generator and its cached Gaussian."""
+    rs.set_state({**_bitgen_state(rs._bit_generator, raw), "has_gauss": 0, "gauss": 0.0})
+
+
+def _set_random(rng: random.Random, raw: bytes, seed: int) -> None:
+    rng.setstate((3, (*_MT.read(raw), _MT_WORDS), None))
+
+
+def _torch_blob(raw: bytes, seed: int) -> bytes:
+    """torch's CPU generator state: seed, left, seeded, next, words, no cached normals.
+
+    ``left`` 1 and ``next`` 0 is what ``manual_seed`` leaves: the first draw regenerates.
+    """
+    return _TORCH_BLOB.pack(seed, 1, 1, 0, *_MT.read(raw))
+
+
+def _set_torch(generator: Any, raw: bytes, seed: int) -> None:
+    import torch
+
+    blob = bytearray(_torch_blob(raw, seed))
+    generator.set_state(torch.frombuffer(blob, dtype=torch.uint8))
+
+
+# ---- layouts --------------------------------------------------------------------------
+
+
+class _ProbeFailed(Exception):
+    """A layout is not what this module knows how to fill."""
+
+
+def _locate(obj: Any, apply: Callable[[bytes], None], a: bytes, b: bytes) -> int:
+    """The one offset in obj's struct that holds a after apply(a) and b after apply(b)."""
+    apply(a)
+    first = Seeder._peek(obj)
+    apply(b)
+    second = Seeder._peek(obj)
+    span = range(object.__basicsize__, len(first) - len(a) + 1, 4)
+    hits = [o for o in span if first.startswith(a, o) and second.startswith(b, o)]
+    if len(hits) != 1:
+        raise _ProbeFailed(f"{type(obj).__name__}: {len(hits)} places for {len(a)} bytes")
+    return hits[0]
+
+
+def _probe_words(n: int, position: int) -> bytes:
+    return Seeder._words(0, 0, position, 0, 0, n)[0]
+
+
+def _seeded_by(plan: Plan) -> tuple[bytes, int]:
+    """Let a Seeder carry out a plan; the raw words and the seed that it used."""
+    Seeder._from_plans([("probe", STREAM_PRIVATE, plan)]).seed(1, 2, 3)
+    return Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
+
+
+def _int_bytes(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    return bool((a == b) if isinstance(a, (int, float, str)) else (a == b).all())
+
+
+def _fill_plan(obj: Any, lock: Any, cache: str | None, algorithm: _Algorithm,
+               layout: tuple[Runs, Fixed]) -> Plan:
+    return ("fill", obj, lock, cache, algorithm.words, algorithm.or_word,
+            algorithm.or_mask, *layout)
+
+
+def _probed(probe: Callable[..., Any]) -> Callable[..., Any]:
+    """The probe's layout, found once a process, or None if it fails in any way."""
+
+    @functools.cache
+    @functools.wraps(probe)
+    def run(*args: Any) -> Any:
+        try:
+            return probe(*args)
+        except Exception:  # an unknown release of a library: use its public API
+            return None
+
+    return run
+
+
+@_probed
+def _random_layout() -> tuple[Runs, Fixed]:
+    rng = random.Random()
+    words = [_probe_words(_MT_WORDS, p) for p in (1, 2)]
+
+    def put_words(raw: bytes) -> None:
+        rng.setstate((3, (*struct.unpack(f"={_MT_WORDS}I", raw), 300), None))
+
+    def put_index(raw: bytes) -> None:
+        (index,) = struct.unpack("=I", raw)
+        rng.setstate((3, (*range(1000, 1000 + _MT_WORDS), index), None))
+
+    runs = ((_locate(rng, put_words, *words), 0, _MT_WORDS),)
+    index = _locate(rng, put_index, _int_bytes(11), _int_bytes(517))
+    layout = (runs, ((index, _MT_WORDS),))
+    setattr(rng, "gauss_next", 0.5)  # its type does not tell of it
+    raw, _ = _seeded_by(_fill_plan(rng, None, "gauss_next", _MT, layout))
+    if rng.getstate() != (3, (*_MT.read(raw), _MT_WORDS), None):
+        raise _ProbeFailed("random.Random")
+    return layout
+
+
+class _Field(NamedTuple):
+    """What a state has besides words: where it is in the public state, two values to
+    search for, and the value that every seeding leaves."""
+
+    path: tuple[str | int, ...]
+    a: bytes
+    b: bytes
+    final: bytes
+
+
+def _fields(name: str) -> Iterator[_Field]:
+    if name == "MT19937":
+        yield _Field(("state", "pos"), *map(_int_bytes, (11, 517, _MT_WORDS)))
+        return
+    yield _Field(("has_uint32",), *map(_int_bytes, (1, 0, 0)))
+    yield _Field(("uinteger",), *map(_int_bytes, (0x8BAD_F00D, 0x1234_5678, 0)))
+    if name == "Philox":
+        yield _Field(("buffer_pos",), *map(_int_bytes, (3, 1, 4)))
+        yield _Field(("buffer",), _probe_words(8, 3), _probe_words(8, 4), bytes(32))
+    if name == "SFC64":
+        yield _Field(("state", "state", 3), _probe_words(2, 5), _probe_words(2, 6),
+                     struct.pack("=Q", 1))
+
+
+def _put_field(bitgen: Any, state: dict[str, Any], path: tuple[str | int, ...],
+               raw: bytes) -> None:
+    import numpy as np
+
+    inner: Any = state
+    for step in path[:-1]:
+        inner = inner[step]
+    values = np.frombuffer(raw, dtype=np.uint32 if len(raw) == 4 else np.uint64)
+    inner[path[-1]] = values if len(values) > 1 else int(values[0])
+    bitgen.state = state
+
+
+@_probed
+def _bitgen_layout(cls: type) -> tuple[Runs, Fixed]:
+    bitgen, name = cls(0), cls.__name__
+    algorithm = _ALGORITHMS[name]
+    words = [algorithm.read(_probe_words(algorithm.words, p)) for p in (1, 2)]
+    packed = [struct.pack(f"={algorithm.words}I", *w) for w in words]
+    by_bytes = dict(zip(packed, words, strict=True))
+    runs = []
+    for first, n in algorithm.runs:
+        part = slice(4 * first, 4 * (first + n))
+        states = {raw[part]: w for raw, w in by_bytes.items()}
+
+        def put(raw: bytes, states: dict[bytes, list[int]] = states) -> None:
+            bitgen.state = _public_state(name, states[raw])
+
+        runs.append((_locate(bitgen, put, packed[0][part], packed[1][part]), first, n))
+    fixed: list[tuple[int, int]] = []
+    for path, a, b, final in _fields(name):
+        put_field = functools.partial(
+            _put_field, bitgen, _public_state(name, words[0]), path)
+        offset = _locate(bitgen, put_field, a, b)
+        values = struct.unpack(f"={len(final) // 4}I", final)
+        fixed += [(offset + 4 * i, v) for i, v in enumerate(values)]
+    layout = (tuple(runs), tuple(fixed))
+    raw, _ = _seeded_by(_fill_plan(bitgen, bitgen.lock, None, algorithm, layout))
+    if not _same(bitgen.state, _public_state(name, algorithm.read(raw))):
+        raise _ProbeFailed(name)
+    return layout
+
+
+@_probed
+def _random_state_layout(cls: type) -> tuple[int, Fixed]:
+    """Offset of a RandomState's bit generator, and what clears its cached Gaussian."""
+    import numpy as np
+
+    rs, other = cls(np.random.MT19937(1)), cls(np.random.MT19937(2))
+    places = []
+    for each in (rs, other):
+        pointer, raw = struct.pack("P", id(each._bit_generator)), Seeder._peek(each)
+        span = range(object.__basicsize__, len(raw), 4)
+        places.append([o for o in span if raw.startswith(pointer, o)])
+    if len(places[0]) != 1 or places[0] != places[1]:
+        raise _ProbeFailed("RandomState: bit generator")
+    state = rs.get_state(legacy=False)
+
+    def put_flag(raw: bytes) -> None:
+        rs.set_state({**state, "has_gauss": struct.unpack("=I", raw)[0], "gauss": 0.5})
+
+    def put_gauss(raw: bytes) -> None:
+        rs.set_state({**state, "has_gauss": 1, "gauss": struct.unpack("=d", raw)[0]})
+
+    flag = _locate(rs, put_flag, _int_bytes(1), _int_bytes(0))
+    gauss = _locate(rs, put_gauss, struct.pack("=d", 1.375), struct.pack("=d", -2.625))
+    layout = (places[0][0], ((flag, 0), (gauss, 0), (gauss + 4, 0)))
+    plan = ("state", rs, *layout, plan_bitgen(rs._bit_generator))
+    put_gauss(struct.pack("=d", 0.25))
+    raw, _ = _seeded_by(plan)
+    expected = {**_bitgen_state(rs._bit_generator, raw), "has_gauss": 0, "gauss": 0.0}
+    if not _same(rs.get_state(legacy=False), expected):
+        raise _ProbeFailed("RandomState")
+    return layout
+
+
+@_probed
+def _torch_layout() -> bool:
+    """Whether torch reads a state blob as this module and the Seeder write it."""
+    import torch
+
+    raw, seed = Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
+    by_api, by_fill = torch.Generator(), torch.Generator()
+    one = torch.empty(1, device="cpu")
+    one.normal_(generator=by_api)  # leaves a cached value to be cleared
+    _set_torch(by_api, raw, seed)
+    _seeded_by(_torch_plan(by_fill, _new_blob(torch)))
+    expected = _torch_blob(raw, seed)
+    blobs = [bytes(g.get_state().numpy()) for g in (by_api, by_fill)]
+    if blobs != [expected, expected] or by_fill.initial_seed() != seed:
+        raise _ProbeFailed("torch: state")
+    twin = random.Random()
+    _set_random(twin, raw, seed)
+    drawn = torch.empty(700, dtype=torch.int64, device="cpu")
+    drawn.random_(0, 1 << 24, generator=by_fill)
+    if drawn.tolist() != [twin.getrandbits(32) % (1 << 24) for _ in range(700)]:
+        raise _ProbeFailed("torch: draws")
+    return True
+
+
+# ---- kinds of generators -------------------------------------------------------------
+
+_type_mro = type.__dict__["__mro__"].__get__
+
+
+def mro_of(cls: type) -> tuple[type, ...]:
+    """The classes of an object, past any metaclass and any ``__class__`` property."""
+    return _type_mro(cls)
+
+
+def loaded(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)
+
+
+def generator_kind(mro: tuple[type, ...]) -> str | None:
+    """A library that is not imported has no objects to find."""
+    for kind, cls in (("random", random.Random), ("torch", loaded("torch", "Generator")),
+                      ("numpy", loaded("numpy.random", "Generator")),
+                      ("legacy", loaded("numpy.random", "RandomState")),
+                      ("bitgen", loaded("numpy.random", "BitGenerator"))):
+        if cls is not None and cls in mro:
+            return kind
+    return None
+
+
+def bitgen_of(generator: Any) -> Any:
+    cls = sys.modules["numpy.random"].Generator
+    return cls.__dict__["bit_generator"].__get__(generator)
+
+
+# ---- plans ----------------------------------------------------------------------------
+
+
+def plan_bitgen(bitgen: Any, force: str | None = None) -> Plan:
+    """How to seed a NumPy bit generator."""
+    algorithm = _algorithm(bitgen)
+    if algorithm is None:
+        return ("call", functools.partial(_set_bitgen, bitgen), 8) \
+            if _is_reseedable(bitgen) else ("none",)
+    layout = None if force else _bitgen_layout(type(bitgen))
+    if layout is None:
+        return ("call", functools.partial(_set_bitgen, bitgen), algorithm.words)
+    return _fill_plan(bitgen, bitgen.lock, None, algorithm, layout)
+
+
+def _is_reseedable(bitgen: Any) -> bool:
+    """Whether a foreign bit generator can be given the state of a newly seeded one."""
+    try:
+        bitgen.state = bitgen.state
+        return isinstance(_bitgen_state(bitgen, bytes(32)), dict)
+    except Exception:
+        return False
+
+
+def _plan_random_state(rs: Any, force: str | None) -> Plan:
+    layout = None if force else _random_state_layout(_numpy_random_state())
+    if layout is None:
+        return ("call", functools.partial(_set_random_state, rs), _MT_WORDS)
+    return ("state", rs, *layout, plan_bitgen(rs._bit_generator))
+
+
+def _numpy_random_state() -> type:
+    return sys.modules["numpy.random"].RandomState
+
+
+_STANDARD = ("random", "getrandbits", "seed", "getstate", "setstate")
+
+
+def _plan_random(rng: random.Random, force: str | None) -> Plan:
+    """A subclass with an algorithm of its own knows how to be seeded; the state that
+    it inherits is not the one it draws from."""
+    cls = type(rng)
+    if any(getattr(cls, n) is not getattr(random.Random, n) for n in _STANDARD):
+        return ("hook", rng.seed)
+    layout = None if force else _random_layout()
+    if layout is None:
+        return ("call", functools.partial(_set_random, rng), _MT_WORDS)
+    return _fill_plan(rng, None, "gauss_next", _MT, layout)
+
+
+def _new_blob(torch: Any) -> Any:
+    return torch.zeros(_TORCH_BLOB.size, dtype=torch.uint8, device="cpu")
+
+
+def _torch_plan(generator: Any, blob: Any, seed: int | None = None) -> Plan:
+    """seed: what ``initial_seed()`` says from now on, in place of each sample's own."""
+    if seed is not None:
+        _TORCH_SEED.pack_into(blob.numpy(), 0, seed)
+    return ("torch", generator.set_state, blob, blob.data_ptr(), blob.numel(), seed is not None)
+
+
+def _chosen_seed(generator: Any) -> int | None:
+    """The seed that worker_init_fn has given torch, which programs read again."""
+    info = sys.modules["torch.utils.data"].get_worker_info()
+    seed = generator.initial_seed()
+    return None if info is None or seed == info.seed else seed
+
+
+def _plan_torch(generator: Any, force: str | None) -> Plan:
+    """Only CPU generators are Mersenne Twisters; others take a seed."""
+    import torch
+
+    if generator.device.type != "cpu" or _torch_layout() is None:
+        return ("hook", generator.manual_seed)
+    if force:
+        return ("call", functools.partial(_set_torch, generator), _MT_WORDS)
+    chosen = _chosen_seed(generator) if generator is torch.default_generator else None
+    return _torch_plan(generator, _new_blob(torch), chosen)
+
+
+def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:
+    yield "random", STREAM_RANDOM, _plan_random(random._inst, force)
+    plan: Plan = ("none",)
+    try:
+        import numpy.random
+
+        plan = _plan_random_state(numpy.random.mtrand._rand, force)
+    except ImportError:
+        pass
+    yield "numpy", STREAM_NUMPY, plan
+    plan = ("none",)
+    try:
+        import torch
+
+        plan = _plan_torch(torch.default_generator, force)
+    except ImportError:
+        pass
+    yield "torch", STREAM_TORCH, plan
+
+
+def probe_globals() -> None:
+    """What forks of this process then know of the global generators, and need not find out
+    again: 2 to 5 ms for each worker."""
+    for _ in _globals(None):
+        pass
+
+
+def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:
+    kind, name = generator_kind(mro_of(type(obj))), type(obj).__name__
+    if kind == "random":
+        return name, _plan_random(obj, force)
+    if kind == "torch":
+        return f"{name}({obj.device.type})", _plan_torch(obj, force)
+    if kind == "bitgen":
+        return name, plan_bitgen(obj, force)
+    if kind == "numpy":
+        bitgen = bitgen_of(obj)
+        return f"{name}({type(bitgen).__name__})", plan_bitgen(bitgen, force)
+    if kind == "legacy":
+        bitgen = obj._bit_generator
+        return f"{name}({type(bitgen).__name__})", _plan_random_state(obj, force)
+    raise TypeError(f"cannot seed a {name}: not a generator of random, NumPy or torch")
+
+
+def plan_all(private: Iterable[Any], hooks: Iterable[Any],
+             force: str | None) -> list[tuple[str, int, Plan]]:
+    """Called by Seeder: (label, stream, plan) of all its targets in order."""
+    if force not in (None, "setstate"):
+        raise ValueError(f"force must be None or 'setstate', not {force!r}")
+    return [*_globals(force), *plan_private(private, hooks, force)]
+
+
+#: entries of plan_all() for the global generators, which come first
+GLOBALS = 3
+
+
+def plan_private(private: Iterable[Any], hooks: Iterable[Any],
+                 force: str | None = None) -> list[tuple[str, int, Plan]]:
+    """The entries of plan_all() that belong to a dataset."""
+    plans: list[tuple[str, int, Plan]] = []
+    for k, obj in enumerate(private):
+        name, plan = _plan_private(obj, force)
+        plans.append((f"private[{k}] {name}", STREAM_PRIVATE + k, plan))
+    for k, hook in enumerate(hooks):
+        if not callable(hook):
+            raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+        plans.append((f"seed_sample[{k}]", STREAM_HOOK + (k << 32), ("hook", hook)))
+    return plans

@@ -1,0 +1,1 @@
+"""How samples come from a worker to the program: rows, messages, tensors over the arena."""

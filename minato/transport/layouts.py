@@ -1,0 +1,199 @@
+"""How the samples of a dataset look, found out from the first batch.
+
+``describe`` turns one sample into the description that ``_core.Layout`` compiles; numbers
+are those of csrc/py/transport/mn_layout.h.  A layout is used only if it is proven on a whole batch:
+torch's own ``default_collate`` of the same samples must have its dtypes and shapes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from .. import _core
+from .torch_bridge import DLPACK_CODES
+
+DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
+
+#: torch's own entries of its registry: a program may have replaced some by now
+_TORCHS = {
+    kind: function
+    for kind, function in torch_collate.default_collate_fn_map.items()
+    if getattr(function, "__module__", None) == torch_collate.__name__
+}
+#: of these, and of what is derived from them, no others may be: rows hold them, or they are
+#: made plain on their way
+_HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
+
+
+class NoLayout(Exception):
+    """The samples cannot be written as rows."""
+
+
+def is_default_collate(collate_fn: Any) -> bool:
+    """Whether rows written in place give what this collate_fn would, of samples that rows
+    can hold."""
+    registry = torch_collate.default_collate_fn_map
+    return (
+        collate_fn is torch_collate.default_collate
+        and _TORCHS.items() <= registry.items()
+        and not any(map(_may_be_held, registry.keys() - _TORCHS.keys()))
+    )
+
+
+def collates_more() -> bool:
+    """Whether default_collate was taught further classes: importing DALI's plugin for torch,
+    tensordict or MONAI does that. Their objects are collated where they are made, in one
+    worker: a DALI proxy, for one, asks for a batch's samples in their order."""
+    return torch_collate.default_collate_fn_map.keys() != _TORCHS.keys()
+
+
+def _may_be_held(entry: Any) -> bool:
+    """Whether a registered class, or tuple of them, may be that of something in a row."""
+    try:
+        return any(
+            issubclass(torch.Tensor, kind)
+            or any(issubclass(kind, held) or issubclass(held, kind) for held in _HELD)
+            for kind in (entry if isinstance(entry, tuple) else (entry,))
+        )
+    except TypeError:  # no class
+        return True
+
+
+def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:
+    if not array_dtype.isnative or array_dtype.hasobject or array_dtype.kind not in "biufc":
+        raise NoLayout(f"arrays of {array_dtype}")
+    try:
+        dtype = torch.as_tensor(np.zeros(0, array_dtype)).dtype
+        return DLPACK_CODES[dtype]
+    except (TypeError, KeyError):
+        raise NoLayout(f"arrays of {array_dtype}") from None
+
+
+def describe(sample: Any, in_sequence: bool = False) -> tuple:
+    """The description of a sample; raises NoLayout where rows cannot hold it.
+
+    in_sequence: default_collate turns strings of a sequence into a tuple, else into a list.
+    """
+    kind = type(sample)
+    if kind is dict:
+        return DICT, tuple(sample), tuple(describe(v) for v in sample.values())
+    if kind is list:
+        return LIST, tuple(describe(v, True) for v in sample)
+    if kind is tuple:
+        return TUPLE, tuple(describe(v, True) for v in sample)
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return NAMED, kind, tuple(describe(v, True) for v in sample)
+    if kind is torch.Tensor:
+        if sample.layout is not torch.strided or sample.device.type != "cpu":
+            raise NoLayout("tensors that are not dense or not on the CPU")
+        if sample.is_nested or sample.requires_grad or sample.dtype not in DLPACK_CODES:
+            raise NoLayout("tensors that need torch's own care")
+        if sample.is_conj() or sample.is_neg():
+            raise NoLayout("tensors whose bytes are not their values")
+        return TENSOR, *DLPACK_CODES[sample.dtype], tuple(sample.shape)
+    if kind is np.ndarray:
+        if any(stride < 0 for stride in sample.strides):
+            raise NoLayout("arrays with negative strides")
+        return ARRAY, *_dtype_of(sample.dtype), sample.shape, sample.dtype
+    if kind is int:
+        return (INT,)
+    if kind is bool:
+        return (BOOL,)
+    if kind is float:
+        return (FLOAT,)
+    if isinstance(sample, np.generic):
+        return SCALAR, *_dtype_of(sample.dtype), (), kind
+    if kind is str or kind is bytes:
+        return OBJECT, in_sequence
+    raise NoLayout(f"samples with a {kind.__name__}")
+
+
+def plain(sample: Any) -> Any:
+    """A sample that default_collate makes the same batch of, without classes that it drops:
+    one of a function or of ``__main__`` need not pickle."""
+    for kind in (int, float):
+        if isinstance(sample, kind) and type(sample) is not bool:
+            return kind(sample)
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*map(plain, sample))
+    if isinstance(sample, tuple):
+        return tuple(map(plain, sample))
+    if type(sample) is dict:
+        return {key: plain(value) for key, value in sample.items()}
+    if type(sample) is list:
+        return [plain(value) for value in sample]
+    if isinstance(sample, memoryview):
+        return list(sample)
+    return sample
+
+
+def alike(samples: list[Any]) -> bool:
+    """Whether all samples have one description."""
+    try:
+        first = describe(samples[0])
+        return all(describe(s) == first for s in samples[1:])
+    except NoLayout:
+        return False
+
+
+def _agrees(spec: tuple, batch: Any, rows: int) -> bool:
+    """Whether default_collate made of such samples what decoding rows would make."""
+    kind = spec[0]
+    if kind == DICT:
+        return (
+            type(batch) is dict
+            and tuple(batch) == spec[1]
+            and all(_agrees(s, v, rows) for s, v in zip(spec[2], batch.values()))
+        )
+    if kind in (LIST, TUPLE, NAMED):
+        children = spec[2] if kind == NAMED else spec[1]
+        return (
+            type(batch) is (spec[1] if kind == NAMED else list)
+            and len(batch) == len(children)
+            and all(_agrees(s, v, rows) for s, v in zip(children, batch))
+        )
+    if kind == OBJECT:
+        return type(batch) is (tuple if spec[1] else list) and len(batch) == rows
+    code_bits, shape = {
+        INT: ((0, 64), ()),
+        BOOL: ((6, 8), ()),
+        FLOAT: ((2, 64), ()),
+    }.get(kind) or (spec[1:3], spec[3])
+    return (
+        type(batch) is torch.Tensor
+        and DLPACK_CODES.get(batch.dtype) == tuple(code_bits)
+        and tuple(batch.shape) == (rows, *shape)
+    )
+
+
+class Layout:
+    """A proven description, its compiled form, and how it travels to workers."""
+
+    def __init__(self, spec: tuple) -> None:
+        self.spec = spec
+        self.core = _core.Layout(spec)
+        self.pickled = pickle.dumps(spec)
+
+    @classmethod
+    def prove(cls, sample: Any, batch: Any, rows: int) -> Layout:
+        """The layout of a sample, given default_collate's batch; raises NoLayout."""
+        spec = describe(sample)
+        if not _agrees(spec, batch, rows):
+            raise NoLayout("default_collate makes something else of the samples")
+        try:
+            layout = cls(spec)
+        except (ValueError, pickle.PicklingError, AttributeError) as error:
+            raise NoLayout(str(error)) from None
+        if layout.core.row_bytes == 0:
+            raise NoLayout("samples without row data")
+        return layout
+
+
+def open_layout(pickled: bytes) -> Any:
+    """In a worker: the compiled layout of a description the trainer has posted."""
+    return _core.Layout(pickle.loads(pickled))

@@ -1,0 +1,409 @@
+"""Native workers: threads of the loading process that make samples in C, without the GIL.
+
+A dataset offers them by ``native_pipeline()``, a capsule of minato/ops.h.  The threads are
+workers of the same engine as processes would be (csrc/py/types/mn_native.h): same tasks, rows,
+costs and seeds, so the same bytes; nothing is forked and nothing pickled.  They come back to
+Python for what torch's rules decide: errors, indices that are no integers, odd batches.
+torch's ``Subset`` of such a dataset (``random_split``, too) is served with its indices beside
+the pipeline, as they were when the workers started.
+
+Threads cannot be killed, so the task in hand is waited for, and never given to another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Subset
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import _core
+from ..errors import Failure, native_impossible
+from ..iterators.memo import Shape
+from ..seeding.plans import STREAM_HOOK
+from ..transport import messages
+from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
+from ..transport.torch_bridge import DLPACK_CODES
+from . import signals
+from .job import behind_subsets, by_sample, offered
+from .pool import WorkerHandle
+from .process import BATCH, ERROR, FAILED, OK, SAMPLE
+
+if TYPE_CHECKING:
+    from .._core import _WorkerEntry
+
+#: of struct mn_native_pipeline, minato/ops.h
+_KEYED_BY_SAMPLE = 1
+_KINDS = {"i": 0, "u": 1, "f": 2}  # of fields, as DLPack's type codes
+
+
+# ---- what can be served ------------------------------------------------------------------
+
+
+def why_not(loader: Any) -> str | None:
+    """What of this loader needs Python in its workers; None where C threads would do."""
+    dataset, _subsets = behind_subsets(loader.dataset)
+    if loader._dataset_kind != _DatasetKind.Map:
+        return "the dataset is iterable"
+    if offered(dataset, "native_pipeline") is None:
+        return f"a {type(dataset).__name__} offers no native_pipeline()"
+    for name in ("__getitem__", "__len__", "seed_sample"):
+        if _overrides(dataset, name):
+            return f"{type(dataset).__name__} has a {name} that its native_pipeline() ignores"
+    if getattr(dataset, "__getitems__", None):
+        return "the dataset has __getitems__"
+    if not loader._auto_collation:
+        return "batch_size=None asks for single samples"
+    if not is_default_collate(loader.collate_fn):
+        return "collate_fn is not torch's default"
+    if loader.worker_init_fn is not None:
+        return "worker_init_fn is to run in worker processes"
+    if loader.multiprocessing_context is not None:
+        return "multiprocessing_context asks for processes"
+    if loader.scheduling == "static":
+        return "scheduling='static' needs the random streams of processes"
+    return loader._why_torch()
+
+
+def _indices_of(subsets: list[Subset]) -> np.ndarray | str:
+    """The innermost dataset's index of each sample, int64, or why there is no such array."""
+    indices: np.ndarray | None = None
+    for subset in subsets:
+        own = np.asarray(subset.indices) if len(subset.indices) else np.empty(0, np.int64)
+        if own.ndim != 1 or own.dtype.kind not in "iu" or not np.can_cast(own.dtype, np.int64):
+            return "the indices of its Subset are no integers"
+        if indices is not None and not ((-len(own) <= indices) & (indices < len(own))).all():
+            return "a Subset of its Subset names samples that are not there"
+        indices = own if indices is None else own[indices]
+    assert indices is not None
+    return np.array(indices, np.int64)
+
+
+def _overrides(dataset: Any, name: str) -> bool:
+    """Whether it comes from a class that is derived from the one with native_pipeline, or
+    not from a class at all: then the pipeline may make other samples."""
+    mro = type(dataset).__mro__
+
+    def place(name: str) -> int:
+        if name in getattr(dataset, "__dict__", ()):
+            return -1
+        return next((k for k, cls in enumerate(mro) if name in vars(cls)), len(mro))
+
+    return place(name) < place("native_pipeline")
+
+
+class _FixedShape(Shape):
+    """How native samples travel: as rows of a layout that is known before the first."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def note(self, fitted: bool) -> None:
+        """Those that did not fit were odd ones; the next are not."""
+
+
+@dataclass
+class Offer:
+    """A dataset's pipeline, and what was found out about it."""
+
+    capsule: Any
+    shape: Shape
+    hook: Callable[[int], Any] | None  # the dataset's seed_sample, where it decides
+    indices: np.ndarray | None  # of a subset
+
+
+def offer_of(loader: Any) -> Offer | None:
+    """What native workers would run for this loader, or None: process workers serve it.
+
+    Raises:
+        ValueError: worker_type="native", and they cannot.
+    """
+    if loader.worker_type == "process":
+        return None
+    reason, cause = why_not(loader), None
+    if reason is None:
+        try:
+            offer = _opened(loader)
+            if not isinstance(offer, str):
+                return offer
+            reason = offer
+        except Exception as error:  # with process workers it comes from the samples
+            reason, cause = f"the dataset's native_pipeline() failed: {error}", error
+    if loader.worker_type == "native":
+        raise ValueError(native_impossible(reason)) from cause
+    return None
+
+
+def _opened(loader: Any) -> Offer | str:
+    dataset, subsets = behind_subsets(loader.dataset)
+    capsule = dataset.native_pipeline()
+    keying, fields = _core.native_info(capsule)
+    hook = None
+    indices = _indices_of(subsets) if subsets else None
+    if isinstance(indices, str):
+        return indices
+    if keying == _KEYED_BY_SAMPLE:
+        if loader.seed_per_sample is False:
+            return "with seed_per_sample=False nothing gives its samples their keys"
+        hook = offered(dataset, "seed_sample")
+    leaves: list[tuple] = []
+    for kind, itemsize, shape in fields:
+        code = (_KINDS.get(kind, -1), 8 * itemsize)
+        if code not in DLPACK_CODES.values():
+            return f"torch has no dtype for a field of kind {kind!r} and {itemsize} bytes"
+        leaves.append((TENSOR, *code, shape) if shape else (INT,))
+    return Offer(capsule, _FixedShape(Layout((TUPLE, tuple(leaves)))), hook, indices)
+
+
+def integers(index: Any) -> Any:
+    """A batch of indices as C takes them, a list of int; unchanged where that cannot be:
+    what is wrong with it then shows where its samples are made."""
+    if type(index) is list and all(type(i) is int for i in index):
+        return index
+    try:
+        return [operator.index(i) for i in index] if hasattr(index, "__len__") else index
+    except Exception:
+        return index
+
+
+# ---- one worker --------------------------------------------------------------------------
+
+
+class _Runner:
+    """Answers what a worker's C loop hands to Python."""
+
+    def __init__(self, dataset: Any, collate_fn: Any, hook: Any, number: int) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.where = f"in DataLoader worker process {number}"
+        self.seeder: Any = None
+        if hook is not None:
+            self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
+
+    def answer(self, task: tuple, mark: Callable[[int], None]) -> Any:
+        kind, _number, *place, row0, nrows, indices, errors = task
+        if errors is not None:
+            return [(row, what, self._failure(error)) for row, what, error in errors]
+        if kind == BATCH:
+            return self._batch(indices, place)
+        return self._rows(indices, place, range(row0, row0 + nrows), mark)
+
+    def _sample(self, index: Any, row: int, place: list) -> Any:
+        epoch, position, base_seed, seeded = place
+        if seeded and self.seeder is not None:
+            self.seeder.seed(base_seed, epoch, position + row, 0)
+        return by_sample(self.dataset)[index]
+
+    def _rows(self, indices: Any, place: list, rows: range, mark: Callable) -> list:
+        entries: list[tuple] = []
+        for row in rows:
+            try:
+                every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
+                index = every[row]
+                entries.append((row, SAMPLE, self._sample(index, row, place)))
+            except Exception as error:
+                entries.append((row, ERROR, self._failure(error)))
+                break  # torch stops at the first exception of a batch
+            mark(row)
+        return entries
+
+    def _batch(self, indices: Any, place: list) -> tuple:
+        at: tuple[int, ...] = ()
+        try:
+            samples = []
+            every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
+            for row, index in enumerate(every):
+                at = (row,)
+                samples.append(self._sample(index, row, place))
+            at = ()
+            return OK, self.collate_fn(samples)
+        except Exception as error:
+            return FAILED, self._failure(error), *at
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, StopIteration):  # a for loop would take it for the epoch's end
+            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
+            stop.__cause__ = error
+            error = stop
+        try:
+            raise error  # one that was made in C has no traceback yet, and torch prints it
+        except Exception as raised:
+            return Failure.of(raised, self.where)
+
+    def encoded(self, answer: Any) -> tuple[bytes, list]:
+        try:
+            return messages.dumps(answer)
+        except Exception as error:
+            failure = self._failure(error)
+            rows = isinstance(answer, list)
+            return messages.dumps([(answer[0][0], ERROR, failure)] if rows else (FAILED, failure))
+
+
+def _work(worker: _core.NativeWorker, runner: _Runner, ended: threading.Event) -> None:
+    """The life of a worker's thread; ended is set when it touches the mapping no more."""
+    try:
+        while task := worker.next():
+            data, buffers = runner.encoded(runner.answer(task, worker.mark))
+            del task
+            if not worker.finish(data, buffers):
+                return
+            del data, buffers
+    except BaseException:
+        worker.die(1)  # what it has in hand is lost, and the loader says so
+        raise
+    finally:
+        ended.set()
+
+
+class NativeHandle(WorkerHandle):
+    """A worker thread, with the interface of ``multiprocessing.Process``; its pid is that of
+    the loading process."""
+
+    def __init__(self, pool: NativePool, number: int) -> None:
+        super().__init__(pool, number)
+        self.name = f"minato-native-{number}"
+
+    @property
+    def sentinel(self) -> int:
+        raise AttributeError("a worker thread has no sentinel; use join()")
+
+    def terminate(self) -> None:
+        """Ends the worker after the sample in hand; others take its work."""
+        if self.is_alive():
+            self._pool.engine.end_worker(self._number)
+
+    kill = terminate
+
+
+# ---- all of them -------------------------------------------------------------------------
+
+
+class NativePool:
+    """The engine and its threads; stands in for ``_pool.Pool``. Belongs to one iterator."""
+
+    kind = "native"
+
+    def __init__(
+        self,
+        *,
+        offer: Offer,
+        workers: int,
+        memory_limit: int,
+        options: dict[str, Any],
+        dataset: Any,
+        collate_fn: Any,
+    ) -> None:
+        self.engine = _core.Engine(workers, 0, False, memory_limit, **options)
+        self.stopped = False
+        self._owner = os.getpid()
+        self._entries: list[_WorkerEntry] | None = None
+        self._threads: dict[threading.Thread, threading.Event] = {}
+        self.handles: list[NativeHandle] = []
+        segment = self.engine.segment
+        for number in range(segment.workers):
+            worker = _core.NativeWorker(
+                segment, number, offer.capsule, STREAM_HOOK, offer.indices
+            )
+            runner = _Runner(dataset, collate_fn, offer.hook, number)
+            ended = threading.Event()
+            thread = threading.Thread(
+                target=_work,
+                args=(worker, runner, ended),
+                name=f"minato-native-{number}",
+                daemon=True,  # or the interpreter would wait before it calls _stop_all
+            )
+            self._threads[thread] = ended
+        self._workers = workers
+        self.started = False
+
+    def start(self) -> None:
+        """Starts the threads. What an exception leaves behind is for ``stop()``; Ctrl-C comes
+        before or after."""
+        with signals.Held():
+            self.started = True
+            self.engine.start(-1, -1)
+            _start_quietly(self._threads)
+            self.handles += [NativeHandle(self, w) for w in range(self._workers)]
+            _pools.add(self)
+
+    def mine(self) -> bool:
+        """Whether this process made it, and not one of which that is a parent."""
+        return not self.stopped and self._owner == os.getpid()
+
+    def starts_workers(self) -> bool:
+        """As ``Pool``'s: they are there from the start."""
+        return False
+
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
+        if self._owner != os.getpid():
+            return None
+        entries = self._entries if self._entries is not None else self.engine.workers()
+        return entries[number]
+
+    def stop(self) -> None:
+        """Ends the workers when each has finished the sample in hand, and frees the memory."""
+        if not self.mine():
+            return
+        self.stopped = True
+        self._entries = entries = self.engine.workers()
+        for entry in entries:
+            entry["state"] = 0
+        self.engine.stop()
+        if threading.current_thread() in self._threads:
+            # garbage was collected in one of them: it cannot wait for itself
+            threading.Thread(target=self._close, name="minato-native-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        interrupt = None
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.is_set():
+                try:
+                    ended.wait()  # an interrupted join() may take a running thread for ended
+                    thread.join()
+                except KeyboardInterrupt as error:  # memory must outlive who writes to it
+                    interrupt = error
+        self.engine.close()
+        if interrupt is not None:
+            raise interrupt
+
+    def dismiss(self) -> None:
+        """At exit: ends the threads but not the loader. A daemon thread that waits for a
+        batch has nothing to report, and goes with the interpreter."""
+        if not self.mine():
+            return
+        self.stopped = True
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.wait(0.02):
+                self.engine.dismiss()
+
+
+def _start_quietly(threads: Iterable[threading.Thread]) -> None:
+    """Signals stay with the program's own threads: the new ones inherit that all are blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_pools: weakref.WeakSet[NativePool] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the interpreter and its memory go."""
+    for pool in list(_pools):
+        pool.dismiss()

@@ -1,0 +1,299 @@
+"""One set of workers as the loading process sees it: start, watch, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _core
+from .._limits import explained
+from . import signals
+from .job import Job, Memory
+from .zygote import FORKED
+from .zygote import main as run_zygote
+
+if TYPE_CHECKING:
+    from .._core import _WorkerEntry
+
+log = logging.getLogger("minato")
+
+#: worker states of csrc/workers/mn_message.h that mean a process may be there
+_ALIVE = (1, 2, 3)
+#: how long a shutdown waits for the zygote, which itself is bounded (see workers/zygote.py)
+STOP_SECONDS = 0.8
+#: how long it waits for what it had to kill
+KILL_SECONDS = 5.0
+#: how long somebody who asks for a worker's process id waits for it. A start takes that long
+#: where a dataset is large, or a main module imports a lot on a busy machine.
+PID_SECONDS = 60.0
+
+
+class WorkerHandle:
+    """A worker process, with the interface of ``multiprocessing.Process``."""
+
+    daemon = True
+
+    def __init__(self, pool: Any, number: int) -> None:
+        self._pool = pool
+        self._number = number
+        self._last: Any = None
+        self._sentinel: tuple[int, int] | None = None  # descriptor, and of which process
+        self.name = f"minato-worker-{number}"
+
+    def _entry(self) -> _WorkerEntry | dict[str, Any]:
+        entry = self._pool.worker_entry(self._number)
+        return entry if entry is not None else self._last or {"state": 0, "pid": 0, "status": 0}
+
+    @property
+    def pid(self) -> int | None:
+        """Process id. Waits for a worker that is just being started, because torch's workers
+        have theirs at once: as long as there is somebody who might start it, and no longer
+        than a minute. None for one that is not there."""
+        deadline = time.monotonic() + PID_SECONDS
+        while True:
+            entry = self._entry()
+            coming = entry["state"] in _ALIVE and self._pool.starts_workers()
+            if entry["pid"] or not coming or time.monotonic() > deadline:
+                self._last = entry
+                return entry["pid"] or None
+            time.sleep(0.001)
+
+    ident = pid
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once the process has ended, for
+        ``multiprocessing.connection.wait()``. It is opened when it is first asked for; raises
+        OSError for a process that has ended by then."""
+        pid = self.pid or 0
+        if self._sentinel is None or self._sentinel[1] != pid:
+            self.close()
+            self._sentinel = os.pidfd_open(pid), pid
+        return self._sentinel[0]
+
+    def is_alive(self) -> bool:
+        return self._entry()["state"] in _ALIVE and not self._pool.stopped
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self.is_alive() else self._entry()["status"]
+
+    def join(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (deadline is None or time.monotonic() < deadline):
+            time.sleep(0.002)
+
+    def _signal(self, number: int) -> None:
+        if self.pid and self.is_alive():
+            self._pool.engine.retire_worker(self._number)
+            self._pool.engine.kill_worker(self._number, number)
+
+    def terminate(self) -> None:
+        """Ends the worker; it is not replaced, others take its work."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Frees the sentinel, which is all that the handle owns."""
+        sentinel, self._sentinel = self._sentinel, None
+        if sentinel is not None:
+            os.close(sentinel[0])
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "started" if self.is_alive() else "stopped"
+        return f"<WorkerHandle name={self.name!r} pid={self._entry()['pid']} {state} daemon>"
+
+
+class Pool:
+    """The engine, the zygote and its workers. Belongs to one iterator."""
+
+    kind = "process"
+
+    def __init__(
+        self,
+        *,
+        context: Any,
+        workers: int,
+        max_retries: int,
+        respawn: bool,
+        memory_limit: int,
+        one_thread: bool,
+        options: dict[str, Any],
+        job: dict[str, Any],
+    ) -> None:
+        self.started = self.stopped = False
+        self.base_seed: int = job["base_seed"]
+        self._entries: list[_WorkerEntry] | None = None
+        self._owner = os.getpid()
+        self._pidfd = -1
+        self._commands: Connection | None = None
+        self.zygote: Any = None
+        self._context = context
+        self._method = method = context.get_start_method()
+        with explained():
+            self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
+        self.handles: list[WorkerHandle] = []
+        self._workers = workers
+        self._job: Job | None = Job(
+            memory=Memory(self.engine), one_thread=one_thread, blocked=frozenset(), **job
+        )
+        if method != "fork":
+            with _warned(), explained():
+                self._job.pickle()
+
+    def start(self) -> None:
+        """Starts the zygote, and it the workers. What an exception leaves behind is for
+        ``stop()``; Ctrl-C comes before or after."""
+        if self._method != "fork":
+            # Now, because they outlive the signals blocked below and would pass that on.
+            resource_tracker.ensure_running()
+        if self._method == "forkserver":
+            forkserver.ensure_running()
+        with signals.Held() as held, explained():
+            self._start(held)
+            self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
+
+    def _start(self, held: signals.Held) -> None:
+        self.started = True
+        job, self._job = self._job, None
+        assert job is not None
+        job.blocked = frozenset(held.blocked)
+        if self._method == "fork":
+            self.engine.segment.set_start(FORKED)
+        reader, self._commands = multiprocessing.Pipe(duplex=False)
+        try:
+            os.set_blocking(self._commands.fileno(), False)
+            inherited = self._commands if self._method == "fork" else None
+            zygote = self._context.Process(
+                target=run_zygote,
+                args=(job, reader, inherited, self._method),
+                name=signals.Deaf("minato-zygote"),
+                daemon=True,
+            )
+            with _warned():
+                zygote.start()
+            zygote.name = "minato-zygote"  # for whoever else pickles or copies it
+            self.zygote = zygote
+            self._pidfd = os.pidfd_open(zygote.pid)
+            self.engine.start(self._pidfd, self._commands.fileno())
+        finally:
+            reader.close()
+            if job.pickled is not None:
+                job.pickled.close()
+
+    def mine(self) -> bool:
+        """Whether this process made it, and not one of which that is a parent."""
+        return not self.stopped and self._owner == os.getpid()
+
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
+        if self._owner != os.getpid():
+            return None
+        entries = self._entries if self._entries is not None else self.engine.workers()
+        return entries[number]
+
+    def starts_workers(self) -> bool:
+        """Whether somebody does who might start one that is wanted."""
+        return self.mine() and not self.engine.health()["zygote_lost"]
+
+    def stop(self) -> None:
+        """Ends workers and zygote within about a second and frees the memory. Each step is
+        taken whatever became of those before; Ctrl-C comes after the last."""
+        if self.stopped or self._owner != os.getpid():
+            return
+        with signals.Held(), contextlib.ExitStack() as last_first:
+            self.stopped = True
+            if self._pidfd >= 0:
+                last_first.callback(os.close, self._pidfd)
+            if self._commands is not None:
+                last_first.callback(self._commands.close)
+            last_first.callback(self.engine.close)
+            last_first.callback(self._keep_entries)
+            if self.zygote is not None:  # else it never came to be
+                last_first.callback(self._close_zygote)
+                last_first.callback(self._end_zygote)
+            self.engine.stop()
+
+    def _keep_entries(self) -> None:
+        entries = self.engine.workers()
+        for entry in entries:
+            entry["state"] = 0
+        self._entries = entries
+
+    def _end_zygote(self) -> None:
+        try:
+            self._poke()
+            self.zygote.join(STOP_SECONDS)
+        finally:
+            if self.zygote.exitcode != 0:
+                self._kill_all()  # it hangs, or died before it could end its workers
+
+    def _poke(self) -> None:
+        assert self._commands is not None
+        with contextlib.suppress(OSError):
+            os.write(self._commands.fileno(), b"!")
+
+    def _close_zygote(self) -> None:
+        with contextlib.suppress(ValueError):
+            # somebody else has reaped it: nothing is left to free but its sentinel
+            self.zygote.close()
+
+    def _kill_all(self) -> None:
+        """The zygote failed: no worker may write on once the memory is given back."""
+        deadline = time.monotonic() + KILL_SECONDS
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        else:
+            self.zygote.kill()
+        self.zygote.join(KILL_SECONDS)
+        left = set(range(self.engine.segment.workers))
+        while left and time.monotonic() < deadline:
+            left = {number for number in left if self._may_live(number)}
+            time.sleep(0.001)
+
+    def _may_live(self, number: int) -> bool:
+        """Kills a worker. Whether it may still have been there."""
+        try:
+            return self.engine.kill_worker(number, signal.SIGKILL)
+        except OSError:  # no descriptor is left to find that out by
+            return True
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """Around what pickles a dataset: torch's warning where that cannot be."""
+    try:
+        yield
+    except (TypeError, AttributeError, pickle.PicklingError):
+        warnings.warn(
+            "Got pickle error when attempting to start a worker Process. This might be "
+            "because the worker Process arguments are not picklable. Python 3.14+ changed "
+            "the multiprocessing start method in non-Mac POSIX platforms to 'forkserver', "
+            "which requires the worker Process arguments to be picklable. You can also "
+            "try multiprocessing.set_start_method('fork').",
+            stacklevel=4,
+        )
+        raise
+
+
+def start_method_context(loader: Any) -> Any:
+    """The loader's multiprocessing context, as torch chooses it."""
+    context = loader.multiprocessing_context
+    return torch.multiprocessing if context is None else context

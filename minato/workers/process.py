@@ -1,0 +1,367 @@
+"""What a worker process does: torch's preparations, then tasks until the loader stops."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import _core
+from ..errors import Failure
+from ..seeding import init_states
+from ..state import all_global
+from ..transport import messages
+from ..transport.layouts import open_layout, plain
+from ..transport.split import sendable, sending_ns
+from . import environment, signals
+from .job import by_sample, fetches_batches, Job, offered
+
+#: kinds of tasks, numbers of csrc/workers/mn_message.h
+ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
+#: entries of a row's envelope, numbers of csrc/py/types/mn_worker_type.c; REFUSED: of a PART, a
+#: sample that may not come out of a message as it went in
+SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
+#: what a BATCH task answers
+OK, FAILED, EXHAUSTED = range(3)
+
+
+def prepare(job: Job, number: int) -> None:
+    """The environment that torch gives a worker, in torch's order."""
+    _utils.signal_handling._set_worker_signal_handlers()
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    environment.limit(job.one_thread)
+    seed = job.base_seed + number
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(_utils.worker._generate_state(job.base_seed, number))
+    _utils.worker._worker_info = _utils.worker.WorkerInfo(
+        id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
+    )
+
+
+class _Runner:
+    """Answers the tasks that the core's loop hands to Python."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.where = f"in DataLoader worker process {number}"
+        self.seeder: Any = None
+        self.mark: Any = None  # Worker.mark, once there is one
+        self.probing = job.probing
+        self.sending: tuple[int, ...] = ()  # what the next answer says of it, at its end
+        self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
+        self.init_failure: Failure | None = None
+        self.exhausted = False
+        self.init_states = init_states.UNCHANGED
+        try:
+            if job.worker_init_fn is not None:
+                before = all_global() if job.seed_per_sample else {}
+                job.worker_init_fn(number)
+                if job.seed_per_sample:
+                    self.init_states = init_states.left_by(before)
+            if job.seed_per_sample:
+                from ..seeding.generators import make_seeder
+
+                self.seeder = make_seeder(job.dataset, job.collate_fn)
+            self._make_fetcher()
+        except Exception as error:
+            self.init_failure = Failure.of(error, self.where)
+
+    def _make_fetcher(self) -> None:
+        job = self.job
+        self.fetcher = _DatasetKind.create_fetcher(
+            job.dataset_kind, job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+        )
+        self.exhausted = False
+
+    def rows(self, extras: list) -> list:
+        """Entries of an envelope of rows, exceptions wrapped."""
+        return [
+            (row, what, self._failure(obj) if what == ERROR else obj)
+            for row, what, obj in extras
+        ]
+
+    def part(self, extras: list) -> list:
+        """The same of rows that another worker may collate."""
+        return [
+            (row, REFUSED, None) if what == SAMPLE and not sendable(obj) else (row, what, obj)
+            for row, what, obj in self.rows(extras)
+        ]
+
+    def collate(self, index: Any, parts: list, task: tuple) -> tuple:
+        """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
+        followed by its row. What could not be sent is fetched again, all of it: seeds make
+        it what it was."""
+        try:
+            entries = [entry for part in parts for entry in messages.loads(*part)]
+        except Exception:  # no room for a part, or a class that cannot be found here
+            entries = []
+        for row, what, obj in entries:
+            if what == ERROR:
+                return FAILED, obj, row  # the first in the order of rows, as torch has it
+        if len(entries) != len(index) or any(what == REFUSED for _, what, _ in entries):
+            self.sending = (-1,)
+            return self.batch(index, task)
+        number, epoch, _position, base_seed, seeded = task
+        try:
+            if seeded and self.seeder is not None:
+                self.seeder.seed(base_seed, epoch, number, 2)
+            data = self.job.collate_fn([sample for _, _, sample in entries])
+            if not seeded or self.seeder is None or not self.seeder.renew():
+                return OK, data
+        except Exception as error:
+            return FAILED, self._failure(error)
+        return self.batch(index, task)  # see collated()
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, _Init):
+            return error.failure
+        if isinstance(error, StopIteration):
+            # A for loop over the loader would take it for the end of the epoch.
+            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
+            stop.__cause__ = error
+            stop.__traceback__ = error.__traceback__
+            error = stop
+        return Failure.of(error, self.where)
+
+    def batch(self, index: Any, task: tuple) -> tuple:
+        """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None). A failure
+        of one sample is followed by its row."""
+        if self.init_failure is not None:
+            return FAILED, self.init_failure
+        if self.exhausted:
+            return EXHAUSTED, None
+        self.row = ()
+        try:
+            if isinstance(index, _IndexError):
+                raise index.error
+            data = self._fetch(index, *task)
+            sending, self.sending = self.sending, ()
+            return OK, data, *sending
+        except StopIteration as error:
+            if self.job.dataset_kind == _DatasetKind.Iterable:
+                self.exhausted = True
+                return EXHAUSTED, None
+            return FAILED, self._failure(error), *self.row
+        except Exception as error:
+            return FAILED, self._failure(error), *self.row
+
+    def _fetch(
+        self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
+    ) -> Any:
+        job, seeder = self.job, self.seeder if seeded else None
+        if seeder is None:
+            if not job.splits:
+                return self.fetcher.fetch(index)
+            seeder = _Unseeded
+        samples = partial(self._samples, seeder, index, number, epoch, position, base_seed)
+        return collated(seeder, (base_seed, epoch, number, 2), samples, job.collate_fn)
+
+    def _samples(
+        self, seeder: Any, index: Any, number: int, epoch: int, position: int, base_seed: int
+    ) -> Any:
+        job = self.job
+        if not job.auto_collation:
+            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
+            self.mark(0)
+        elif fetches_batches(job.dataset):
+            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
+        else:
+            data, dataset = [], by_sample(job.dataset)
+            for k, i in enumerate(index):
+                self.row = (k,)
+                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
+                self.mark(k)
+            self.row = ()
+            if self.probing:
+                self.probing = False
+                self.sending = (sending_ns(data),)
+        return data
+
+    def resume(self) -> tuple:
+        """A new epoch of persistent workers: torch makes a new fetcher."""
+        try:
+            self._make_fetcher()
+        except Exception as error:
+            self.init_failure = Failure.of(error, self.where)
+        return OK, None
+
+
+class _IndexError:
+    """Stands for indices that could not be unpickled here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __iter__(self):
+        raise self.error  # where the core looks for the index of one sample
+
+
+def _load_index(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        return _IndexError(error)
+
+
+class _Unseeded:
+    """In place of a seeder."""
+
+    @staticmethod
+    def seed(*_place: int) -> None:
+        pass
+
+    @staticmethod
+    def renew() -> bool:
+        return False
+
+
+def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
+    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
+    of its own the first time: what it drew from that, no other worker would."""
+    seeder.seed(*place)
+    data = make(*what)
+    if seeder.renew():
+        seeder.seed(*place)
+        data = make(*what)
+    return data
+
+
+def collated(
+    seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
+) -> Any:
+    """The batch of the samples fetched. Where collating it has made a generator they are fetched
+    again for the second time: a collate_fn may take samples apart."""
+    samples = fetch()
+    seeder.seed(*place)
+    batch = collate_fn(samples)
+    if seeder.renew():
+        samples = fetch()
+        seeder.seed(*place)
+        batch = collate_fn(samples)
+    return batch
+
+
+def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list]:
+    samples = isinstance(answer, list)
+    try:
+        return messages.dumps(answer, samples)
+    except Exception as error:
+        if kind == PART:
+            return messages.dumps([(row, REFUSED, None) for row, _, _ in answer])
+        # torch prints this from a thread of the worker and then waits for ever
+        failure = Failure.of(error, where)
+    if not samples:
+        return messages.dumps((FAILED, failure))
+    try:
+        return messages.dumps([(row, what, _plain(what, obj)) for row, what, obj in answer])
+    except Exception:
+        return messages.dumps([_refused(answer, failure, where)])
+
+
+def _plain(what: int, sample: Any) -> Any:
+    return plain(sample) if what == SAMPLE else sample
+
+
+def _refused(entries: list, failure: Failure, where: str) -> tuple[int, int, Failure]:
+    """Samples only travel to be collated by default: what that says of them comes first."""
+    for row, what, sample in entries:
+        if what == SAMPLE:
+            try:
+                _utils.collate.default_collate([sample])
+            except Exception as error:
+                return row, ERROR, Failure.of(error, where)
+    return entries[0][0], ERROR, failure
+
+
+def _end_starter(zygote: int) -> None:
+    """The trainer is gone. A zygote that works would have ended this process long before a
+    second is over; one that was stopped, or hangs, is ended with it."""
+    time.sleep(1.0)
+    if os.getppid() == zygote:
+        os.kill(zygote, signal.SIGKILL)
+
+
+def main(job: Job, number: int) -> None:
+    """The life of worker `number`; returns when the loader stops or is gone."""
+    segment = job.memory.segment
+    if job.pickled is not None:
+        environment.limit(job.one_thread)
+        job.load()
+    job.settle()
+    segment.dontfork()
+    prepare(job, number)
+    runner = _Runner(job, number)
+    worker = _core.Worker(
+        segment,
+        number,
+        _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
+        runner.seeder,
+        open_layout,
+        _load_index,
+        offered(job.dataset, "set_epoch"),
+        job.user_epoch,
+    )
+    runner.mark = worker.mark
+    worker.ready(*runner.init_states)
+    while True:
+        task = worker.next()
+        if task is None:
+            if not segment.trainer_lives():
+                return _end_starter(job.zygote)
+            continue
+        if task is False:
+            return
+        kind, number_, epoch, position, base_seed, seeded, _row0, _nrows, payload = task
+        if kind == RESUME:
+            answer: Any = runner.resume()
+        elif kind == BATCH:
+            answer = runner.batch(payload, (number_, epoch, position, base_seed, seeded))
+        elif kind == COLLATE:
+            place = (number_, epoch, position, base_seed, seeded)
+            answer = runner.collate(payload, worker.parts(), place)
+        elif kind == PART:
+            answer = runner.part(payload)
+        else:
+            answer = runner.rows(payload)
+        data, buffers = _encode(answer, runner.where, kind)
+        del task, payload, answer  # large samples must not outlive their sending
+        if not worker.finish(data, buffers):
+            return
+        del data, buffers
+
+
+class _Refusing:
+    """In place of a dataset that worker_init_fn could not prepare: each sample fails so."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _Init(self._failure)
+
+
+class _Init(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__("worker_init_fn failed")
+        self.failure = failure
+
+
+def run(job: Job, number: int) -> None:
+    """Target of a worker's process object."""
+    signals.released(job.blocked)
+    try:
+        main(job, number)
+    except KeyboardInterrupt:
+        pass  # the trainer raises its own

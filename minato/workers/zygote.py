@@ -1,0 +1,336 @@
+"""The process that forks workers, reports their deaths and reaps them.
+
+It is a process of the loader's own multiprocessing context, made at ``iter()`` and gone
+with the iterator, so its copy of the dataset is exactly as old as torch's workers' would
+be.  It alone can reap: it reports (pid, status), waits until the loader has taken the dead
+worker's tasks back, and reaps then, so a pid names the dead worker until nobody needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from .._limits import NOT_STARTED
+from ..seeding import plans
+from . import environment, signals
+from .job import Job, count_threads
+from .pickled import opened_here
+from .process import run as run_worker
+
+WANTED = 1  # of csrc/workers/mn_message.h
+FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
+
+#: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together
+#: with the loader's own patience this keeps a shutdown within about a second.
+LEAVE_SECONDS = 0.35
+TERM_SECONDS = 0.15
+#: how often a death that the loader has not looked at yet is asked about again
+ACK_SECONDS = 0.01
+#: how long a replacement that the system refuses is tried again before the loader hears of it
+REFUSED_SECONDS = 10.0
+
+
+class _Child:
+    """A worker process, forked here or started by the start method."""
+
+    def __init__(self, number: int, pid: int, process: Any = None) -> None:
+        self.number = number
+        self.pid = pid
+        self.process = process  # keeps its resources until it is reaped
+        self.reported = False
+
+    def signal(self, number: int) -> None:
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def ended(self) -> int | None:
+        """Exit code, or minus the signal, once it is dead; leaves it to be reaped."""
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+    def reap(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+class _Stillborn(_Child):
+    """A worker that the system refused to make: the loader hears of it as of a death."""
+
+    def __init__(self, number: int, error: OSError) -> None:
+        super().__init__(number, 0)
+        self.status = NOT_STARTED + (error.errno or 0)
+
+    def signal(self, number: int) -> None:
+        """There is nobody to tell; process 0 would be all of the group."""
+
+    def ended(self) -> int:
+        return self.status
+
+    def reap(self) -> None:
+        """There is nothing left of it."""
+
+
+@dataclass
+class _Refusals:
+    """The system will not make another process just now."""
+
+    since: float
+    pause: float = 0.02
+    again: float = 0.0
+
+
+class Zygote:
+    def __init__(self, job: Job, commands: Connection, method: str) -> None:
+        self.job = job
+        self.segment = job.memory.segment
+        self.commands = commands
+        self.method = method
+        self.children: dict[int, _Child] = {}
+        self.lived: set[int] = set()  # numbers of workers that there have been
+        self.refusals: dict[int, _Refusals] = {}  # of their replacements
+        self.start = FORKED if method == "fork" else self._load()
+        self.segment.set_start(self.start)  # under fork it was known before
+        if self.start == FORKED:
+            job.settle()
+        else:
+            job.unload()
+
+    def _load(self) -> int:
+        """Loads the dataset; how workers are to be started. What that has left behind, or the
+        import of the main module, may not survive a fork, or not be for several processes."""
+        threads = count_threads()
+        self.job.load()
+        if torch.cuda.is_initialized():
+            return ACCELERATOR
+        if threading.active_count() > 1 or count_threads() > threads:
+            return THREADS
+        passed = {self.commands.fileno()} | self.job.descriptors()
+        return OPENED if opened_here(passed) else FORKED
+
+    # ---- starting --------------------------------------------------------------------
+
+    def start_wanted(self) -> None:
+        for number in range(self.segment.workers):
+            refusals = self.refusals.get(number)
+            waits = refusals is not None and time.monotonic() < refusals.again
+            if self.segment.state(number) != WANTED or waits:
+                continue
+            self.segment.starting(number)
+            try:
+                forked = self.start == FORKED
+                child = self._fork(number) if forked else self._start(number)
+                self.segment.set_pid(number, child.pid)
+                self.lived.add(number)
+            except OSError as error:
+                if number in self.lived and self._put_off(number):
+                    self.segment.not_started(number)
+                    continue
+                child = _Stillborn(number, error)
+            self.children[number] = child
+            self.refusals.pop(number, None)
+
+    def _put_off(self, number: int) -> bool:
+        """Whether a replacement is to be tried again: limits that others have reached, too,
+        are often gone a moment later."""
+        now = time.monotonic()
+        refusals = self.refusals.setdefault(number, _Refusals(now))
+        refusals.again = now + refusals.pause
+        refusals.pause = min(2 * refusals.pause, 1.0)
+        return now < refusals.since + REFUSED_SECONDS
+
+    def _patience(self, pending: bool) -> float | None:
+        """Milliseconds until something is to be looked at that nobody reports."""
+        times = [ACK_SECONDS] if pending else []
+        now = time.monotonic()
+        times += [max(0.0, refusals.again - now) for refusals in self.refusals.values()]
+        return 1000 * min(times) if times else None
+
+    def _process(self, number: int, context: Any) -> Any:
+        return context.Process(
+            target=run_worker,
+            args=(self.job, number),
+            name=f"minato-worker-{number}",
+            daemon=True,
+        )
+
+    def _fork(self, number: int) -> _Child:
+        process = self._process(number, multiprocessing.get_context("fork"))
+        vars(util)["_flush_std_streams"]()
+        # A worker ended right away must die of it, not run the zygote's handler: held back
+        # until the child has none.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if pid == 0:
+            code = 1
+            try:
+                self._in_child()
+                # multiprocessing's own preparation of a process: finalizers, stdio, name
+                code = process._bootstrap()
+            finally:
+                os._exit(code)
+        return _Child(number, pid)
+
+    def _in_child(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self.commands.close()
+        os.close(self.wake_read)
+        os.close(self.wake_write)
+        os.close(self.trainer)
+
+    def _start(self, number: int) -> _Child:
+        # spawn for forkserver, too: the zygote can only reap children of its own
+        process = self._process(number, multiprocessing.get_context("spawn"))
+        me: Any = multiprocessing.current_process()
+        daemon, me._config["daemon"] = me._config.get("daemon"), False
+        try:
+            process.start()  # daemons may not have children: here they may
+        finally:
+            me._config["daemon"] = daemon
+        # multiprocessing reaps the dead among its children whenever it starts another
+        vars(multiprocessing.process)["_children"].discard(process)
+        return _Child(number, process.pid, process)
+
+    # ---- watching --------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._listen()
+        except OSError as error:
+            for number in range(self.segment.workers):
+                self.segment.exited(number, _Stillborn(number, error).status)
+            return
+        self.start_wanted()
+        while not self.segment.stopped():
+            pending = self._report()
+            ready = dict(self.poller.poll(self._patience(pending)))
+            if self.trainer in ready:
+                self._end(0.0, 0.0)
+                return
+            if self.commands.fileno() in ready:
+                try:
+                    told = os.read(self.commands.fileno(), 4096)
+                except BlockingIOError:
+                    told = b"!"
+                if not told:  # the loader let go of it in the middle of its own start
+                    self._end(0.0, TERM_SECONDS)
+                    return
+            if self.wake_read in ready:
+                self._drain()
+            self.start_wanted()
+        self._end(LEAVE_SECONDS, TERM_SECONDS)
+
+    def _listen(self) -> None:
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._terminated())
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        self.trainer = os.pidfd_open(self.segment.trainer_pid)
+        self.poller = select.poll()
+        for fd in (self.wake_read, self.trainer, self.commands.fileno()):
+            self.poller.register(fd, select.POLLIN)
+        self.woken = select.poll()
+        self.woken.register(self.wake_read, select.POLLIN)
+
+    def _terminated(self) -> None:
+        """multiprocessing ends its daemons so when the interpreter exits."""
+        self._end(0.0, 0.05)
+        os._exit(0)
+
+    def _drain(self) -> None:
+        try:
+            os.read(self.wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+    def _report(self) -> bool:
+        """Reports the dead; reaps those the loader has dealt with. True if some wait."""
+        pending = False
+        for child in list(self.children.values()):
+            if not child.reported:
+                status = child.ended()
+                if status is None:
+                    continue
+                self.segment.exited(child.number, status)
+                child.reported = True
+            again = self.segment.reap(child.number)
+            if again is None:
+                pending = True
+                continue
+            child.reap()
+            del self.children[child.number]
+            if again:
+                self.start_wanted()
+        return pending
+
+    # ---- ending ----------------------------------------------------------------------
+
+    def _signal_all(self, number: int) -> None:
+        for child in self.children.values():
+            child.signal(number)
+
+    def _await_children(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while True:
+            for child in list(self.children.values()):
+                status = child.ended()
+                if status is not None:
+                    if not child.reported:
+                        self.segment.exited(child.number, status)
+                    child.reap()
+                    del self.children[child.number]
+            if not self.children:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.woken.poll(1000 * min(left, 0.02))
+            self._drain()
+
+    def _end(self, leave: float, term: float) -> None:
+        if self._await_children(leave):
+            return
+        self._signal_all(signal.SIGTERM)
+        if self._await_children(term):
+            return
+        self._signal_all(signal.SIGKILL)
+        self._await_children(1.0)
+
+
+def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+    """Target of the zygote's process object."""
+    signals.released(job.blocked)
+    if unused is not None:
+        unused.close()  # the loader's end, inherited by a fork
+    environment.limit(job.one_thread)
+    job.zygote = os.getpid()
+    torch.multiprocessing._set_thread_name("minato_zygote")
+    zygote = Zygote(job, commands, method)
+    if job.seed_per_sample and zygote.start == FORKED:
+        plans.probe_globals()
+    gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
+    zygote.run()

@@ -1,0 +1,504 @@
+"""Run each loader in turn on the same work; print a table and draw plots.
+
+    python -m unet3d.bench.compare --preset quick --data data/npy --out runs/compare
+    python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
+        --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
+
+Every run is a process of its own (`unet3d.train`, or `unet3d.bench.workloads.run` for the detection
+and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
+(all loaders once, then all again, each time beginning with another) so that a drift of the
+machine does not favour one. All loaders must deliver the same samples with the same bytes, each
+once, or the comparison fails: bytes are compared in a run before the timed ones, sample numbers
+in every run. A warm cache is looked at before and after the warm runs. Arguments after ``--`` go
+to the runs as they are, those that begin with ``--dali-`` to DALI's loaders only.
+
+A short table is printed. Written to --out: compare.txt (all columns), compare.csv, compare.json
+(every epoch of every run), compare.png, and a folder for each run.
+"""
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet3d import data, loaders, records, settings
+from unet3d.bench import pagecache, plot, slow
+from unet3d.nifti import DataError
+from unet3d.parallel import available_cores
+from unet3d.spec import PRESETS
+from unet3d.transforms import train_transforms
+from unet3d.bench.workloads import base, run
+
+WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
+MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "cpu",
+           "cpu_seconds", "gpu", "memory_mb")
+CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
+               "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
+               "slow_share", "slow_batch_max", "others", "work_bound_s", "bound_s")
+#: of the 3D U-Net, where not asked for others; DALI where it is installed
+UNET3D_LOADERS = ("minato", "minato-native", "pytorch", "pytorch-ooo", "dali", "dali-cached",
+                  "synthetic")
+#: epochs in which the bytes of samples are compared
+CHECKED_EPOCHS = 2
+
+
+class ComparisonError(RuntimeError):
+    """A run failed, or the loaders did not do the same work."""
+
+
+def busy_seconds() -> float | None:
+    """CPU seconds the whole machine has spent, stolen ones included; None where unknown."""
+    try:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _wait, irq, soft, steal = numbers[:8]
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
+    """The arguments of a run: options of DALI's loaders (flags all) go to those only."""
+    return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
+
+
+def run_once(module: str, loader: str, cache: str, folder: Path,
+             common: Sequence[str]) -> dict[str, Any]:
+    """One process; returns its result, with the share of the machine that `others` had
+    meanwhile. Raises ComparisonError."""
+    command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
+               "--out", str(folder), *arguments_for(loader, common)]
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parents[2])
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{path}{os.pathsep}{root}" if path else root
+    before, times, began = busy_seconds(), os.times(), time.monotonic()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, check=False)
+    after, ended, span = busy_seconds(), os.times(), time.monotonic() - began
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "output.txt").write_text(done.stdout + done.stderr)
+    for line in done.stderr.splitlines():
+        if line.startswith("warning:"):
+            print(line, file=sys.stderr)
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise ComparisonError(f"{loader}: exit status {done.returncode}\n{tail}")
+    result = json.loads((folder / records.RESULT_NAME).read_text())
+    result["others"] = None
+    if before is not None and after is not None:
+        own = sum(ended[:4]) - sum(times[:4])
+        result["others"] = max(0.0, after - before - own) / span / (os.cpu_count() or 1)
+    return result
+
+
+def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
+    """Raise ComparisonError unless all runs delivered the same samples and bytes.
+
+    `results` maps a loader to its runs. Sample numbers are compared between all, bytes (of runs
+    that hashed them) between loaders of the same kind of samples, and not at all if the loaders
+    seed by themselves.
+    """
+    seen: dict[tuple[int, str], dict[str, list[str]]] = {}
+    for loader, runs in results.items():
+        for one in runs:
+            by_sample = one["config"]["seeding"] == "sample"
+            kinds = {"index_hash": "index_hash"}
+            if loaders.samples_of(loader) is not None and by_sample:
+                kinds[f"{loaders.samples_of(loader)} content_hash"] = "content_hash"
+            for row in one["epochs"]:
+                for kind, name in kinds.items():
+                    if row[name] is None:
+                        continue
+                    values = seen.setdefault((row["epoch"], kind), {})
+                    values.setdefault(row[name], []).append(loader)
+    for (epoch, kind), values in seen.items():
+        if len(values) > 1:
+            found = "; ".join(f"{value} by {', '.join(sorted(set(names)))}"
+                              for value, names in values.items())
+            raise ComparisonError(f"epoch {epoch}: the {kind}es differ: {found}")
+
+
+def counted_epochs(cache: str, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The epochs that count. With more than one in each run the first is left out of a warm
+    comparison: imports, page faults and worker starts are its own."""
+    epochs = [row for one in runs for row in one["epochs"]]
+    if cache == "warm" and all(len(one["epochs"]) > 1 for one in runs):
+        epochs = [row for row in epochs if row["epoch"] > 1]
+    return epochs
+
+
+def bounds_of(result: dict[str, Any], profile: slow.Profile | None) -> dict[str, float]:
+    """The bounds that a run measured, with the work of all samples where it is known."""
+    row, config = result["epochs"][-1], result["config"]
+    found = {name: row[name] for name in row if name.endswith("_bound_s")}
+    if profile is None or "work_bound_s" not in found:
+        return found
+    workers, whole = config["workers"], profile.work_s(range(len(profile.costs)))
+    if workers > 0:
+        if "core_bound_s" in found:
+            found["core_bound_s"] += (whole - found["work_bound_s"] * workers) / available_cores()
+        found["work_bound_s"] = whole / workers
+    return found
+
+
+def lower_ceiling(bounds: dict[str, float], runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The bounds, with the loader synthetic's best epoch where that was faster than the steps
+    they were computed from: on a machine whose speed varies, those may have been slow ones."""
+    best = min(row["epoch_s"] for one in runs for row in one["epochs"])
+    excess = bounds.get("synthetic_bound_s", 0.0) - best
+    if excess <= 0:
+        return bounds
+    lower = {**bounds, "synthetic_bound_s": best}
+    if "core_bound_s" in bounds:
+        lower["core_bound_s"] -= excess * runs[0]["config"]["threads"] / available_cores()
+    return lower
+
+
+def read_batches(folder: Path, epoch: int) -> list[list[int]]:
+    """The sample numbers of each batch of an epoch, from a run's log."""
+    with open(folder / records.LINES_NAME) as stream:
+        rows = [json.loads(line) for line in stream]
+    return [row["samples"] for row in rows if row["event"] == "step" and row["epoch"] == epoch]
+
+
+def work_of(loader: str) -> str:
+    """Loaders with the same name for it have the same work to do, and so the same bounds."""
+    return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
+
+
+def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The bounds of a loader by name, with the largest that holds for it as `bound_s`."""
+    found = dict(bounds[work_of(loader)])
+    if found:
+        found["bound_s"] = (found["synthetic_bound_s"] if loader == "synthetic" else
+                            max(found.values()))
+    return found
+
+
+def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
+              bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """One row a loader: medians over all counted epochs of all its runs, and their spread.
+
+    `bounds` are by `work_of` the loader. `relative` is epoch time over synthetic's, `over_work`
+    over the work bound.
+    """
+    rows = []
+    for loader, runs in results.items():
+        epochs = counted_epochs(cache, runs)
+        row: dict[str, Any] = {"cache": cache, "loader": loader, "runs": len(runs),
+                               "epochs": len(epochs), "samples": epochs[0].get("samples")}
+        for name in MEDIANS:
+            values = [epoch[name] for epoch in epochs if epoch[name] is not None]
+            row[name] = statistics.median(values) if values else None
+        for name in ("epoch_s", "wait_share"):
+            values = [epoch[name] for epoch in epochs]
+            row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
+        others = [one["others"] for one in runs if one.get("others") is not None]
+        row["others"] = statistics.median(others) if others else None
+        row |= {"bound_s": None} | own_bounds(loader, bounds)
+        work = row.get("work_bound_s")
+        row["over_work"] = row["epoch_s"] / work if work else None
+        rows.append(row)
+    ceiling = next((r["epoch_s"] for r in rows if r["loader"] == "synthetic"), None)
+    for row in rows:
+        row["relative"] = row["epoch_s"] / ceiling if ceiling else None
+    return rows
+
+
+def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
+                    profile: slow.Profile) -> None:
+    """How the slow samples lie in the batches of the profiled epoch, over all runs."""
+    for row in rows:
+        row["slow_shares"] = None
+        if loaders.samples_of(row["loader"]) != "reference":
+            continue  # other draws, other slow samples
+        found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
+                                             profile.epoch)) for n in range(repeats)]
+        row["slow_shares"] = found[0]
+        row["slow_share"] = len(profile.slow) / len(profile.costs)
+        row["slow_batch_max"] = statistics.median(max(shares) for shares in found)
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "-" if value is None else format(value * factor, form)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as text, one loader a line, bounds below."""
+    head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
+            "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
+            "GPU %", "mem MB", "slow %/batch mean, max", "others %")
+    lines = [head]
+    for row in rows:
+        waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
+        lines.append((
+            row["cache"], row["loader"], str(row["runs"]), _number(row["samples"], "d", 1),
+            f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
+            _number(row["relative"], ".3f"), _number(row["over_work"], ".3f"),
+            f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
+            f"{row['wait_share'] * 100:.1f} ({row['wait_share_min'] * 100:.1f}-"
+            f"{row['wait_share_max'] * 100:.1f})", waits, f"{row['cpu'] * 100:.0f}",
+            _number(row["gpu"], ".0f"), _number(row["memory_mb"], ".0f"),
+            f"{_number(row.get('slow_share'), '.0f', 100)}, "
+            f"{_number(row.get('slow_batch_max'), '.0f', 100)}",
+            _number(row["others"], ".0f", 100)))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
+            for line in lines]
+    return "\n".join([*text, *bound_lines(rows)])
+
+
+def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The bounds of an epoch: one line for each cache and each kind of work."""
+    first = {(row["cache"], work_of(row["loader"])): row for row in reversed(rows)}
+    return [f"bounds of an epoch, {cache} run, {work} samples: " + ", ".join(
+        f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
+        if name.endswith("_bound_s") and value is not None)
+        for (cache, work), row in reversed(first.items())]
+
+
+def short_table(rows: Sequence[dict[str, Any]]) -> str:
+    """What loading costs: epoch, waiting and bound of each loader."""
+    several = len({row["cache"] for row in rows}) > 1
+    lines = [("loader", "epoch, s", "min-max", "waits for data, %", "min-max", "bound, s",
+              "epoch / bound")]
+    for row in rows:
+        bound = row["bound_s"]
+        lines.append((
+            row["loader"] + (f" ({row['cache']})" if several else ""), f"{row['epoch_s']:.2f}",
+            f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}", f"{row['wait_share'] * 100:.1f}",
+            f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
+            _number(bound, ".2f"), _number(row["epoch_s"] / bound if bound else None, ".2f")))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
+        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]) for line in lines)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The rows as CSV."""
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, CSV_COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+# -- the work that is compared ---------------------------------------------------------
+
+
+def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
+    common = ["--loader", "pytorch", "--out", "unused", *arguments_for("pytorch", common)]
+    chosen = settings.parse("", common)
+    args, preset = chosen.args, chosen.preset
+    train, _ = data.split(data.list_cases(args.data), args.split_seed, args.split)
+    transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
+    dataset = data.VolumeDataset(train, transform, args.seed, preset.repeat)
+    return dataset, [p for c in train for p in (c.image, c.label)], args.seeding == "sample"
+
+
+def _open_workload(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
+    args = run.parse([*common, "--out", "unused"])
+    dataset = base.module(args.workload).open_job(args).dataset
+    return dataset, [dataset.file(index) for index in range(len(dataset))], True
+
+
+def program(workload: str) -> tuple[str, tuple[str, ...], Callable]:
+    """(module to run, its loaders, function of arguments that opens dataset and files)."""
+    if workload == "unet3d":
+        return "unet3d.train", tuple(loaders.LOADERS), _open_unet3d
+    return "unet3d.bench.workloads.run", run.LOADERS, _open_workload
+
+
+def warm_up(files: Sequence[Path]) -> None:
+    """Read all files once, so that the first run finds what the later ones find."""
+    for path in files:
+        with open(path, "rb") as stream:
+            while stream.read(1 << 24):
+                continue
+
+
+def cached(files: Sequence[Path], when: str) -> str:
+    """How much of the files is in the page cache, as a sentence; warns where it is not all."""
+    share = pagecache.mean_share(list(files))
+    told = "an unknown share" if share is None else f"{share:.0%}"
+    if share is not None and share < 1 - pagecache.ALMOST:
+        print(f"warning: {told} of the data is cached {when} the warm runs: they read storage",
+              file=sys.stderr)
+    return f"{told} {when}"
+
+
+def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
+                 epochs: int) -> tuple[slow.Profile | None, list[Path]]:
+    """Warm the page cache, say how cold runs are made cold, and find the slow samples in the
+    last epoch, and the files. Raises DataError."""
+    dataset, files, same_draws = program(workload)[2](common)
+    if "cold" in caches:
+        print("cold cache by", pagecache.evict_or_warn(files), file=sys.stderr)
+    warm_up(files)
+    if not same_draws:
+        return None, files
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return slow.profile(dataset, epochs), files
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence[str],
+                epochs: int) -> None:
+    """A run of each loader, not timed and two at a time, that compares the bytes of all samples;
+    nothing is trained. Raises ComparisonError."""
+    checking = [*common, "--step-ms", "0", "--epochs", str(min(epochs, CHECKED_EPOCHS)),
+                "--hash-content", "--no-bounds"]
+
+    def check(loader: str) -> list[dict[str, Any]]:
+        print(f"comparing bytes: {loader}", file=sys.stderr, flush=True)
+        folder = out / f"check-{loader}"
+        return [run_once(program(workload)[0], loader, "warm", folder, checking)]
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        results = dict(zip(names, pool.map(check, names)))
+    check_same_work(results)
+
+
+def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
+            common: Sequence[str],
+            profile: slow.Profile | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run everything below `out`; returns the table's rows, and every run's epochs by cache
+    and loader. Raises ComparisonError."""
+    module = program(workload)[0]
+    extra = ["--no-eval"] if workload == "unet3d" else []
+    # The bounds are those of the machine and the work: measured in one run for each kind of it.
+    measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
+    measures.setdefault("reference", "synthetic")
+    rows, every = [], {}
+    for cache in caches:
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for repeat in range(repeats):
+            turn = repeat % len(names)
+            for loader in [*names[turn:], *names[:turn]]:
+                print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
+                      file=sys.stderr, flush=True)
+                first = repeat == 0 and measures[work_of(loader)] == loader
+                folder = out / f"{cache}-{loader}-{repeat + 1}"
+                results[loader].append(run_once(
+                    module, loader, cache, folder,
+                    [*common, *extra, *([] if first else ["--no-bounds"])]))
+        check_same_work(results)
+        bounds = {}
+        for work, loader in measures.items():
+            known = profile if work == "reference" else None
+            bounds[work] = bounds_of(results[loader][0], known) if loader in results else {}
+            if "synthetic" in results and bounds[work]:
+                bounds[work] = lower_ceiling(bounds[work], results["synthetic"])
+        rows += summarise(cache, results, bounds)
+        every[cache] = results
+    if profile is not None:
+        add_slow_shares(rows, out, repeats, profile)
+    return rows, every
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse and check the command line; exits with a message if it makes no sense."""
+    parser = argparse.ArgumentParser(prog="unet3d.bench.compare", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=["unet3d", *base.NAMES], default="unet3d")
+    parser.add_argument("--preset", choices=PRESETS, help="of unet3d (default quick)")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--loaders", help="comma-separated (default for unet3d: "
+                        f"{','.join(UNET3D_LOADERS)} as far as installed; else all)")
+    parser.add_argument("--cache", choices=["warm", "cold", "both"], default="warm")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2,
+                        help="per run; of several, a warm comparison leaves out the first")
+    parser.add_argument("rest", nargs="*", help="after --: further arguments of the runs")
+    args = parser.parse_args(argv)
+    known = program(args.workload)[1]
+    if args.loaders is not None:
+        args.loaders = list(dict.fromkeys(args.loaders.split(",")))
+    else:
+        args.loaders = loaders.available(UNET3D_LOADERS if args.workload == "unet3d" else known)
+    unknown = [name for name in args.loaders if name not in known]
+    if unknown:
+        parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(known)}")
+    of_dali = [a for a in args.rest if a.startswith("--dali-")]
+    if of_dali and not any(name.startswith("dali") for name in args.loaders):
+        parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
+    if any("--dali-cache-objects".startswith(a) for a in of_dali):
+        parser.error("--dali-cache-objects is the loader dali-cached: name it in --loaders")
+    if args.repeats < 1 or args.epochs < 1:
+        parser.error("--repeats and --epochs must be at least 1")
+    if args.preset and args.workload != "unet3d":
+        parser.error(f"--preset is of unet3d, not of {args.workload}")
+    return args
+
+
+def consumer(facts: dict[str, Any]) -> str:
+    """What the batches are for, as a sentence."""
+    pause = plot.step_ms(facts)
+    if pause is None:
+        return "steps train the model"
+    return (f"steps are pauses of {pause:g} ms, a stand-in for an accelerator: nothing was "
+            "trained, and what the steps wait for is what loading costs")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry; returns the exit status."""
+    args = parse(argv)
+    caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
+    common = ["--data", str(args.data), "--epochs", str(args.epochs), *args.rest]
+    common = (["--preset", args.preset or "quick"] if args.workload == "unet3d" else
+              ["--workload", args.workload]) + common
+    try:
+        profile, files = measure_work(args.workload, common, caches, args.epochs)
+        args.out.mkdir(parents=True, exist_ok=True)
+        check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
+        found = [cached(files, "before")] if "warm" in caches else []
+        rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
+                              common, profile)
+        found += [cached(files, "after")] if "warm" in caches else []
+    except (ComparisonError, DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    write_csv(args.out / plot.CSV_NAME, rows)
+    facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
+             "machine": {"cpu": platform.processor(), "cores": available_cores(),
+                         "torch": torch.__version__, "python": platform.python_version(),
+                         "load": os.getloadavg()[0]},
+             "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
+    (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
+    head = f"{args.workload}: {' '.join(common)}"
+    notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
+    if profile is not None:
+        alone = profile.as_json()
+        notes.append(
+            f"samples made alone: {alone['work_s']:.2f} s for {alone['samples']}, median "
+            f"{alone['median_s'] * 1e3:.1f} ms, most {alone['max_s'] * 1e3:.1f} ms; slow "
+            f"(over {slow.TIMES:g} medians): {len(alone['slow'])}")
+    (args.out / "compare.txt").write_text(
+        "\n".join([head, table(rows), consumer(facts), *notes]) + "\n")
+    picture = plot.draw(args.out, args.out / "compare.png")
+    print(f"\n{head}\n{consumer(facts)}\n\n{short_table(rows)}\n")
+    print("bound: the longest of what the samples cost all workers, the steps, one copy and (on a"
+          " CPU that also trains) all of that work over all cores")
+    print("\n".join([*bound_lines(rows), *notes]))
+    print(f"all loaders delivered the same samples, each once; all columns: "
+          f"{args.out / 'compare.txt'}; plot: {picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

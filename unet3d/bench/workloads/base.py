@@ -1,0 +1,124 @@
+"""What the workloads share: seeded datasets, batches, and the table of what exists."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from unet3d.data import mix
+from unet3d.nifti import DataError
+
+NAMES = ("detection", "speech")
+INDEX_NAME = "index.json"
+
+#: a collated batch: "index" int64 [n] always, the rest as the workload says
+Batch = dict[str, Any]
+
+
+class SeededDataset(Dataset):
+    """A map-style dataset whose draws depend on (seed, epoch, index) alone.
+
+    So every loader makes the same bytes, whatever it seeds, and a comparison measures the
+    same work. The epoch's number is shared with workers that live across epochs.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch whose samples are asked for next."""
+        self._epoch[0] = epoch
+
+    def generator(self, index: int) -> np.random.Generator:
+        """The generator of one sample of this epoch."""
+        return np.random.default_rng(mix(self.seed, int(self._epoch[0]), index))
+
+    def file(self, index: int) -> Path:
+        """The file that sample `index` is made from."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A workload, ready to be loaded and consumed.
+
+    `parts` gives the tensors of one row of a batch without its padding, so that a sample's
+    bytes do not depend on its neighbours. `step` makes a training step for a device: a
+    function of a batch that returns the loss. `batch_size` is the workload's own.
+    """
+
+    dataset: SeededDataset
+    batch_size: int
+    collate: Callable[[list], Batch]
+    parts: Callable[[Batch, int], Sequence[torch.Tensor]]
+    step: Callable[[torch.device], Callable[[Batch], float]]
+
+
+def module(name: str) -> Any:
+    """The module of a workload: add_arguments(parser) and open_job(args) -> Job.
+
+    Raises DataError where a package that it needs is missing.
+    """
+    try:
+        return importlib.import_module(f"unet3d.bench.workloads.{name}")
+    except ImportError as error:
+        raise DataError(f"the {name} workload needs {error.name}: pip install "
+                        "'minato[unet3d,detection]'") from error
+
+
+def write_index(folder: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    """Say that `folder` is complete, and what is in it."""
+    text = json.dumps({"settings": settings, "items": items}, indent=0)
+    (folder / INDEX_NAME).write_text(text + "\n")
+
+
+def made_already(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether `folder` was made with these settings. Raises DataError if with others."""
+    path = folder / INDEX_NAME
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text())["settings"]
+    if found != settings:
+        raise DataError(f"{path}: made with {found}, now asked for {settings}; use another "
+                        "folder")
+    return True
+
+
+def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The items of a folder made for workload `kind`. Raises DataError."""
+    try:
+        found = json.loads((folder / INDEX_NAME).read_text())
+        if found["settings"]["kind"] == kind:
+            return found["items"]
+        problem = f"holds data for {found['settings']['kind']}"
+    except FileNotFoundError:
+        problem = "holds no data"
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{INDEX_NAME} cannot be read: {error!r}"
+    raise DataError(f"{folder}: {problem}; run `python -m unet3d.bench.workloads.{kind} --out "
+                    f"{folder}` first")
+
+
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a duration or a factor of one."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number and not negative")
+    return value
