@@ -9,7 +9,6 @@
 #include "os/mn_cpu.h"
 #include "os/mn_mem.h"
 #include "py/module/mn_numpy.h"
-#include "py/policy/mn_policy.h"
 #include "py/seeding/mn_seed.h"
 
 struct mn_state *
@@ -154,7 +153,7 @@ core_exec(PyObject *module)
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_hand_add_type(module) < 0
-        || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
+        || mn_seed_add_types(module) < 0 || mn_ready_add_type(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }
