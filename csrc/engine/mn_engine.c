@@ -242,7 +242,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = open_parts(e);
     }
     if (rc == 0 && scheduled) {
-        rc = mn_scheduler_open(&e->scheduler, cfg->keep);
+        rc = mn_scheduler_open(&e->scheduler, e->cfg.max_workers, cfg->keep);
     }
     if (rc < 0) {
         destroy(e);

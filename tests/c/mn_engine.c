@@ -7,8 +7,10 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "workers/mn_worker_clock.h"
+#include "engine/mn_scheduler.h"
+#include "os/mn_cputime.h"
 #include "os/mn_thread.h"
+#include "workers/mn_worker_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(10000000000)
@@ -110,6 +112,49 @@ block_goes_round(void)
 }
 
 /* A batch of any size is taken in when nothing else is planned. */
+/* A read of /proc takes long where a machine is busy, and next() must not wait for that. */
+static struct mn_engine *locked;
+static uint32_t cpu_looks;
+
+int
+__wrap_mn_cputime_process(pid_t pid, uint64_t *ns);
+
+int
+__wrap_mn_cputime_process(pid_t pid, uint64_t *ns)
+{
+    CHECK(pid != 0 && locked == NULL);
+    cpu_looks++;
+    *ns = 1000;
+    return 0;
+}
+
+static void
+slow_samples_are_watched_without_the_mutex(void)
+{
+    struct mn_engine_config cfg = {.workers = 1, .min_workers = 1, .max_workers = 2,
+                                   .arena_bytes = 64 * MIB, .window = 1, .straggler_ns = 1000};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct mn_worker *k = mn_worker_at(&e->shm, 0);
+    uint64_t now = UINT64_C(1000000000);
+    k->pid = (uint32_t)getpid();
+    mn_a64_store_relaxed(&k->since_ns, now);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+    while (mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state) == MN_WORKER_EMPTY) {
+        now += 40000000;
+        CHECK(now < UINT64_C(2000000000));
+        mn_scheduler_look(e, now);
+        mn_mutex_lock(&e->mutex);
+        locked = e;
+        mn_scheduler_tick(e, now);
+        locked = NULL;
+        mn_mutex_unlock(&e->mutex);
+    }
+    CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state), MN_WORKER_WANTED);
+    CHECK(cpu_looks >= 2); /* it was watched for a while */
+    mn_engine_close(e);
+}
+
 static void
 batch_with_more_rows_than_descriptors(void)
 {
@@ -1216,6 +1261,7 @@ static const struct mn_test tests[] = {
     MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
+    MN_TEST("plain", slow_samples_are_watched_without_the_mutex),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),
