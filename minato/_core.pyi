@@ -94,6 +94,7 @@ class _WorkerEntry(TypedDict):
 
 class _Health(TypedDict):
     zygote_lost: bool
+    zygote_hung: bool
     deaths: int
     live: int
     retries: int

@@ -160,6 +160,7 @@ open_parts(struct mn_engine *e)
     if (rc == 0) {
         rc = mn_crew_open(&e->crew, &e->shm, e->cfg.respawn);
         e->crew.executor = &e->zygote.executor;
+        mn_watch_init(&e->watch, &e->crew, &e->mutex);
     }
     if (rc == 0) {
         e->flight.by_task = calloc(c->ntasks, sizeof(struct mn_batch *));
@@ -264,12 +265,9 @@ engine_main(void *arg)
         if (e->scheduler != NULL) {
             mn_scheduler_look(e, mn_now_ns());
         }
-        bool lost = mn_crew_executor_gone(&e->crew);
+        mn_watch_look(&e->watch, mn_now_ns());
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
-        if (lost) {
-            mn_crew_lose_executor(&e->crew);
-        }
         /* First, because it lets go of the mutex, and nobody who is due waits for that. */
         bool busy = !closing && mn_arena_reclaim(&e->arena, mn_now_ns());
         busy |= mn_engine_step(e);

@@ -33,6 +33,7 @@
 #include "workers/mn_leases.h"
 #include "workers/mn_message.h"
 #include "workers/mn_tasks.h"
+#include "workers/mn_watch.h"
 
 struct mn_scheduler;
 struct mn_plan;
@@ -105,6 +106,7 @@ struct mn_engine {
     struct mn_leases leases;
     struct mn_zygote zygote; /* the executor of the crew */
     struct mn_crew crew;
+    struct mn_watch watch;   /* of its processes; the engine's thread only */
     uint32_t active;         /* workers that should be there, standby ones not counted */
     struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
     struct mn_plan *plan;    /* balanced scheduling; NULL: static */

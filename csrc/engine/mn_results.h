@@ -5,7 +5,7 @@
  * worker wrote is freed, indexed or parsed by before it was copied to private memory and was
  * found to make sense, and this is the one place that does it.  A record that makes none is
  * *damage*: its task is tried again by another worker or lost, as after a death, and the worker
- * that wrote it is told to leave and counts as dead.
+ * that wrote it is killed and counts as dead. A native worker, which cannot be, is told to leave.
  *
  * Who owns an envelope's memory is private, too: it must lie in what its worker owes
  * (workers/mn_leases.h).

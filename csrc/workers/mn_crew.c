@@ -31,7 +31,9 @@ bool
 mn_crew_exited(const struct mn_crew *c, uint32_t worker)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
-    return mn_a32_load_seqcst(&k->state) == MN_WORKER_EXITED; /* [S2], before a sleep */
+    const struct mn_member *m = &c->members[worker];
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_EXITED /* [S2], before a sleep */
+           && (m->pid == 0 || m->dead);
 }
 
 /* An exit code, a signal or the number of an error, whatever stands there. */
@@ -61,6 +63,9 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker)
     }
     m->tasks = tasks;
     m->damage = MN_SOUND;
+    m->pid = 0;
+    m->dead = false;
+    mn_a32_store_relaxed(&m->end, 0);
     k->respawn = !stopping && !left && c->respawn && m->barren < BARREN_DEATHS && !k->retired;
     mn_a32_store_relaxed(&k->leave, 0);
     return death;
@@ -87,7 +92,8 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
         c->ndeaths++;
         c->death = (struct mn_death){worker, k->pid, MN_STATUS_DAMAGED + (int32_t)what, -1};
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
-        c->wakes.everybody = true;
+        mn_a32_store_release(&m->end, 1); /* the engine's thread does it */
+        c->wakes.engine = c->wakes.everybody = true;
     }
 }
 
@@ -109,17 +115,11 @@ mn_crew_live(const struct mn_crew *c)
     return live;
 }
 
-bool
-mn_crew_executor_gone(const struct mn_crew *c)
-{
-    return c->executor != NULL && mn_a32_load_acquire(&c->shm.ctl->stop) == 0
-           && c->executor->gone(c->executor);
-}
-
 void
-mn_crew_lose_executor(struct mn_crew *c)
+mn_crew_lose_executor(struct mn_crew *c, bool hung)
 {
     c->wakes.everybody |= !c->lost;
+    c->hung = c->lost ? c->hung : hung;
     c->lost = true;
 }
 

@@ -34,6 +34,9 @@ struct mn_executor {
     void (*look)(struct mn_executor *self);
     /* Whether nobody will look any more. No lock is held. */
     bool (*gone)(struct mn_executor *self);
+    /* It does not answer, and is to be gone. */
+    void (*end)(struct mn_executor *self);
+    bool processes; /* its workers have processes of their own, which /proc knows */
 };
 
 /* What is due once the lock is let go of. Zeroed memory is nothing. */
@@ -52,11 +55,18 @@ struct mn_crew {
         uint32_t damage; /* enum mn_damage: it is to leave for that */
         uint32_t barren; /* deaths in a row without a finished task */
         uint64_t tasks;  /* finished in this place before the present worker came */
+        /* What is known of its process: mn_watch.h, whose thread alone writes it, who and born
+         * under the lock. */
+        uint32_t pid;    /* 0: not seen yet, or swept */
+        uint64_t born;   /* as mn_proc.h has it */
+        bool dead;       /* it was when it was looked at last */
+        mn_a32 end;      /* it is to be killed; whoever found out */
     } *members;          /* [nworkers] */
     bool respawn;        /* the dead are replaced */
     uint32_t ndeaths;    /* unexpected ones */
     struct mn_death death; /* the last */
-    bool lost;           /* the executor is gone */
+    bool lost;           /* the executor is gone, */
+    bool hung;           /* and was ended, because it did not answer */
     struct mn_wakes wakes;
 };
 
@@ -67,7 +77,8 @@ mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn);
 void
 mn_crew_close(struct mn_crew *c);
 
-/* Whether its executor has seen this worker dead, and waits for mn_crew_swept. */
+/* Whether its executor has seen this worker dead, and waits for mn_crew_swept; and where its
+ * process is known, that is not there, either: an entry may say anything. */
 bool
 mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 
@@ -79,7 +90,8 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker);
 
-/* Tells a worker to leave, for what it wrote. */
+/* Has a worker ended, for what it wrote: nothing that it goes on to write can be trusted. A
+ * process is killed (mn_watch.h), a thread told to leave. */
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 
@@ -91,13 +103,9 @@ mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker);
 uint32_t
 mn_crew_live(const struct mn_crew *c);
 
-/* Whether the executor is gone that should be there; asks the system, so without the lock. */
-bool
-mn_crew_executor_gone(const struct mn_crew *c);
-
-/* It is: whoever waits is told. */
+/* The executor is gone, by itself or because it hung: whoever waits is told. */
 void
-mn_crew_lose_executor(struct mn_crew *c);
+mn_crew_lose_executor(struct mn_crew *c, bool hung);
 
 /* What is due, which is the caller's to make now. */
 struct mn_wakes

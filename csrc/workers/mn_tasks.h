@@ -30,6 +30,7 @@ enum mn_damage {
     MN_DAMAGE_ENVELOPE = 4, /* where its result lies */
     MN_DAMAGE_PARTS = 5,    /* what that consists of */
     MN_DAMAGE_LEASE = 6,    /* what room it has used and asks for */
+    MN_DAMAGE_STATE = 7,    /* the state of its process */
 };
 
 /* Exit status in place of a worker's that was told to leave: this and the damage. */

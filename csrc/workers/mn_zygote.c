@@ -1,6 +1,7 @@
 /* mn_zygote.c - how worker processes and native threads are told to come and go. See mn_crew.h.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <signal.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -28,8 +29,15 @@ zygote_gone(struct mn_executor *self)
     return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
 }
 
+static void
+zygote_end(struct mn_executor *self)
+{
+    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
+}
+
 void
 mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
 {
-    *z = (struct mn_zygote){{zygote_look, zygote_gone}, *shm, pidfd, cmd};
+    struct mn_executor executor = {zygote_look, zygote_gone, zygote_end, pidfd >= 0};
+    *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
 }

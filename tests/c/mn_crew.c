@@ -6,6 +6,7 @@
 #include "mn_test.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_leases.h"
+#include "workers/mn_watch.h"
 
 #define TASKS 8u
 #define WORKERS 3u
@@ -56,6 +57,12 @@ fake_gone(struct mn_executor *self)
     return ((struct fake *)self)->gone;
 }
 
+static void
+fake_end(struct mn_executor *self)
+{
+    ((struct fake *)self)->gone = true;
+}
+
 struct bench {
     struct table *t;
     struct mn_shm shm;
@@ -82,7 +89,7 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_look, fake_gone}, s->shm, 0, 0, false};
+    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, s->shm, 0, 0, false};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_a32_store_seqcst(&t->workers[w].state, MN_WORKER_WANTED);
@@ -246,20 +253,25 @@ static void
 a_lost_executor_is_told_once(void)
 {
     struct bench s;
+    struct mn_mutex guard;
+    struct mn_watch watch;
     set_up(&s, 2);
-    CHECK(!mn_crew_executor_gone(&s.crew));
+    CHECK_EQ(mn_mutex_init(&guard), 0);
+    mn_watch_init(&watch, &s.crew, &guard);
+    mn_watch_look(&watch, 1000000000);
+    CHECK(!s.crew.lost);
     s.fake.gone = true;
-    CHECK(mn_crew_executor_gone(&s.crew));
-    mn_bell_announce(&s.t->ctl.trainer);
-    mn_crew_lose_executor(&s.crew);
-    CHECK(s.crew.lost);
-    struct mn_wakes due = mn_crew_take_wakes(&s.crew);
-    mn_crew_wake(&s.crew, &due);
-    CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_BELL_AWAKE);
-    mn_crew_lose_executor(&s.crew);
-    CHECK(!mn_crew_take_wakes(&s.crew).everybody);
     mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to end */
-    CHECK(!mn_crew_executor_gone(&s.crew));
+    mn_watch_look(&watch, 1000000000);
+    CHECK(!s.crew.lost);
+    mn_a32_store_seqcst(&s.t->ctl.stop, 0);
+    mn_bell_announce(&s.t->ctl.trainer);
+    mn_watch_look(&watch, 1000000000);
+    CHECK(s.crew.lost && !s.crew.hung);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_BELL_AWAKE);
+    mn_crew_lose_executor(&s.crew, true);
+    CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).everybody);
+    mn_mutex_fini(&guard);
     tear_down(&s);
 }
 

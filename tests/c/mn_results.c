@@ -9,6 +9,10 @@
 
 #include "engine/mn_scheduler.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
+
+#include <signal.h>
+#include <sys/wait.h>
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(10000000000)
@@ -442,7 +446,135 @@ entries_that_make_no_sense(void)
     mn_engine_close(e);
 }
 
+/* ---- the worker's process ---- */
+
+#define SECOND_NS UINT64_C(1000000000)
+
+/* A process that does nothing, in a worker's entry. */
+static pid_t
+put_process(struct bench *s, uint32_t number)
+{
+    struct mn_worker *k = s->w[number].side.me;
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (;;) {
+            pause();
+        }
+    }
+    CHECK_EQ(mn_proc_start_time(pid, &k->born), 0);
+    k->pid = (uint32_t)pid;
+    return pid;
+}
+
+static int
+end_of(pid_t pid)
+{
+    int status;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    return WTERMSIG(status);
+}
+
+/* Until the worker's process is a zombie. */
+static void
+await_end(pid_t pid)
+{
+    siginfo_t info;
+    CHECK_EQ(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+}
+
+/* Its entry says that it is dead, or not there: it is killed, and swept once that is true. */
+static void
+lies_about_its_process(uint32_t state)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]);
+    mn_watch_look(&e->watch, SECOND_NS);
+    k->pid = (uint32_t)getpid(); /* it would name another now */
+    mn_a32_store_seqcst(&k->state, state);
+    (void)rig_step(e);
+    CHECK_EQ(mn_a32_load_relaxed(&k->state), state);
+    CHECK_EQ(mn_word_status(mn_a64_load_relaxed(&mn_task_at(&e->shm, task)->word)),
+             MN_TASK_RUNNING);
+    mn_watch_look(&e->watch, SECOND_NS);
+    CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
+    await_end(worker);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* the zygote */
+    mn_watch_look(&e->watch, SECOND_NS);
+    (void)rig_step(e);
+    CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
+    CHECK_EQ(end_of(worker), SIGKILL);
+    CHECK_EQ(e->crew.ndeaths, 1);
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
+static void
+processes_that_are_lied_about(void)
+{
+    lies_about_its_process(MN_WORKER_EXITED);
+    lies_about_its_process(MN_WORKER_SWEPT);
+    lies_about_its_process(MN_WORKER_WANTED);
+    lies_about_its_process(MN_WORKER_EMPTY);
+    lies_about_its_process(77);
+}
+
+/* The zygote does not say that a worker has died, or does not reap it. */
+static void
+zygote_hangs(bool swept)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    uint64_t now = SECOND_NS;
+    for (int i = 0; i < 20; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+    }
+    CHECK_EQ(kill(worker, SIGKILL), 0);
+    await_end(worker);
+    if (swept) {
+        mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
+        mn_watch_look(&e->watch, now);
+        (void)rig_step(e);
+        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
+    }
+    for (int i = 0; i < 9; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+        mn_watch_look(&e->watch, now + 1); /* a look between that does not count */
+        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
+    }
+    s.w[1].side.me->starts++; /* it was forking: it begins anew */
+    for (int i = 0; i < 10; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
+    }
+    mn_watch_look(&e->watch, now);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    mn_watch_look(&e->watch, now);
+    CHECK(e->crew.lost && e->crew.hung);
+    CHECK_EQ(end_of(worker), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
+static void
+zygotes_that_do_not_answer(void)
+{
+    zygote_hangs(false);
+    zygote_hangs(true);
+}
+
 static const struct mn_test tests[] = {
+    MN_TEST("fork", processes_that_are_lied_about),
+    MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
     MN_TEST("plain", damaged_records_are_told),
     MN_TEST("plain", damaged_records_free_nothing),

@@ -246,7 +246,15 @@ mn_engine_kill_worker(PyObject *self, PyObject *args)
         return NULL;
     }
     const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    int rc = k->pid != 0 ? mn_proc_kill((pid_t)k->pid, k->born, sig) : -ESRCH;
+    mn_mutex_lock(&e->mutex);
+    uint32_t pid = e->crew.members[w].pid;
+    uint64_t born = e->crew.members[w].born;
+    mn_mutex_unlock(&e->mutex);
+    if (pid == 0) { /* the engine has not seen it yet */
+        pid = k->pid;
+        born = k->born;
+    }
+    int rc = pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
     if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
         return NULL;
     }
@@ -325,7 +333,7 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, deaths, live, retries, worker, pid, status}\n\n"
+    "health() -> {zygote_lost, zygote_hung, deaths, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, workers that may still finish something, and the last death.";
 
 PyObject *
@@ -339,11 +347,12 @@ mn_engine_health(PyObject *self, PyObject *ignored)
     mn_mutex_lock(&e->mutex);
     struct mn_death d = e->crew.death;
     uint32_t deaths = e->crew.ndeaths, live = mn_crew_live(&e->crew);
-    bool lost = e->crew.lost;
+    bool lost = e->crew.lost, hung = e->crew.hung;
     uint64_t retries = e->tasks.retries;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
-                         "deaths", deaths, "live", live, "retries",
+    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
+                         "zygote_hung", hung ? Py_True : Py_False, "deaths", deaths, "live", live,
+                         "retries",
                          (unsigned long long)retries, "worker", d.worker, "pid", d.pid,
                          "status", d.status);
 }
