@@ -4,8 +4,8 @@ MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compil
 fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
 sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
 out. What is built into the source tree (pip install -e, build_ext --inplace) also has
-minato._policy, for the tests and the simulator; MINATO_TEST_BINDINGS=1 builds it anywhere, and 0
-nowhere.
+minato._policy and what else only the tests and the simulator call; MINATO_TEST_BINDINGS=1
+builds these anywhere, and 0 nowhere.
 """
 
 import os
@@ -49,10 +49,14 @@ core = sources(
 )
 ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c")
 
+IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}
+tests_too = os.environ.get("MINATO_TEST_BINDINGS", str(int(bool(IN_TREE & set(sys.argv))))) == "1"
+
 extensions = [
     Extension(
         "minato._core",
         core,
+        define_macros=[("MN_TEST_BINDINGS", "1")] if tests_too else [],
         include_dirs=["csrc", "minato/include", numpy.get_include()],
         extra_compile_args=flags,
         extra_link_args=[*links, "-pthread"],
@@ -71,8 +75,7 @@ if glob("csrc/py/ops/*.c"):
         )
     )
 
-IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}
-if os.environ.get("MINATO_TEST_BINDINGS", str(int(bool(IN_TREE & set(sys.argv))))) == "1":
+if tests_too:
     extensions.append(
         Extension(
             "minato._policy",

@@ -144,8 +144,4 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes);
 void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off);
 
-/* The block is not wanted any more, finished or not. */
-void
-mn_engine_abandon(struct mn_engine *e, uint64_t block_off);
-
 #endif

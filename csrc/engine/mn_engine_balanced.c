@@ -79,14 +79,6 @@ mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 }
 
 void
-mn_engine_abandon(struct mn_engine *e, uint64_t block_off)
-{
-    mn_mutex_lock(&e->mutex);
-    mn_batch_abandon(e, block_off);
-    mn_engine_unlock(e);
-}
-
-void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);

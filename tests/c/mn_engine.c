@@ -265,12 +265,12 @@ abandoned_blocks_come_back(void)
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
-    mn_engine_abandon(e, b.off); /* nobody had begun */
+    rig_abandon(e, b.off); /* nobody had begun */
     CHECK_EQ(used(e), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_EMPTY);
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
-    mn_engine_abandon(e, b.off); /* somebody is at it */
+    rig_abandon(e, b.off); /* somebody is at it */
     CHECK(used(e) != 0);
     CHECK(!rig_step(e));
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &c), 0);
@@ -279,7 +279,7 @@ abandoned_blocks_come_back(void)
     CHECK_EQ(e->flight.n, 1);
     CHECK_EQ(run_all(&w), 1);
     rig_check(&r, &c);
-    mn_engine_abandon(e, c.off); /* done already */
+    rig_abandon(e, c.off); /* done already */
     CHECK_EQ(used(e), 0);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
@@ -1030,7 +1030,7 @@ static_step(struct crew *c, bool more)
     }
     else if (c->nflight != 0 && r % 11 == 0) {
         uint32_t i = (uint32_t)(r / 16 % c->nflight);
-        mn_engine_abandon(c->rig.e, c->flight[i].off);
+        rig_abandon(c->rig.e, c->flight[i].off);
         c->abandoned++;
         forget(c, i);
     }

@@ -28,6 +28,15 @@ rig_step(struct mn_engine *e)
     return any;
 }
 
+/* Nobody wants a block any more. */
+static MN_UNUSED void
+rig_abandon(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_batch_abandon(e, block_off);
+    mn_engine_unlock(e);
+}
+
 static MN_UNUSED void
 rig_fill(void *at, uint64_t bytes, uint64_t key)
 {

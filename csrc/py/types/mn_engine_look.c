@@ -295,6 +295,7 @@ mn_engine_let_go(PyObject *self, PyObject *number)
     return ask_to_leave(self, number, MN_LEAVE_SHRINK);
 }
 
+#ifdef MN_TEST_BINDINGS
 const char mn_engine_move_to_doc[] =
     "move_to(workers): that many, as if the worker scheduler had decided so; it goes on from\n"
     "there. RuntimeError where it has nothing to decide: its bounds are one number.";
@@ -313,9 +314,10 @@ mn_engine_move_to(PyObject *self, PyObject *workers)
     }
     mn_mutex_lock(&e->mutex);
     mn_scheduler_move(e, target < INT32_MAX ? (int32_t)target : INT32_MAX);
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
     Py_RETURN_NONE;
 }
+#endif
 
 const char mn_engine_dismiss_doc[] =
     "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";

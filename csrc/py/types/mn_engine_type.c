@@ -459,7 +459,9 @@ static PyMethodDef engine_methods[] = {
     {"retire_worker", mn_engine_retire_worker, METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
+#ifdef MN_TEST_BINDINGS
     {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
+#endif
     {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
     {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
