@@ -3,7 +3,9 @@
 MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compiles in the
 fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
 sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
-out.
+out. What is built into the source tree (pip install -e, build_ext --inplace) also has
+minato._policy and what else only the tests and the simulator call; MINATO_TEST_BINDINGS=1
+builds these anywhere, and 0 nowhere.
 """
 
 import os
@@ -42,15 +44,19 @@ def sources(*patterns):
 headers = sources("csrc/**/*.h", "minato/include/**/*.h")
 core = sources(
     *(f"csrc/{floor}/*.c" for floor in "base os sync memory schedule workers engine".split()),
-    *(f"csrc/py/{part}/*.c" for part in "module types transport seeding policy".split()),
+    *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
     "csrc/py/ops/mn_ops_raise.c",  # both say what an operator's failure means
 )
 ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c")
+
+IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}
+tests_too = os.environ.get("MINATO_TEST_BINDINGS", str(int(bool(IN_TREE & set(sys.argv))))) == "1"
 
 extensions = [
     Extension(
         "minato._core",
         core,
+        define_macros=[("MN_TEST_BINDINGS", "1")] if tests_too else [],
         include_dirs=["csrc", "minato/include", numpy.get_include()],
         extra_compile_args=flags,
         extra_link_args=[*links, "-pthread"],
@@ -65,6 +71,18 @@ if glob("csrc/py/ops/*.c"):
             include_dirs=["csrc", "minato/include", numpy.get_include()],
             extra_compile_args=flags,
             extra_link_args=[*links, "-pthread", "-lm"],
+            depends=headers,
+        )
+    )
+
+if tests_too:
+    extensions.append(
+        Extension(
+            "minato._policy",
+            sources("csrc/base/*.c", "csrc/schedule/*.c", "csrc/py/policy/*.c"),
+            include_dirs=["csrc"],
+            extra_compile_args=flags,
+            extra_link_args=links,
             depends=headers,
         )
     )

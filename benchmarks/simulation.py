@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from minato import _core
+from minato import _core, _policy
 
 #: The steps of one sample in nanoseconds; only the published rules look inside.
 Steps = tuple[int, ...]
@@ -260,7 +260,7 @@ class Minato(Loader):
     #: hides the engine's latency, and fixes the order early
     AHEAD = 0.5
 
-    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _core.PolicyCost,
+    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _policy.PolicyCost,
                  in_order: bool, memory: float) -> None:
         super().__init__(case, epoch, overhead)
         self.cost = cost
@@ -274,17 +274,17 @@ class Minato(Loader):
         self.prefix = 0
         self.complete: deque[int] = deque()
         self.ahead: dict[int, int] = {}
-        self.memory = _core.PolicyMemory(max(1, int(memory * self.window)))
+        self.memory = _policy.PolicyMemory(max(1, int(memory * self.window)))
         self.memory.batch(1)
         capacity = min(self.CAPACITY, case.samples)
-        self.dispatch = _core.PolicyDispatch(capacity, *self._rates())
+        self.dispatch = _policy.PolicyDispatch(capacity, *self._rates())
         self.board: deque[Work] = deque()
         self.inserted = 0
         self._insert()
 
     def _rates(self) -> tuple[int, int, int, int, int, int]:
         case = self.case
-        period = _core.policy_period(self.consumer, int(self.cost.mean), case.batch,
+        period = _policy.policy_period(self.consumer, int(self.cost.mean), case.batch,
                                      case.workers)
         typical = self.cost.quantile(500)
         hungry = max(1, self.window // 2)
@@ -301,10 +301,10 @@ class Minato(Loader):
             batch = self._batch(self.inserted)
             costs = [self._predict(p) for p in batch]
             mean = sum(costs) // len(costs)
-            limit = _core.policy_chunk(mean, self.overhead, len(costs), 0)
+            limit = _policy.policy_chunk(mean, self.overhead, len(costs), 0)
             at = 0
             while at < len(costs):
-                n = _core.policy_chunk_next(costs[at:], self.overhead, limit)
+                n = _policy.policy_chunk_next(costs[at:], self.overhead, limit)
                 cost = sum(costs[at:at + n])
                 self.dispatch.insert(batch[at], self.inserted, cost, n, n)
                 at += n
@@ -401,12 +401,12 @@ class MinatoReady(Minato):
 
     DISPLACEMENT = 16
 
-    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _core.PolicyCost,
+    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _policy.PolicyCost,
                  memory: float) -> None:
         super().__init__(case, epoch, overhead, cost, False, memory)
         self.form = _core.PolicyReady(case.batch, self.DISPLACEMENT)
         self.form.end(case.samples)
-        self.memory = _core.PolicyMemory(max(1, int(memory * self.window * case.batch)))
+        self.memory = _policy.PolicyMemory(max(1, int(memory * self.window * case.batch)))
         self.memory.batch(case.batch)
         self.held = [0] * case.batches
         self.waiting = list(self.left)

@@ -46,6 +46,7 @@ _DAMAGES = {
     4: "its result lies in memory that is not its own",
     5: "its result reaches beyond its own end",
     6: "the memory it asks for, or says it has used, makes no sense",
+    7: "it says that its process has ended, or never began, and it runs",
 }
 
 

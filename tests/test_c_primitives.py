@@ -51,10 +51,13 @@ PROGRAMS = {
     "mn_bell": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
     "mn_board": Program(),
-    "mn_engine": Program(),
+    "mn_engine": Program(("mn_cputime_process",)),
     "mn_worker": Program(),
     "mn_native": Program(),
     "mn_results": Program(),
+    "mn_arena": Program(),
+    "mn_crew": Program(),
+    "mn_waits": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
@@ -468,7 +471,7 @@ MUTANTS = {
         ENGINE + "mn_engine.c", "cfg->window == 0    ? tasks_for(cfg)",
         "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
-        ENGINE + "mn_engine_watch.c", "(void)mn_memfd_punch_mapped(e->shm.base + off, len);", "",
+        MEMORY + "mn_arena.c", "a->guard);\n    mn_arena_discard(a, off, len);", "a->guard);",
         "mn_engine", kinds=("plain",)),
     "engine: what is needed again goes back": Mutant(
         MEMORY + "policy_reclaim.h", "#define MN_RECLAIM_COLD 4u", "#define MN_RECLAIM_COLD 2u",
@@ -487,22 +490,22 @@ MUTANTS = {
         EXTENT_C, "        if (above != 0) {\n            e->root = mn_extent_insert(",
         "        if (0) {\n            e->root = mn_extent_insert(", "mn_extent"),
     "engine: the head waits for the limit": Mutant(
-        ENGINE + "mn_engine_blocks.c", "if (e->plan == NULL && mn_extents_used",
-        "if (mn_extents_used", "mn_engine", kinds=("plain",)),
+        ENGINE + "mn_blocks.c", "if (e->plan == NULL && mn_arena_exceeds",
+        "if (mn_arena_exceeds", "mn_engine", kinds=("plain",)),
     "engine: large batches are refused": Mutant(
         ENGINE + "mn_plan.c", "    most = most < MOST_TASKS ? most : MOST_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "engine: a kept range goes back with its block": Mutant(
-        ENGINE + "mn_engine_blocks.c", "b->ranges[i].bytes = off - r.off;", "", "mn_engine"),
+        MEMORY + "mn_ranges.c", "            r->at[i] = r->at[--r->n];", "            r->at[i] = x;", "mn_engine"),
     "engine: abandoned while somebody works": Mutant(
-        ENGINE + "mn_engine_blocks.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
+        ENGINE + "mn_batch.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
     "engine: leases overlap": Mutant(
-        ENGINE + "mn_results.c", "    int rc = owe(l, off, bytes);",
-        "    int rc = owe(l, off, bytes); (void)mn_extents_free(e->arena, off, bytes);", "mn_engine",
-        kinds=("thread",)),
+        WORKERS + "mn_leases.c", "    x->off = off;\n",
+        "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
     "worker: done without order": Mutant(
-        WORKERS + "mn_worker.c", "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
+        WORKERS + "mn_worker.c",
+        "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
         "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
         ("thread",)),
     "worker: the trainer is not told": Mutant(
@@ -512,20 +515,21 @@ MUTANTS = {
         WORKERS + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
         kinds=("plain",)),
     "sweep: tasks stay with the dead": Mutant(
-        ENGINE + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
         "if (0) {", "mn_worker"),
     "sweep: everybody's tasks": Mutant(
-        ENGINE + "mn_engine_watch.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == w) {",
+        WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
         "if (st == MN_TASK_RUNNING) {", "mn_worker"),
     "sweep: envelopes are inherited": Mutant(
-        ENGINE + "mn_engine_watch.c", "mn_task_at(&e->shm, task)->flags = 0; /*", "/*", "mn_worker"),
+        WORKERS + "mn_tasks.c", "mn_task_at(&t->shm, task)->flags = 0; /*", "/*", "mn_worker"),
     "sweep: the lease stays": Mutant(
-        ENGINE + "mn_engine_watch.c", "    mn_lease_forget(e, w);\n", "", "mn_worker"),
+        ENGINE + "mn_supervise.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
-        ENGINE + "mn_engine_watch.c", "            mn_batch_accept_envelopes(e, b);\n", "",
+        ENGINE + "mn_supervise.c", "            mn_batch_accept_envelopes(e, b);\n", "",
         "mn_worker"),
     "results: envelopes may lie anywhere": Mutant(
-        ENGINE + "mn_results.c", "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
+        ENGINE + "mn_results.c",
+        "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
         "", "mn_results", kinds=("plain",)),
     "results: parts may end anywhere": Mutant(
         ENGINE + "mn_results.c", " && out->bytes <= len - out->at", "", "mn_results",
@@ -534,8 +538,8 @@ MUTANTS = {
         ENGINE + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
         "mn_results", kinds=("plain",)),
     "sweep: a claimed bell stays silent": Mutant(
-        ENGINE + "mn_engine_watch.c", "mn_bell_kick(&e->shm.ctl->trainer)",
-        "mn_bell_ring(&e->shm.ctl->trainer)", "mn_worker"),
+        WORKERS + "mn_crew.c", "mn_bell_kick(&c->shm.ctl->trainer)",
+        "mn_bell_ring(&c->shm.ctl->trainer)", "mn_worker"),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
         kinds=("fork",)),

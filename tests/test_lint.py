@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "sync": {"base", "os"},
     "memory": {"base", "os", "sync"},
     "schedule": {"base"},
-    "workers": {"base", "os", "sync"},
+    "workers": {"base", "os", "sync", "memory"},
     "engine": {"base", "os", "sync", "memory", "schedule", "workers"},
     "ops": {"base", "os", "sync"},
     "py": {

@@ -136,6 +136,7 @@ def test_wheel_holds_what_it_must(built: Built) -> None:
                  "minato/include/minato/ops.h"):
         assert name in names
     assert "minato_command.py" in names
+    assert not [n for n in names if "_policy" in n]  # the tests' alone
     assert any(n.endswith("LICENSE") for n in names)
     assert head["License-Expression"] == "Apache-2.0"
     needed = [n for n in head.get_all("Requires-Dist") or [] if "extra ==" not in n]
@@ -218,7 +219,7 @@ def test_extensions_have_no_mutable_globals(libraries: list[Path]) -> None:
 def test_assertions_are_compiled_in(libraries: list[Path]) -> None:
     """Python's own compiler flags would leave them out. Each holds the name of its file."""
     (core,) = (library for library in libraries if library.name.startswith("_core"))
-    assert b"csrc/engine/mn_engine_blocks.c" in core.read_bytes()
+    assert b"csrc/engine/mn_engine_balanced.c" in core.read_bytes()
 
 
 def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:

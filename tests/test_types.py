@@ -54,22 +54,25 @@ def check(
     )
 
 
-def stubtest(where: Path, stub: str) -> subprocess.CompletedProcess[str]:
-    """The stub alone, so that the rest of the package is not read."""
+def stubtest(where: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
+    """The stubs alone, so that the rest of the package is not read."""
     (where / "minato").mkdir()
     (where / "minato" / "__init__.pyi").touch()
-    (where / "minato" / "_core.pyi").write_text(stub)
+    for name, stub in stubs.items():
+        (where / "minato" / f"{name}.pyi").write_text(stub)
+    modules = [f"minato.{name}" for name in stubs]
     return check(
-        "mypy.stubtest", "minato._core", "--mypy-config-file", "mypy.ini", cwd=where, path=where
+        "mypy.stubtest", *modules, "--mypy-config-file", "mypy.ini", cwd=where, path=where
     )
 
 
 STUB = (ROOT / "minato" / "_core.pyi").read_text()
+POLICY_STUB = (ROOT / "csrc" / "py" / "policy" / "_policy.pyi").read_text()
 
 
 @mypy
 def test_stub_agrees_with_the_extension(tmp_path: Path) -> None:
-    done = stubtest(tmp_path, STUB)
+    done = stubtest(tmp_path, _core=STUB, _policy=POLICY_STUB)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -77,7 +80,7 @@ def test_stub_agrees_with_the_extension(tmp_path: Path) -> None:
 def test_a_stub_that_disagrees_is_noticed(tmp_path: Path) -> None:
     line = "    def trainer_lives(self) -> bool: ...\n"
     assert line in STUB
-    done = stubtest(tmp_path, STUB.replace(line, "    def trainer_dies(self) -> bool: ...\n"))
+    done = stubtest(tmp_path, _core=STUB.replace(line, "    def trainer_dies(self) -> bool: ...\n"))
     assert done.returncode == 1
     assert "trainer_dies" in done.stdout and "trainer_lives" in done.stdout
 
@@ -100,7 +103,7 @@ def test_keywords_are_those_of_the_sources() -> None:
     tables = re.findall(r"static char \*names\[\] = \{([^}]*)NULL\}", text)
     assert len(tables) > 8
     known = set()
-    for node in ast.walk(ast.parse(STUB)):
+    for node in [*ast.walk(ast.parse(STUB)), *ast.walk(ast.parse(POLICY_STUB))]:
         if isinstance(node, ast.FunctionDef):
             names = [a.arg for a in [*node.args.args, *node.args.kwonlyargs]]
             known.add(tuple(n for n in names if n not in ("self", "cls")))

@@ -10,8 +10,8 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_engine_internal.h"
 #include "engine/mn_scheduler.h"
+#include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_futex.h"
@@ -120,50 +120,54 @@ map_arena(struct mn_engine *e)
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
         uint64_t total = plan_sections(&plan, &e->cfg, bytes);
-        int fd = mn_memfd_create("minato", total);
-        if (fd < 0) {
-            rc = fd;
-            continue;
-        }
-        void *base;
-        rc = mn_memfd_map(fd, total, &base);
+        rc = mn_arena_map(&e->arena, &e->file.provider, total);
         if (rc < 0) {
-            close(fd);
             continue;
         }
-        e->fd = fd;
-        e->total_bytes = total;
-        e->shm.base = base;
-        e->shm.ctl = base;
-        memcpy(base, &plan, sizeof(plan));
+        e->shm.base = e->arena.base;
+        e->shm.ctl = (struct mn_ctl *)(void *)e->shm.base;
+        memcpy(e->shm.base, &plan, sizeof(plan));
         e->shm.ctl->total_bytes = total;
         return 0;
     }
     return rc;
 }
 
+/* How much of the arena may be used. It may be small itself, under a limit on address space: what
+ * is made ahead must leave room in it for the batch that is delivered next. */
+static uint64_t
+limit_of(const struct mn_engine_config *cfg, uint64_t arena_bytes)
+{
+    uint64_t limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    uint64_t most = arena_bytes - arena_bytes / 4;
+    return limit < most ? limit : most;
+}
+
 static int
-alloc_private(struct mn_engine *e)
+open_parts(struct mn_engine *e)
 {
     const struct mn_ctl *c = e->shm.ctl;
-    e->free_tasks = calloc(c->ntasks, sizeof(uint32_t));
-    e->gens = calloc(c->ntasks, sizeof(uint32_t));
-    e->lost = calloc(c->ntasks, sizeof(*e->lost));
-    e->results = calloc(c->ntasks, sizeof(*e->results));
-    e->by_task = calloc(c->ntasks, sizeof(*e->by_task));
-    e->heads = calloc(c->nlanes, sizeof(*e->heads));
-    e->leases = calloc(c->nworkers, sizeof(*e->leases));
-    if (!e->free_tasks || !e->gens || !e->lost || !e->results || !e->by_task || !e->heads
-        || !e->leases) {
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < c->ntasks; i++) {
-        e->free_tasks[i] = c->ntasks - 1 - i;
-    }
-    e->nfree = c->ntasks;
-    int rc = mn_extents_open(&e->input, c->input_off, c->input_bytes, 64);
+    struct mn_range records = {c->input_off, c->input_bytes}, rows = {c->arena_off, c->arena_bytes};
+    e->arena.limit = limit_of(&e->cfg, c->arena_bytes);
+    mn_zygote_init(&e->zygote, &e->shm, -1, -1);
+    int rc = mn_arena_open(&e->arena, &e->mutex, records, rows);
     if (rc == 0) {
-        rc = mn_extents_open(&e->arena, c->arena_off, c->arena_bytes, MN_PAGE);
+        rc = mn_tasks_open(&e->tasks, &e->shm, e->cfg.max_retries);
+    }
+    if (rc == 0) {
+        rc = mn_leases_open(&e->leases, &e->shm, &e->arena);
+    }
+    if (rc == 0) {
+        rc = mn_crew_open(&e->crew, &e->shm, e->cfg.respawn);
+        e->crew.executor = &e->zygote.executor;
+        mn_watch_init(&e->watch, &e->crew, &e->mutex);
+    }
+    if (rc == 0) {
+        e->flight.by_task = calloc(c->ntasks, sizeof(struct mn_batch *));
+        rc = e->flight.by_task == NULL ? -ENOMEM : 0;
+    }
+    if (rc == 0 && e->cfg.window != 0) {
+        rc = mn_plan_open(&e->plan, &e->cfg, c->ntasks);
     }
     return rc;
 }
@@ -173,26 +177,34 @@ destroy(struct mn_engine *e)
 {
     mn_plan_close(e->plan);
     mn_scheduler_close(e->scheduler);
-    mn_extents_close(e->input);
-    mn_extents_close(e->arena);
-    free(e->free_tasks);
-    free(e->gens);
-    free(e->lost);
-    free(e->results);
-    free(e->by_task);
-    free(e->heads);
-    for (uint32_t w = 0; e->leases != NULL && w < e->cfg.max_workers; w++) {
-        free(e->leases[w].owed);
-    }
-    free(e->leases);
+    free(e->flight.by_task);
+    mn_crew_close(&e->crew);
     if (e->shm.base != NULL) {
-        mn_memfd_unmap(e->shm.base, e->total_bytes);
+        mn_leases_close(&e->leases);
+        mn_tasks_close(&e->tasks);
     }
-    if (e->fd >= 0) {
-        close(e->fd);
-    }
+    mn_arena_close(&e->arena);
+    mn_memory_file_close(&e->file);
     mn_mutex_fini(&e->mutex);
     free(e);
+}
+
+/* What workers read of the mapping before they begin. */
+static void
+publish_sizes(struct mn_engine *e)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    c->sizes = mn_sizes_word();
+    c->trainer_pid = (uint32_t)getpid();
+    (void)mn_proc_start_time(getpid(), &c->trainer_start);
+    c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
+    init_lanes(e);
+    for (uint32_t w = 0; w < e->active; w++) {
+        mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
+    }
+    mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
+    mn_a64_store_relaxed(&c->limit_bytes, e->arena.limit);
+    c->magic = MN_MAGIC;
 }
 
 int
@@ -215,7 +227,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         e->active = mn_scheduler_bound(e, cfg->keep->active);
     }
     e->cfg.keep = NULL; /* the caller's */
-    e->fd = e->zygote_pidfd = e->zygote_cmd = -1;
+    mn_memory_file_init(&e->file);
     e->refs = 1;
     int rc = mn_mutex_init(&e->mutex);
     if (rc < 0) {
@@ -228,45 +240,17 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = rc < 0 ? rc : 0;
     }
     if (rc == 0) {
-        rc = alloc_private(e);
-    }
-    if (rc == 0 && cfg->window != 0) {
-        rc = mn_plan_open(&e->plan, cfg, e->shm.ctl->ntasks);
+        rc = open_parts(e);
     }
     if (rc == 0 && scheduled) {
-        rc = mn_scheduler_open(&e->scheduler, cfg->keep);
+        rc = mn_scheduler_open(&e->scheduler, e->cfg.max_workers, cfg->keep);
     }
     if (rc < 0) {
         destroy(e);
         return rc;
     }
-    (void)mn_memfd_dontdump(e->shm.base, e->total_bytes); /* advice: old kernels lack it */
-    struct mn_ctl *c = e->shm.ctl;
-    c->sizes = mn_sizes_word();
-    c->trainer_pid = (uint32_t)getpid();
-    (void)mn_proc_start_time(getpid(), &c->trainer_start);
-    c->spin_ns = mn_cpu_count() > (int)cfg->workers + 1 ? 30000 : 0;
-    init_lanes(e);
-    for (uint32_t w = 0; w < e->active; w++) {
-        mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
-    }
-    mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
-    c->magic = MN_MAGIC;
-    e->limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
-    /* The arena may be smaller, under a limit on address space. What is made ahead must leave
-     * room in it for the batch that is delivered next. */
-    uint64_t most = c->arena_bytes - c->arena_bytes / 4;
-    e->limit = e->limit < most ? e->limit : most;
-    mn_a64_store_relaxed(&c->limit_bytes, e->limit);
-    /* Small enough that idle workers do not eat a small limit, large enough that a worker
-     * with envelopes of a few kilobytes asks once in hundreds of batches. */
-    e->lease_bytes = mn_page_round(e->limit / 16 / e->cfg.max_workers);
-    if (e->lease_bytes > UINT64_C(4) << 20) {
-        e->lease_bytes = UINT64_C(4) << 20;
-    }
-    if (e->lease_bytes < 16 * MN_PAGE) {
-        e->lease_bytes = 16 * MN_PAGE;
-    }
+    (void)mn_memfd_dontdump(e->shm.base, e->shm.ctl->total_bytes); /* old kernels lack it */
+    publish_sizes(e);
     *out = e;
     return 0;
 }
@@ -281,16 +265,18 @@ engine_main(void *arg)
         if (e->scheduler != NULL) {
             mn_scheduler_look(e, mn_now_ns());
         }
+        mn_watch_look(&e->watch, mn_now_ns());
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
-        bool busy = mn_engine_step(e);
-        busy |= !closing && mn_engine_reclaim(e, mn_now_ns());
+        /* First, because it lets go of the mutex, and nobody who is due waits for that. */
+        bool busy = !closing && mn_arena_reclaim(&e->arena, mn_now_ns());
+        busy |= mn_engine_step(e);
         if (e->scheduler != NULL && !closing) {
             mn_scheduler_tick(e, mn_now_ns());
         }
         int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
         nap = e->plan != NULL ? mn_plan_nap(e->plan, nap) : nap;
-        mn_mutex_unlock(&e->mutex);
+        mn_engine_unlock(e);
         if (closing || busy) {
             mn_bell_retract(bell);
             if (closing) {
@@ -305,25 +291,11 @@ engine_main(void *arg)
 int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
 {
-    e->zygote_pidfd = zygote_pidfd;
-    e->zygote_cmd = zygote_cmd;
+    mn_zygote_init(&e->zygote, &e->shm, zygote_pidfd, zygote_cmd);
     /* Forked and spawned processes have their mapping by now, and holes are punched through
      * the mapping: one descriptor less for as long as the loader lives. */
-    close(e->fd);
-    e->fd = -1;
-    int rc = mn_thread_start(&e->thread, "minato-engine", engine_main, e);
-    e->thread_running = rc == 0;
-    return rc;
-}
-
-/* Whatever a worker waits for. */
-static void
-ring_all(struct mn_engine *e)
-{
-    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->bell);
-        mn_bell_ring(&mn_worker_at(&e->shm, w)->room);
-    }
+    mn_memory_file_close(&e->file);
+    return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
 }
 
 void
@@ -331,14 +303,25 @@ mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
-    ring_all(e);
+    mn_crew_ring_all(&e->crew);
 }
 
 void
 mn_engine_dismiss(struct mn_engine *e)
 {
     mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
-    ring_all(e);
+    mn_crew_ring_all(&e->crew);
+}
+
+/* Nobody is woken: whoever would be is gone, or has its wake-up from whoever is here still. */
+static void
+unref_and_unlock(struct mn_engine *e)
+{
+    bool last = --e->refs == 0;
+    mn_mutex_unlock(&e->mutex);
+    if (last) {
+        destroy(e);
+    }
 }
 
 void
@@ -346,28 +329,23 @@ mn_engine_close(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     e->closing = true;
-    mn_mutex_unlock(&e->mutex);
-    if (e->thread_running) {
+    mn_engine_unlock(e);
+    if (e->thread.owner != 0) {
         (void)mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* orders closing, then ring */
         mn_bell_ring(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
-        e->thread_running = false;
     }
     mn_mutex_lock(&e->mutex);
-    while (e->batches != NULL) {
-        mn_batch_drop(e, e->batches);
+    while (e->flight.first != NULL) {
+        mn_batch_drop(e, e->flight.first);
     }
     /* What the caller still holds stays; everything else goes back to the system now: a
      * process forked in between has the mapping, too, and may live on. */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        mn_lease_forget(e, w);
+        mn_leases_forget(&e->leases, w);
     }
-    mn_engine_punch_free(e);
-    bool last = --e->refs == 0;
-    mn_mutex_unlock(&e->mutex);
-    if (last) {
-        destroy(e);
-    }
+    mn_arena_discard_free(&e->arena);
+    unref_and_unlock(e);
 }
 
 void
@@ -375,18 +353,14 @@ mn_engine_pin(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     e->refs++;
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
 }
 
 void
 mn_engine_unpin(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    bool last = --e->refs == 0;
-    mn_mutex_unlock(&e->mutex);
-    if (last) {
-        destroy(e);
-    }
+    unref_and_unlock(e);
 }
 
 /* Handed-out ranges: the mapping lives until the last of them is back. */
@@ -394,20 +368,19 @@ mn_engine_unpin(struct mn_engine *e)
 void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
+    bytes = mn_page_round(bytes);
     mn_mutex_lock(&e->mutex);
     if (e->closing) { /* nobody else will; the range keeps the mapping until it is free */
         mn_mutex_unlock(&e->mutex);
-        (void)mn_memfd_punch_mapped(e->shm.base + off, mn_page_round(bytes));
+        mn_arena_discard(&e->arena, off, bytes);
         mn_mutex_lock(&e->mutex);
     }
-    mn_range_free(e->arena, off, mn_page_round(bytes));
-    e->kept_bytes -= mn_page_round(bytes);
-    mn_engine_room(e);
-    bool last = --e->refs == 0;
-    mn_mutex_unlock(&e->mutex);
-    if (last) {
-        destroy(e);
+    mn_arena_release(&e->arena, off, bytes);
+    if (e->arena.room_came) { /* to be told while the range still keeps the engine */
+        mn_engine_unlock(e);
+        mn_mutex_lock(&e->mutex);
     }
+    unref_and_unlock(e);
 }
 
 int
@@ -415,34 +388,18 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 {
     uint32_t none = 0;
     mn_mutex_lock(&e->mutex);
-    (void)mn_engine_no_lent(e);
-    uint64_t limit = e->limit;
-    e->limit = UINT64_MAX; /* rows that are there already: they move, and their room is freed */
+    (void)mn_arena_no_lent(&e->arena);
+    uint64_t limit = e->arena.limit;
+    e->arena.limit = UINT64_MAX; /* rows that are there already: they move, and are freed */
     struct mn_submit own = *s;
     own.sequence = UINT64_MAX;
     int rc = mn_batch_make(e, &own, &none, 0, block_off);
-    e->limit = limit;
-    mn_mutex_unlock(&e->mutex);
+    e->arena.limit = limit;
+    mn_engine_unlock(e);
     return rc;
 }
 
 /* ---- waiting ----------------------------------------------------------------------- */
-
-bool
-mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
-{
-    if (wanted != MN_WANT_ANY) {
-        return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
-    }
-    if (e->plan != NULL) {
-        return mn_plan_any_done(e);
-    }
-    bool done = false;
-    for (struct mn_batch *b = e->batches; b != NULL && !done; b = b->next) {
-        done = !b->abandoned && !b->detached && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
-    }
-    return done;
-}
 
 static bool
 anything_done(struct mn_engine *e, uint64_t wanted)
@@ -461,8 +418,8 @@ static bool
 trouble(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    bool bad = e->zygote_lost || (e->plan == NULL && e->ndeaths != 0)
-               || mn_engine_live(e) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
+    bool bad = e->crew.lost || (e->plan == NULL && e->crew.ndeaths != 0)
+               || mn_crew_live(&e->crew) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
     mn_mutex_unlock(&e->mutex);
     return bad;
 }
@@ -488,8 +445,8 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     mn_a64_store_seqcst(&c->wanted, block_off);
     mn_bell_announce(&c->trainer);
     mn_mutex_lock(&e->mutex);
-    mn_engine_room(e); /* who waits for room may have to go on now */
-    mn_mutex_unlock(&e->mutex);
+    e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
+    mn_engine_unlock(e);
     int rc = 0;
     if (anything_done(e, block_off) || trouble(e)) {
         mn_bell_retract(&c->trainer);
@@ -516,17 +473,15 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
         int64_t before = (int64_t)mn_a64_load_relaxed(&p->in_hand) + ahead;
         mn_scheduler_saw(e, mn_plan_ready(e) + before, p->dispatch.rates.window);
     }
-    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_extents_used(e->arena)); /* for people */
+    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
     uint32_t n = got ? 0 : mn_plan_pump(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
     e->held += got && e->plan->held;
     *dry = !got && mn_plan_dry(e);
     *lasts = mn_plan_lasts(e->plan, e->active);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
+    e->crew.wakes.workers += n;
+    mn_engine_unlock(e);
     return got;
 }
 
@@ -537,7 +492,7 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
 static int
 next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
 {
-    uint64_t since = e->spanned ? mn_now_ns() : e->counted_ns, want;
+    uint64_t since = e->waits.spanned ? mn_now_ns() : e->waits.part_ns, want;
     int64_t left = timeout_ns;
     int64_t lasts;
     bool dry, ahead = timeout_ns == 0;
@@ -567,11 +522,62 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
     }
 }
 
+/* ---- the caller's waits --------------------------------------------------------------- */
+
+/* What is stored in the control page is for people, who look: relaxed. */
+void
+mn_engine_asked(struct mn_engine *e)
+{
+    uint64_t now = mn_now_ns();
+    int64_t used = mn_waits_ask(&e->waits, now);
+    mn_a64_store_relaxed(&e->shm.ctl->waiting_since_ns, now);
+    if (used >= 0 && e->plan != NULL) {
+        struct mn_plan *p = e->plan;
+        p->consumer_ns = p->consumer_ns == 0 ? used : (3 * p->consumer_ns + used) / 4;
+    }
+}
+
+void
+mn_engine_given(struct mn_engine *e, bool got)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    mn_waits_give(&e->waits, mn_now_ns(), got);
+    mn_a64_store_relaxed(&c->wait_ns, e->waits.wait_ns);
+    mn_a64_store_relaxed(&c->waiting_since_ns, 0);
+    mn_a64_store_relaxed(&c->given, e->waits.n);
+}
+
+void
+mn_engine_span_begin(struct mn_engine *e)
+{
+    mn_engine_asked(e);
+    e->waits.spanned = true;
+    e->waits.served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
+}
+
+void
+mn_engine_span_end(struct mn_engine *e, bool got)
+{
+    struct mn_waits *w = &e->waits;
+    mn_engine_given(e, got);
+    if (w->served && !got) {
+        (void)mn_plan_in_hand(e->plan, 1); /* it has it still */
+    }
+    w->spanned = w->asking = w->served = false;
+}
+
+void
+mn_engine_handed(struct mn_engine *e)
+{
+    mn_engine_span_begin(e);
+    mn_engine_span_end(e, true);
+}
+
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off)
 {
-    bool spanned = e->spanned;
+    bool spanned = e->waits.spanned;
     if (!spanned) {
         mn_engine_asked(e);
     }

@@ -26,8 +26,7 @@
  *
  * Memory.  limit counts every arena byte in use, also what the caller keeps.  A submit over
  * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight.
- * What is free and not needed goes back to the system (policy_reclaim.h): the engine thread
- * lends a range from the allocator, lets go of the mutex for the system call, and returns it.
+ * What is free and not needed goes back to the system (memory/mn_arena.h).
  *
  * Fork.  A child of the trainer has a copy of this structure and must not touch it: the
  * Python floor compares process ids.
@@ -38,123 +37,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "workers/mn_board.h"
-#include "workers/mn_message.h"
+#include "engine/mn_engine_internal.h"
 #include "engine/mn_plan.h"
-#include "engine/mn_results.h"
-#include "memory/policy_reclaim.h"
-#include "os/mn_thread.h"
-#include "sync/mn_extent.h"
-
-struct mn_batch;
-struct mn_range;
-struct mn_scheduler;
-
-/* A worker's death, for messages. */
-struct mn_death {
-    uint32_t worker;
-    uint32_t pid;
-    int32_t status;
-    int64_t row_task; /* task it was running, -1 when none */
-};
-
-struct mn_engine_config {
-    uint32_t workers;       /* to begin with */
-    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
-    uint32_t max_workers;   /* entries of the worker table */
-    /* A sample in flight for longer is a straggler; 0: learned, < 0: never. */
-    int64_t straggler_ns;
-    uint32_t max_retries;
-    bool respawn;           /* dead workers are replaced */
-    uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
-    uint64_t memory_limit;  /* 0: half of what is available */
-    uint32_t window;        /* balanced: batches in the steady window; 0: static */
-    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
-    bool in_order;
-    struct mn_costs *costs; /* balanced: outlives the engine */
-    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
-    bool keeps;             /* workers may keep what they have opened: neighbours are kept
-                             * together where that was measured to be cheaper */
-    const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
-};
-
-/* Why a batch cannot be made. */
-enum mn_refusal_why {
-    MN_REFUSED_NOT = 0,
-    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
-    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
-    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
-    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
-};
-
-struct mn_refusal {
-    enum mn_refusal_why why;
-    uint64_t need;
-    uint64_t all; /* that there are, in use or not */
-};
-
-struct mn_engine {
-    struct mn_shm shm;
-    int fd;
-    uint64_t total_bytes;
-    struct mn_mutex mutex;
-    struct mn_thread thread;
-    bool thread_running;
-    struct mn_engine_config cfg;
-    struct mn_extents *input;
-    struct mn_extents *arena;
-    uint32_t *free_tasks;
-    uint32_t nfree;
-    uint32_t *gens;
-    struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
-    struct mn_result *results; /* [ntasks] */
-    struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
-    struct mn_lane_head *heads;
-    struct mn_lease {
-        uint64_t off, len;      /* the present one; len 0: none */
-        struct mn_range *owed;  /* what it was granted of this or earlier ones, unless an */
-        uint32_t nowed, room;   /* accepted envelope has taken it; in no order */
-        uint32_t damage;        /* enum mn_damage: it is to leave for that */
-        uint32_t barren; /* deaths in a row without a finished task */
-        uint64_t tasks;  /* finished in this place before the present worker came */
-    } *leases;
-    struct mn_batch *batches; /* in flight, oldest first */
-    struct mn_batch *last;
-    uint32_t inflight;
-    uint64_t submitted; /* static: batches so far, their order */
-    struct mn_refusal refusal; /* of the last batch that could not be made */
-    uint64_t limit;
-    uint64_t lease_bytes;
-    uint64_t kept_bytes;    /* handed out to the caller */
-    uint64_t refs;          /* ranges handed out + 1 while open; under mutex */
-    uint32_t active;        /* workers that should be there, standby ones not counted */
-    struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
-    struct mn_plan *plan;   /* balanced scheduling; NULL: static */
-    uint64_t mean_envelope_bytes;
-    uint64_t wait_ns, waits, wait_max_ns; /* the caller in next() */
-    uint64_t used_ns;       /* the caller between two calls of next() */
-    uint64_t wait_first_ns; /* the first wait */
-    uint64_t held;          /* waits while the memory limit held tasks back */
-    uint64_t asked_ns;      /* begin of the last wait, */
-    uint64_t counted_ns;    /* of its last part, */
-    uint64_t given_ns;      /* and its end; 0: it gave nothing, or the epoch is over */
-    bool asking;            /* the last call gave nothing: its wait may go on */
-    bool spanned;           /* the caller says when a wait begins and ends, */
-    bool served;            /* and what it waits for was taken */
-    uint64_t delivered;
-    uint64_t retries;
-    uint32_t ndeaths;       /* unexpected ones */
-    struct mn_death death;  /* the last */
-    int zygote_pidfd;
-    int zygote_cmd;         /* write end: one byte = look at the workers' table */
-    struct mn_reclaim reclaim; /* what goes back to the system */
-    uint64_t reclaim_from;     /* arena offset where its present pass has come to */
-    uint64_t reclaimed_bytes;  /* given back so far */
-    bool zygote_lost;
-    bool closing;
-    bool room_waits; /* a worker waits for room: memory that comes back is told */
-    uint64_t idle_ns; /* since when it waits for nothing but idle workers; 0: it does not */
-};
 
 /* 0 or -errno. Workers' entries start WANTED. */
 int
@@ -184,28 +68,6 @@ mn_engine_unpin(struct mn_engine *e);
 void
 mn_engine_close(struct mn_engine *e);
 
-/* ---- static scheduling: the caller says which worker -------------------------------- */
-
-struct mn_submit {
-    uint64_t sequence; /* place in the order of delivery, counted over epochs */
-    uint64_t number, epoch, position, base_seed, user_epoch;
-    uint32_t nrows;
-    uint32_t kind;
-    uint32_t lane;
-    uint32_t layout;
-    uint32_t seeded;
-    uint32_t nfields;
-    const uint64_t *row_bytes; /* [nfields] */
-    uint32_t index_kind;
-    const void *index;
-    uint64_t index_bytes;
-};
-
-/* Publishes a batch as one task. 0 and the block; -ENOMEM; -EAGAIN: no descriptors now,
- * or the lane is full. */
-int
-mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
-
 /* ---- balanced scheduling: mn_plan.h decides ------------------------------------------ */
 
 /* Takes a batch in and starts what should start. MN_OK; MN_FULL: later; -ENOMEM. */
@@ -232,9 +94,6 @@ mn_engine_plan_clear(struct mn_engine *e);
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
-
-struct mn_refusal
-mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
 void
@@ -272,41 +131,10 @@ mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence);
 int
 mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
-/* Puts bytes where every worker can read them for as long as the engine lives: the record
- * at *off is a uint64_t length, then the bytes. 0 or -ENOMEM. */
-int
-mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off);
-
-enum mn_block_status
-mn_engine_poll(struct mn_engine *e, uint64_t block_off);
-
-/* The same, and what its workers wrote was found to make sense: what is read of a block that is
- * DONE was copied then. mn_engine_next has done this. */
-enum mn_block_status
-mn_engine_settle(struct mn_engine *e, uint64_t block_off);
-
-/* What was reported of the rows of a DONE block. */
-const struct mn_report *
-mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
-
-/* Whether every row of it was written in place, and nothing travels beside them. */
-bool
-mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
-
-/* When the last task of a DONE block finished. */
-uint64_t
-mn_engine_done_ns(struct mn_engine *e, uint64_t block_off);
-
 /* Sleeps until block (or MN_WANT_ANY: any task) is done, something is to be looked at (a
  * death, a lost zygote), or the time is over. 0, -ETIMEDOUT, -EINTR. */
 int
 mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns);
-
-/* [off, off + bytes) of the DONE block is the caller's from now on: it comes back with
- * mn_engine_release, not with the block. 0; -ENOMEM, or -EINVAL where the block has no such
- * memory, or the engine was closed (then it is not the caller's). */
-int
-mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes);
 
 /* Frees a range that was kept. Any thread of the trainer. */
 void
@@ -315,20 +143,5 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes);
 /* The block is read: frees it and its fields and envelopes, but for what was kept. */
 void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off);
-
-/* The block is not wanted any more, finished or not. */
-void
-mn_engine_abandon(struct mn_engine *e, uint64_t block_off);
-
-/* Rounds a range up to what the arena manages. */
-static inline uint64_t
-mn_page_round(uint64_t bytes)
-{
-    return (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
-}
-
-/* Workers that may still finish something. */
-uint32_t
-mn_engine_live(struct mn_engine *e);
 
 #endif

@@ -2,16 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_assert.h"
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine.h"
 
 static void
 pump_and_unlock(struct mn_engine *e)
 {
-    uint32_t n = mn_plan_pump(e);
-    mn_mutex_unlock(&e->mutex);
-    if (n != 0) {
-        mn_engine_ring_workers(e, n);
-    }
+    e->crew.wakes.workers += mn_plan_pump(e);
+    mn_engine_unlock(e);
 }
 
 int
@@ -28,7 +25,7 @@ mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
     e->plan->form = *form;
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
 }
 
 void
@@ -36,7 +33,7 @@ mn_engine_plan_end(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     mn_dispatch_close(&e->plan->dispatch);
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
 }
 
 void
@@ -50,8 +47,8 @@ mn_engine_plan_clear(struct mn_engine *e)
         }
     }
     mn_plan_clear(e->plan);
-    e->given_ns = 0; /* what the caller does between epochs is no time for a batch */
-    mn_mutex_unlock(&e->mutex);
+    mn_waits_forget(&e->waits); /* what the caller does between epochs */
+    mn_engine_unlock(e);
 }
 
 static void
@@ -62,17 +59,36 @@ advance_and_unlock(struct mn_engine *e, uint64_t sequence)
     pump_and_unlock(e);
 }
 
+/* Its batch was read: what it has cost is learned, and its memory is free. */
+static void
+retire(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    mn_plan_learn(e, b);
+    mn_batch_learn_envelopes(e, block_off);
+    mn_batch_drop(e, b);
+}
+
+void
+mn_engine_retire(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    retire(e, block_off);
+    mn_engine_unlock(e);
+}
+
 void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     if (block_off != 0) { /* else it was refused */
-        mn_batch_retire(e, block_off);
+        retire(e, block_off);
     }
-    if (e->served) { /* with another already */
+    if (e->waits.served) { /* with another already */
         (void)mn_plan_in_hand(e->plan, 1);
     }
-    e->served = e->spanned;
+    e->waits.served = e->waits.spanned;
     advance_and_unlock(e, sequence);
 }
 

@@ -294,15 +294,15 @@ mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
         return true; /* its room is taken already */
     }
     bool head = q->sequence == p->head;
-    if (!head && e->nfree < q->ntasks + MN_PLAN_BATCH_TASKS) {
+    if (!head && e->tasks.nfree < q->ntasks + MN_PLAN_BATCH_TASKS) {
         return false; /* descriptors are kept back for the head, too */
     }
-    struct mn_memory m = {.limit = (int64_t)e->limit,
-                          .used = (int64_t)mn_extents_used(e->arena),
+    struct mn_memory m = {.limit = (int64_t)e->arena.limit,
+                          .used = (int64_t)mn_arena_used(&e->arena),
                           .room = (int64_t)p->batch_bytes};
     uint64_t bytes = mn_form_bytes(&p->form, q->batch.nrows);
     if (p->form.nfields == 0) {
-        bytes = e->mean_envelope_bytes; /* not known before it is made */
+        bytes = e->flight.mean_envelope_bytes; /* not known before it is made */
         m.used += (int64_t)bytes * begun_unmade(p);
     }
     return mn_memory_may(&m, (int64_t)bytes, head, 0)
@@ -321,7 +321,7 @@ mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t number, uint32
     struct mn_block *block = mn_block_at(&e->shm, q->block_off);
     uint32_t task = mn_block_tasks(block)[number];
     mn_task_at(&e->shm, task)->why = (uint32_t)why;
-    if (mn_board_publish(&e->shm, &e->heads[lane], lane, task, ++e->gens[task], 0) != MN_OK) {
+    if (mn_tasks_publish(&e->tasks, task, lane) != MN_OK) {
         return MN_EMPTY; /* it stays planned, and its block is there already */
     }
     q->sent[number] = 1;

@@ -23,6 +23,7 @@
 
 struct mn_engine;
 struct mn_batch;
+struct mn_refusal;
 
 /* How the rows of a batch travel, decided when it starts. */
 struct mn_form {
@@ -186,6 +187,10 @@ mn_plan_ready(struct mn_engine *e);
  * block is 0 where it cannot be made. */
 bool
 mn_plan_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
+
+/* Why a planned batch cannot be made. Mutex not held. */
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* Whether there is any to deliver. */
 bool

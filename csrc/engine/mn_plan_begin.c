@@ -72,14 +72,14 @@ static bool
 more_comes_back(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    for (const struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+    for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (b->abandoned || (!p->in_order && !b->detached && b->sequence != UINT64_MAX)) {
             return true;
         }
     }
     uint64_t now = mn_now_ns();
     p->stuck_ns = p->stuck_ns == 0 ? now : p->stuck_ns;
-    return e->kept_bytes != 0 && now - p->stuck_ns < KEPT_NS;
+    return e->arena.kept_bytes != 0 && now - p->stuck_ns < KEPT_NS;
 }
 
 int
@@ -92,7 +92,7 @@ mn_plan_begin(struct mn_engine *e, struct mn_planned *q)
         p->begun = q->sequence >= p->begun ? q->sequence + 1 : p->begun;
         return MN_OK;
     }
-    if (mn_extents_lent(e->arena) != 0) {
+    if (mn_arena_lent(&e->arena) != 0) {
         return MN_EMPTY; /* it comes back in a moment, and may be what is missing */
     }
     if (e->refusal.need <= e->refusal.all && (!head || more_comes_back(e))) {

@@ -4,7 +4,8 @@
 #ifndef MN_PLAN_INTERNAL_H
 #define MN_PLAN_INTERNAL_H
 
-#include "engine/mn_engine.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_plan.h"
 
 #include "schedule/policy_dispatch.h"
 

@@ -71,7 +71,7 @@ find_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const struct 
 static void
 learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 {
-    const struct mn_result *t = &e->results[mn_block_tasks(b)[b->ntasks - 1]];
+    const struct mn_result *t = &e->tasks.results[mn_block_tasks(b)[b->ntasks - 1]];
     if (!t->accepted) {
         return;
     }
@@ -92,7 +92,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
     uint64_t sum = 0, unit = e->plan->unit_rows;
     for (uint32_t i = 0; i < b->ntasks; i++) {
         uint32_t task = mn_block_tasks(b)[i];
-        const struct mn_result *t = &e->results[task];
+        const struct mn_result *t = &e->tasks.results[task];
         if (!t->accepted || t->kind == MN_KIND_COLLATE) {
             continue;
         }

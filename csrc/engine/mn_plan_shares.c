@@ -376,7 +376,7 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
     for (uint64_t at = tail - n; at < tail; at++) {
         uint32_t task;
         if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
-            mn_task_put(e, task, lane);
+            mn_tasks_put(&e->tasks, task, lane);
             return true;
         }
     }

@@ -73,7 +73,7 @@ mn_plan_starved(struct mn_engine *e, int64_t ready, uint64_t queued)
 static void
 learn_waiting(struct mn_engine *e)
 {
-    for (struct mn_batch *b = e->batches; b != NULL; b = b->next) {
+    for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
             && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
             mn_plan_learn(e, b);

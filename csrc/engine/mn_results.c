@@ -4,99 +4,9 @@
 #include "engine/mn_results.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/mn_engine_internal.h"
 #include "os/mn_clock.h"
-
-/* ---- what a worker owes ------------------------------------------------------------ */
-
-static int
-owe(struct mn_lease *l, uint64_t off, uint64_t bytes)
-{
-    if (l->nowed == l->room) {
-        uint32_t room = l->room != 0 ? 2 * l->room : 4;
-        struct mn_range *more = realloc(l->owed, room * sizeof(*more));
-        if (more == NULL) {
-            return -ENOMEM;
-        }
-        l->owed = more;
-        l->room = room;
-    }
-    l->owed[l->nowed++] = (struct mn_range){off, bytes};
-    return 0;
-}
-
-int
-mn_lease_take(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes)
-{
-    struct mn_lease *l = &e->leases[worker];
-    for (uint32_t i = 0; i < l->nowed; i++) {
-        struct mn_range r = l->owed[i];
-        if (off < r.off || off - r.off > r.bytes || bytes > r.bytes - (off - r.off)) {
-            continue;
-        }
-        uint64_t before = off - r.off, after = r.bytes - before - bytes;
-        if (after != 0 && before != 0 && owe(l, off + bytes, after) < 0) {
-            return -ENOMEM;
-        }
-        l->owed[i] = before != 0 ? (struct mn_range){r.off, before}
-                                 : (struct mn_range){off + bytes, after};
-        if (l->owed[i].bytes == 0) {
-            l->owed[i] = l->owed[--l->nowed];
-        }
-        return 0;
-    }
-    return -EINVAL;
-}
-
-int
-mn_lease_give(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes)
-{
-    struct mn_lease *l = &e->leases[worker];
-    int rc = owe(l, off, bytes);
-    if (rc == 0) {
-        l->off = off;
-        l->len = bytes;
-    }
-    return rc;
-}
-
-bool
-mn_lease_sound(const struct mn_engine *e, uint32_t worker, uint64_t used_end, uint64_t want)
-{
-    const struct mn_lease *l = &e->leases[worker];
-    if (want == 0 || want > INT64_MAX) {
-        return false;
-    }
-    return l->len == 0
-           || (used_end >= l->off && used_end - l->off <= l->len && used_end % MN_PAGE == 0);
-}
-
-void
-mn_lease_end(struct mn_engine *e, uint32_t worker, uint64_t used_end)
-{
-    struct mn_lease *l = &e->leases[worker];
-    uint64_t left = l->off + l->len - used_end;
-    /* Without memory to note it down, or where it says less than it has sent, it goes on to owe
-     * that. */
-    if (l->len != 0 && left != 0 && mn_lease_take(e, worker, used_end, left) == 0) {
-        mn_range_free(e->arena, used_end, left);
-    }
-    l->off = l->len = 0;
-}
-
-void
-mn_lease_forget(struct mn_engine *e, uint32_t worker)
-{
-    struct mn_lease *l = &e->leases[worker];
-    for (uint32_t i = 0; i < l->nowed; i++) {
-        mn_range_free(e->arena, l->owed[i].off, l->owed[i].bytes);
-    }
-    l->nowed = 0;
-    l->off = l->len = 0;
-}
 
 /* ---- envelopes --------------------------------------------------------------------- */
 
@@ -161,10 +71,10 @@ read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
     if (r->env_off % MN_PAGE != 0 || r->env_len == 0 || pages < r->env_len) {
         return MN_DAMAGE_ENVELOPE;
     }
-    int rc = mn_batch_own(b, r->env_off, pages);
+    int rc = mn_ranges_add(&b->ranges, r->env_off, pages);
     if (rc == 0) {
-        rc = mn_lease_take(e, r->worker, r->env_off, pages);
-        b->nranges -= rc != 0;
+        rc = mn_leases_take(&e->leases, r->worker, r->env_off, pages);
+        b->ranges.n -= rc != 0;
     }
     if (rc == -EINVAL) {
         return MN_DAMAGE_ENVELOPE;
@@ -183,13 +93,13 @@ read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
 static enum mn_damage
 accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t word)
 {
-    struct mn_result *r = &e->results[task];
+    struct mn_result *r = &e->tasks.results[task];
     struct mn_task *t = mn_task_at(&e->shm, task);
     if (r->accepted) {
         return MN_SOUND;
     }
     r->worker = mn_word_worker(word);
-    if (r->worker >= e->shm.ctl->nworkers || mn_word_gen(word) != e->gens[task]) {
+    if (r->worker >= e->shm.ctl->nworkers || mn_word_gen(word) != e->tasks.gens[task]) {
         return MN_DAMAGE_WORD;
     }
     r->flags = t->flags;
@@ -202,7 +112,7 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_DAMAGE_TIMES;
     }
     bool refused = r->flags == MN_FLAG_NO_ROOM;
-    if (r->flags > MN_FLAG_NO_ROOM || (refused && e->leases[r->worker].damage != MN_SOUND)) {
+    if (r->flags > MN_FLAG_NO_ROOM || (refused && mn_crew_is_damaged(&e->crew, r->worker))) {
         return MN_DAMAGE_ENVELOPE;
     }
     enum mn_damage damage = read_reports(e, b, r);
@@ -213,33 +123,19 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
     return damage;
 }
 
-void
-mn_worker_damaged(struct mn_engine *e, uint32_t worker, enum mn_damage what)
-{
-    struct mn_worker *k = mn_worker_at(&e->shm, worker);
-    struct mn_lease *l = &e->leases[worker];
-    if (l->damage == MN_SOUND) {
-        l->damage = what;
-        e->ndeaths++;
-        e->death = (struct mn_death){worker, k->pid, MN_STATUS_DAMAGED + (int32_t)what, -1};
-        mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
-        mn_bell_ring(&k->bell);
-    }
-}
-
 static void
 take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
 {
     uint32_t worker = mn_word_worker(word);
     struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage, task};
     if (worker < e->shm.ctl->nworkers) {
-        mn_worker_damaged(e, worker, damage);
+        mn_crew_damaged(&e->crew, worker, damage);
         death.worker = worker;
         death.pid = mn_worker_at(&e->shm, worker)->pid;
     }
     /* of a word without sense nothing is taken over but the generation that it must have */
-    uint64_t own = mn_task_word(e->gens[task], 0, mn_word_attempt(word), MN_TASK_DONE);
-    mn_task_take_back(e, task, own, &death);
+    uint64_t own = mn_task_word(e->tasks.gens[task], 0, mn_word_attempt(word), MN_TASK_DONE);
+    mn_tasks_take_back(&e->tasks, task, own, &death);
 }
 
 static bool
@@ -271,9 +167,7 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
             more = true;
         }
     }
-    if (more) {
-        mn_engine_ring_workers(e, 1);
-    }
+    e->crew.wakes.workers += more;
     enum mn_block_status status = mn_engine_poll(e, b->block_off);
     b->accepted = status != MN_BLOCK_BUSY;
     return status;
@@ -312,7 +206,7 @@ mn_engine_settle(struct mn_engine *e, uint64_t block_off)
     if (b != NULL && status != MN_BLOCK_BUSY) {
         status = mn_batch_accept(e, b);
     }
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
     return status;
 }
 
@@ -329,7 +223,7 @@ mn_engine_in_rows(struct mn_engine *e, uint64_t block_off)
     const struct mn_batch *b = find(e, block_off);
     bool all = true;
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        const struct mn_result *r = &e->results[mn_block_tasks(block)[i]];
+        const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
         all = all && r->accepted && r->flags == 0;
     }
     for (uint32_t i = 0; i < block->nrows; i++) {

@@ -5,11 +5,10 @@
  * worker wrote is freed, indexed or parsed by before it was copied to private memory and was
  * found to make sense, and this is the one place that does it.  A record that makes none is
  * *damage*: its task is tried again by another worker or lost, as after a death, and the worker
- * that wrote it is told to leave and counts as dead.
+ * that wrote it is killed and counts as dead. A native worker, which cannot be, is told to leave.
  *
- * Who owns an envelope's memory is private, too: what a worker was granted and no accepted
- * envelope has taken is owed by it (struct mn_lease).  An envelope must lie in what its worker
- * owes, so that no record, whatever it says, frees memory of others, or twice.
+ * Who owns an envelope's memory is private, too: it must lie in what its worker owes
+ * (workers/mn_leases.h).
  *
  * All of it under the engine's mutex, but for reading what has been accepted: that is the
  * caller's who was given the batch.
@@ -20,44 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "workers/mn_message.h"
-
-struct mn_engine;
-struct mn_batch;
-struct mn_death;
-
-enum mn_block_status {
-    MN_BLOCK_BUSY = 0,
-    MN_BLOCK_DONE = 1,
-    MN_BLOCK_LOST = 2, /* done, but a task of it was lost with its worker */
-};
-
-/* What of a worker's records makes no sense. Numbers of minato/errors.py. */
-enum mn_damage {
-    MN_SOUND = 0,
-    MN_DAMAGE_WORD = 1,     /* the state of a task */
-    MN_DAMAGE_TIMES = 2,    /* when it was done, and how long it took */
-    MN_DAMAGE_REPORTS = 3,  /* what it says of rows */
-    MN_DAMAGE_ENVELOPE = 4, /* where its result lies */
-    MN_DAMAGE_PARTS = 5,    /* what that consists of */
-    MN_DAMAGE_LEASE = 6,    /* what room it has used and asks for */
-};
-
-/* Exit status in place of a worker's that was told to leave: this and the damage. */
-#define MN_STATUS_DAMAGED 2000
-
-/* A finished task's record, as it was when it was accepted, and what the trainer itself has
- * put there. */
-struct mn_result {
-    uint32_t row0, nrows; /* the trainer's */
-    uint32_t kind;
-    uint32_t flags;
-    uint32_t worker;
-    bool accepted;
-    uint64_t env_off, env_len;
-    uint64_t wall_ns, cpu_ns, done_ns;
-    struct mn_envelope envelope;
-};
+#include "engine/mn_batch.h"
 
 /* The head of an envelope of that length, copied, if it and all of its parts lie within. */
 bool
@@ -77,28 +39,18 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b);
 
-/* Tells a worker to leave, for what it wrote. */
-void
-mn_worker_damaged(struct mn_engine *e, uint32_t worker, enum mn_damage what);
+/* The same as mn_engine_poll, and what its workers wrote was found to make sense: what is read of
+ * a block that is DONE was copied then. mn_engine_next has done this. Mutex not held, as for all
+ * below: the batch is the caller's. */
+enum mn_block_status
+mn_engine_settle(struct mn_engine *e, uint64_t block_off);
 
-/* Takes the range out of what the worker owes. 0; -EINVAL: it does not owe that; -ENOMEM. */
-int
-mn_lease_take(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes);
+/* What was reported of the rows of a DONE block. */
+const struct mn_report *
+mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
 
-/* The worker was granted the range. 0 or -ENOMEM. */
-int
-mn_lease_give(struct mn_engine *e, uint32_t worker, uint64_t off, uint64_t bytes);
-
-/* What it says of its lease: where its used part ends, and how much it wants. */
+/* Whether every row of it was written in place, and nothing travels beside them. */
 bool
-mn_lease_sound(const struct mn_engine *e, uint32_t worker, uint64_t used_end, uint64_t want);
-
-/* Frees what is left of its lease behind used_end. */
-void
-mn_lease_end(struct mn_engine *e, uint32_t worker, uint64_t used_end);
-
-/* Frees all that it owes. It is dead, or nobody lives. */
-void
-mn_lease_forget(struct mn_engine *e, uint32_t worker);
+mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
 
 #endif

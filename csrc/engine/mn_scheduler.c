@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_plan.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_cputime.h"
@@ -30,10 +31,17 @@
 #define NAP_MOST_NS INT64_C(100000000)
 
 int
-mn_scheduler_open(struct mn_scheduler **out, const struct mn_scheduler_keep *keep)
+mn_scheduler_open(struct mn_scheduler **out, uint32_t workers,
+                  const struct mn_scheduler_keep *keep)
 {
     *out = calloc(1, sizeof(**out));
     if (*out == NULL) {
+        return -ENOMEM;
+    }
+    (*out)->flags = calloc(workers, sizeof(*(*out)->flags));
+    if ((*out)->flags == NULL) {
+        free(*out);
+        *out = NULL;
         return -ENOMEM;
     }
     mn_workers_init(&(*out)->policy);
@@ -190,16 +198,45 @@ busiest(const struct mn_engine *e)
     return pid;
 }
 
+static uint64_t
+cpu_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
+}
+
+/* What workers compute whose samples are flagged, since the first look at them. */
+static void
+look_at_flagged(struct mn_engine *e, uint64_t now)
+{
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_flag *f = &e->scheduler->flags[w];
+        if (f->since_ns == 0 || f->standby >= 0
+            || (f->seen_ns != 0 && now - f->seen_ns < NAP_LEAST_NS)) {
+            continue;
+        }
+        uint64_t cpu_ns = cpu_of(mn_worker_at(&e->shm, w));
+        if (f->seen_ns == 0) {
+            f->cpu_ns = cpu_ns;
+            f->first_ns = now;
+        }
+        f->used_ns = cpu_ns > f->cpu_ns ? cpu_ns - f->cpu_ns : 0; /* none: it is gone */
+        f->seen_ns = now;
+    }
+}
+
 void
 mn_scheduler_look(struct mn_engine *e, uint64_t now)
 {
     struct mn_facts *f = &e->scheduler->facts;
+    look_at_flagged(e, now);
     if (f->at_ns != 0
         && (now - e->scheduler->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
         return;
     }
     f->at_ns = now;
     f->queued_ns = 0;
+    f->own_ns = mn_process_cpu_ns();
     f->cores_milli = 1000 * (int32_t)mn_cpu_count();
     (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
@@ -269,7 +306,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
     struct mn_scheduler *s = e->scheduler;
     uint64_t busy = s->facts.machine_busy, total = s->facts.machine_total;
     uint64_t worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
-    uint64_t own_ns = mn_process_cpu_ns(), queued_ns = s->facts.queued_ns, begun_ns = 0;
+    uint64_t own_ns = s->facts.own_ns, queued_ns = s->facts.queued_ns, begun_ns = 0;
     uint64_t given = mn_a64_load_relaxed(&e->shm.ctl->given);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
@@ -379,20 +416,15 @@ straggler_after(struct mn_engine *e)
     return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
 }
 
-static uint64_t
-cpu_of(const struct mn_worker *k)
-{
-    uint64_t ns = 0;
-    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
-}
-
-/* A core for the standby worker: the machine's idle, or the one the sample does not use. */
+/* Whether a flagged sample was watched for long enough, and there is a core for the standby
+ * worker: the machine's idle, or the one the sample does not use. */
 static bool
-can_help(struct mn_engine *e, const struct mn_flag *f, const struct mn_worker *k, uint64_t now)
+can_help(const struct mn_engine *e, const struct mn_flag *f)
 {
-    uint64_t used = cpu_of(k) - f->cpu_ns;
-    bool waits = used < (now - f->flagged_ns) / 2;
-    return waits || e->active < (uint32_t)mn_cpu_count();
+    uint64_t watched = f->seen_ns - f->first_ns;
+    bool waits = f->used_ns < watched / 2;
+    return watched >= WATCH_FLAG_NS
+           && (waits || 1000 * (int64_t)e->active < e->scheduler->facts.cores_milli);
 }
 
 static void
@@ -419,10 +451,10 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
         return;
     }
     if (f->since_ns == 0) {
-        *f = (struct mn_flag){since, cpu_of(k), now, -1};
+        *f = (struct mn_flag){.since_ns = since, .standby = -1};
         e->scheduler->stragglers++;
     }
-    else if (f->standby < 0 && now - f->flagged_ns >= WATCH_FLAG_NS && can_help(e, f, k, now)) {
+    else if (f->standby < 0 && can_help(e, f)) {
         f->standby = start_one(e);
         if (f->standby >= 0) {
             note(e->scheduler, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
@@ -434,15 +466,8 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
 void
 mn_scheduler_tick(struct mn_engine *e, uint64_t now)
 {
-    struct mn_scheduler *s = e->scheduler;
     if (mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
         return;
-    }
-    if (s->flags == NULL) {
-        s->flags = calloc(e->cfg.max_workers, sizeof(*s->flags));
-        if (s->flags == NULL) {
-            return; /* without memory the number stays */
-        }
     }
     int64_t limit = straggler_after(e);
     for (uint32_t w = 0; w < e->cfg.max_workers && limit != INT64_MAX; w++) {

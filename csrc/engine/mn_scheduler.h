@@ -38,8 +38,10 @@ struct mn_scheduler_keep {
 
 struct mn_flag {
     uint64_t since_ns; /* of the flagged task; 0: none */
-    uint64_t cpu_ns;   /* its worker's CPU time when it was flagged */
-    uint64_t flagged_ns;
+    uint64_t first_ns; /* when its worker's CPU time was read for the first time, */
+    uint64_t cpu_ns;   /* what that was, */
+    uint64_t seen_ns;  /* when it was read last (0: not yet), */
+    uint64_t used_ns;  /* and what had been used between the two */
     int32_t standby;   /* entry admitted for it, -1 none */
 };
 
@@ -48,6 +50,7 @@ struct mn_facts {
     uint64_t at_ns;
     uint64_t machine_busy, machine_total;
     uint64_t queued_ns;     /* of workers that are there: on no core, though they could run */
+    uint64_t own_ns;        /* CPU time of the trainer's process */
     int32_t cores_milli;
     uint64_t memory_ns;     /* when the two below were found, */
     uint32_t memory_for;    /* and beside how many workers */
@@ -61,7 +64,7 @@ struct mn_scheduler {
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
     uint64_t rows, given, busy_ns, cpu_ns, queued_ns, begun_ns;
-    uint64_t own_ns; /* CPU time of the trainer's process */
+    uint64_t own_ns;
     uint64_t occupancy_sum, occupancy_n;
     struct mn_flag *flags; /* one a worker entry */
     uint64_t stragglers;   /* samples flagged so far */
@@ -69,9 +72,11 @@ struct mn_scheduler {
     uint32_t nlog;         /* in all; the ring holds the last ones */
 };
 
-/* keep: NULL, or what mn_scheduler_keep gave; its count is the caller's to start with. */
+/* workers: at most. keep: NULL, or what mn_scheduler_keep gave; its count is the caller's to
+ * start with. */
 int
-mn_scheduler_open(struct mn_scheduler **out, const struct mn_scheduler_keep *keep);
+mn_scheduler_open(struct mn_scheduler **out, uint32_t workers,
+                  const struct mn_scheduler_keep *keep);
 
 /* Mutex held. */
 struct mn_scheduler_keep

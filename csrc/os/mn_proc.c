@@ -119,6 +119,12 @@ mn_proc_alive(pid_t pid, uint64_t start)
 }
 
 int
+mn_proc_kill_pidfd(int fd, int sig)
+{
+    return syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0u) == 0 ? 0 : -errno;
+}
+
+int
 mn_proc_kill(pid_t pid, uint64_t start, int sig)
 {
     int fd = mn_proc_pidfd(pid);
@@ -129,7 +135,7 @@ mn_proc_kill(pid_t pid, uint64_t start, int sig)
      * descriptor was made, and the descriptor is its. */
     int rc = mn_proc_alive(pid, start);
     if (rc == 1) {
-        rc = syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0u) == 0 ? 0 : -errno;
+        rc = mn_proc_kill_pidfd(fd, sig);
     }
     else if (rc == 0) {
         rc = -ESRCH;

@@ -33,6 +33,10 @@ mn_proc_alive(pid_t pid, uint64_t start);
 int
 mn_proc_kill(pid_t pid, uint64_t start, int sig);
 
+/* Signals the process of a pidfd. 0, -ESRCH when it has ended, or another -errno. */
+int
+mn_proc_kill_pidfd(int fd, int sig);
+
 /* Waits for the end of the process (< 0: forever). 0, -ETIMEDOUT, -EINTR, -EBADF. */
 int
 mn_proc_wait_pidfd(int fd, int64_t timeout_ns);

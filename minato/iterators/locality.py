@@ -106,6 +106,7 @@ class Groups:
                 error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
             raise
 
+
 def groups_of(loader: Any) -> Groups | None:
     """Of what a loader's sampler draws, where its dataset tells them."""
     key = key_of(loader.dataset) if loader._auto_collation else None

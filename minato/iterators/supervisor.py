@@ -87,10 +87,12 @@ class Supervisor:
                 pool = self.pool
                 pid = pool.zygote.pid if isinstance(pool, Pool) else None
                 self.stop()  # nobody could see them end, or replace them
+                how = "died unexpectedly"
+                if health["zygote_hung"]:
+                    how = "was ended, because it had hung when a worker died"
                 raise RuntimeError(
-                    "The process that starts DataLoader workers "
-                    f"(pid {pid}) died unexpectedly; workers cannot be "
-                    "watched or replaced any more. Make a new iterator."
+                    f"The process that starts DataLoader workers (pid {pid}) {how}; workers "
+                    "cannot be watched or replaced any more. Make a new iterator."
                 )
         elif health["deaths"]:
             died = describe_death(health["pid"], health["status"])

@@ -128,8 +128,8 @@ class Zygote:
         for number in range(self.segment.workers):
             refusals = self.refusals.get(number)
             waits = refusals is not None and time.monotonic() < refusals.again
-            if self.segment.state(number) != WANTED or waits:
-                continue
+            if self.segment.state(number) != WANTED or waits or number in self.children:
+                continue  # or a worker that lives has damaged its entry
             self.segment.starting(number)
             try:
                 forked = self.start == FORKED

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import Any
 
 import pytest
@@ -11,11 +15,12 @@ import torch
 
 import minato
 
-from .support import PATIENCE
+from .support import PATIENCE, alive, wait_for
 
 # offsets of csrc/workers/mn_message.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
 TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 56, 2, 1
+WORKER_BYTES, STATE = 192, 4
 
 
 def mapping() -> int:
@@ -40,11 +45,26 @@ def spoil() -> None:
     raise AssertionError("no task in hand")
 
 
+def forge(state: int) -> None:
+    """This worker's entry then says so of its process, which goes on."""
+    base, me = mapping(), torch.utils.data.get_worker_info().id
+    entry = base + word(base + WORKERS_OFF) + me * WORKER_BYTES
+    ctypes.c_uint32.from_address(entry + STATE).value = state
+    time.sleep(4 * PATIENCE)
+
+
+def spoil_and_stay() -> None:
+    """A worker that was told to leave would never do it."""
+    spoil()
+    Finalize(None, time.sleep, (4 * PATIENCE,), exitpriority=0)
+
+
 class Spoils(torch.utils.data.Dataset):
     """Sample 37 damages the record of its task, so many times."""
 
-    def __init__(self, times: int) -> None:
-        self.left = multiprocessing.Value("i", times)
+    def __init__(self, times: int, spoil: Callable[[], None] = spoil) -> None:
+        self.left, self.pid = multiprocessing.Value("i", times), multiprocessing.Value("i", 0)
+        self.spoil = spoil
 
     def __len__(self) -> int:
         return 64
@@ -53,7 +73,10 @@ class Spoils(torch.utils.data.Dataset):
         with self.left.get_lock():
             if index == 37 and self.left.value > 0:
                 self.left.value -= 1
-                spoil()
+                self.pid.value = os.getpid()
+            else:
+                return index
+        self.spoil()
         return index
 
 
@@ -87,3 +110,24 @@ def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
         else:
             got += next(iterator).tolist()
     assert got == [i for i in range(64) if i // 4 != 9]
+
+
+def test_a_worker_that_writes_damage_is_killed() -> None:
+    dataset = Spoils(0, spoil_and_stay)
+    made = make(dataset)
+    assert len(list(made)) == 16
+    dataset.left.value = 1
+    assert torch.cat(list(made)).tolist() == list(range(64))
+    wait_for(lambda: not alive(dataset.pid.value), "its end")
+
+
+@pytest.mark.parametrize("state", [0, 1, 4, 5, 77])
+def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
+    """Its memory and its task are not anybody else's while it may write there."""
+    dataset = Spoils(1, lambda: forge(state))
+    iterator = iter(make(dataset))
+    assert torch.cat(list(iterator)).tolist() == list(range(64))
+    health = iterator._engine.health()
+    assert not alive(dataset.pid.value)
+    assert (health["deaths"], health["pid"]) == (1, dataset.pid.value)
+    assert health["status"] == 2007 and not health["zygote_lost"]

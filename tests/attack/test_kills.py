@@ -19,8 +19,8 @@ from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
-    SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, same, start_script, wait_for,
-    worker_entries, workers_of,
+    PATIENCE, SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, same,
+    start_script, wait_for, worker_entries, workers_of,
 )  # fmt: skip
 
 
@@ -183,6 +183,20 @@ def test_a_replacement_that_is_refused_is_tried_again(monkeypatch):
     wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "a replacement")
     assert len(list(iterator)) == 49
     assert iterator._engine.health()["deaths"] == 1
+
+
+def test_a_stopped_zygote_hides_no_death():
+    """The loader sees by itself that a worker has died, and waits for ten seconds to be told."""
+    iterator = iter(make(Slow(64, 60.0), num_workers=1, timeout=PATIENCE))
+    wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
+    zygote = iterator._pool.zygote.pid
+    kill(zygote, signal.SIGSTOP)
+    try:
+        kill(workers_of(iterator)[0])
+        with pytest.raises(RuntimeError, match=rf"pid {zygote}\) was ended, because it had hung"):
+            next(iterator)
+    finally:
+        kill(zygote, signal.SIGCONT)
 
 
 def test_nobody_is_killed_for_having_a_workers_process_id():

@@ -7,9 +7,10 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "engine/mn_engine_internal.h"
-#include "workers/mn_worker_clock.h"
+#include "engine/mn_scheduler.h"
+#include "os/mn_cputime.h"
 #include "os/mn_thread.h"
+#include "workers/mn_worker_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(10000000000)
@@ -34,7 +35,7 @@ static uint64_t
 used(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    uint64_t n = mn_extents_used(e->arena);
+    uint64_t n = mn_arena_used(&e->arena);
     mn_mutex_unlock(&e->mutex);
     return n;
 }
@@ -70,7 +71,7 @@ take_now(struct rig *r, struct rig_worker *w, struct rig_block *b)
     int turns = 0;
     while (mn_engine_next(r->e, 0, &sequence, &b->off) == -ETIMEDOUT) {
         run_all(w);
-        (void)mn_engine_step(r->e);
+        (void)rig_step(r->e);
         CHECK(++turns < 20000);
     }
     CHECK_EQ(sequence, b->sequence);
@@ -105,12 +106,55 @@ block_goes_round(void)
         mn_engine_taken(e, b.sequence, b.off);
         CHECK_EQ(used(e), 0);
     }
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     mn_engine_close(e);
 }
 
 /* A batch of any size is taken in when nothing else is planned. */
+/* A read of /proc takes long where a machine is busy, and next() must not wait for that. */
+static struct mn_engine *locked;
+static uint32_t cpu_looks;
+
+int
+__wrap_mn_cputime_process(pid_t pid, uint64_t *ns);
+
+int
+__wrap_mn_cputime_process(pid_t pid, uint64_t *ns)
+{
+    CHECK(pid != 0 && locked == NULL);
+    cpu_looks++;
+    *ns = 1000;
+    return 0;
+}
+
+static void
+slow_samples_are_watched_without_the_mutex(void)
+{
+    struct mn_engine_config cfg = {.workers = 1, .min_workers = 1, .max_workers = 2,
+                                   .arena_bytes = 64 * MIB, .window = 1, .straggler_ns = 1000};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    struct mn_worker *k = mn_worker_at(&e->shm, 0);
+    uint64_t now = UINT64_C(1000000000);
+    k->pid = (uint32_t)getpid();
+    mn_a64_store_relaxed(&k->since_ns, now);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+    while (mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state) == MN_WORKER_EMPTY) {
+        now += 40000000;
+        CHECK(now < UINT64_C(2000000000));
+        mn_scheduler_look(e, now);
+        mn_mutex_lock(&e->mutex);
+        locked = e;
+        mn_scheduler_tick(e, now);
+        locked = NULL;
+        mn_mutex_unlock(&e->mutex);
+    }
+    CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state), MN_WORKER_WANTED);
+    CHECK(cpu_looks >= 2); /* it was watched for a while */
+    mn_engine_close(e);
+}
+
 static void
 batch_with_more_rows_than_descriptors(void)
 {
@@ -166,7 +210,7 @@ old_hints_and_old_generations(void)
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
-        e->gens[i] = UINT32_MAX - i % 7;
+        e->tasks.gens[i] = UINT32_MAX - i % 7;
     }
     struct mn_lane *lane = mn_lane_at(&e->shm, MN_LANE_WORKER);
     uint64_t turns = 2 * lane->mask + 10;
@@ -221,23 +265,23 @@ abandoned_blocks_come_back(void)
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
-    mn_engine_abandon(e, b.off); /* nobody had begun */
+    rig_abandon(e, b.off); /* nobody had begun */
     CHECK_EQ(used(e), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_EMPTY);
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &b), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
-    mn_engine_abandon(e, b.off); /* somebody is at it */
+    rig_abandon(e, b.off); /* somebody is at it */
     CHECK(used(e) != 0);
-    CHECK(!mn_engine_step(e));
+    CHECK(!rig_step(e));
     CHECK_EQ(rig_submit(&r, 5, MN_LANE_WORKER, &c), 0);
     CHECK_EQ(rig_run(&w, task), 0);
-    CHECK(mn_engine_step(e));
-    CHECK_EQ(e->inflight, 1);
+    CHECK(rig_step(e));
+    CHECK_EQ(e->flight.n, 1);
     CHECK_EQ(run_all(&w), 1);
     rig_check(&r, &c);
-    mn_engine_abandon(e, c.off); /* done already */
+    rig_abandon(e, c.off); /* done already */
     CHECK_EQ(used(e), 0);
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
 }
 
@@ -260,7 +304,7 @@ cleared_plans_leave_nothing(void)
         }
         while (mn_worker_try(&v.side, &task) != MN_OK) {
             run_all(&w);
-            (void)mn_engine_step(e);
+            (void)rig_step(e);
         }
         mn_engine_plan_clear(e);
         r.number = 0;
@@ -269,13 +313,13 @@ cleared_plans_leave_nothing(void)
         CHECK_EQ(rig_run(&v, task), 0);
         mn_engine_taken(e, b.sequence, b.off);
         mn_engine_plan_clear(e);
-        while (mn_engine_step(e)) {
+        while (rig_step(e)) {
         }
-        CHECK_EQ(e->inflight, 0);
+        CHECK_EQ(e->flight.n, 0);
         CHECK_EQ(used(e), 0);
     }
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     mn_engine_close(e);
 }
 
@@ -301,7 +345,7 @@ kept_ranges_outlive_block_and_engine(void)
         bytes += mn_page_round(kept[i].bytes);
     }
     CHECK_EQ(used(e), bytes);
-    CHECK_EQ(e->kept_bytes, bytes);
+    CHECK_EQ(e->arena.kept_bytes, bytes);
     mn_engine_close(e);
     for (uint32_t i = 0; i < n; i++) {
         CHECK(rig_sum(&r, &kept[i]) == kept[i].sum);
@@ -319,7 +363,7 @@ static void
 closing_gives_the_pages_back(void)
 {
     struct mn_engine *e = open_engine(1, 0, 4, true);
-    int fd = dup(e->fd);
+    int fd = dup(e->file.fd);
     struct rig r = {.e = e, .scale = 100000};
     struct rig_worker w;
     struct rig_block b;
@@ -346,7 +390,7 @@ static uint64_t
 take(struct mn_engine *e, uint64_t bytes)
 {
     uint64_t off;
-    CHECK_EQ(mn_extents_alloc(e->arena, bytes, &off), 0);
+    CHECK_EQ(mn_extents_alloc(e->arena.rows, bytes, &off), 0);
     memset(mn_at(&e->shm, off), 1, bytes);
     return off;
 }
@@ -364,7 +408,7 @@ static void
 load_close(struct load *l)
 {
     for (uint32_t i = 0; i < l->n; i++) {
-        CHECK_EQ(mn_extents_free(l->e->arena, l->off[i], l->bytes), 0);
+        CHECK_EQ(mn_extents_free(l->e->arena.rows, l->off[i], l->bytes), 0);
     }
 }
 
@@ -375,9 +419,9 @@ pass_time(struct load *l, uint64_t ns)
     for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
         l->now_ns += 50000000 < end - l->now_ns ? 50000000 : end - l->now_ns;
         mn_mutex_lock(&l->e->mutex);
-        while (mn_engine_reclaim(l->e, l->now_ns)) {
+        while (mn_arena_reclaim(&l->e->arena, l->now_ns)) {
         }
-        mn_mutex_unlock(&l->e->mutex);
+        mn_engine_unlock(l->e);
     }
 }
 
@@ -385,7 +429,7 @@ static void
 load_for(struct load *l, uint64_t ns, uint64_t step_ns)
 {
     for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
-        CHECK_EQ(mn_extents_free(l->e->arena, l->off[l->oldest], l->bytes), 0);
+        CHECK_EQ(mn_extents_free(l->e->arena.rows, l->off[l->oldest], l->bytes), 0);
         pass_time(l, step_ns / 2); /* its place is free for half of the step */
         l->off[l->oldest] = take(l->e, l->bytes);
         l->oldest = (l->oldest + 1) % l->n;
@@ -400,7 +444,7 @@ static void
 what_a_load_does_not_need_goes_back(void)
 {
     struct mn_engine *e = open_engine(1, 0, 4, true);
-    int fd = dup(e->fd);
+    int fd = dup(e->file.fd);
     struct load l;
     uint64_t kept[100], keep = MIB;
     load_open(&l, e, MIB, 4);
@@ -412,7 +456,7 @@ what_a_load_does_not_need_goes_back(void)
     CHECK(mn_test_resident(fd) >= before + 100 * keep);
     for (int i = 0; i < 99; i++) {
         if (i != 50) {
-            CHECK_EQ(mn_extents_free(e->arena, kept[i], keep), 0);
+            CHECK_EQ(mn_extents_free(e->arena.rows, kept[i], keep), 0);
         }
     }
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
@@ -421,12 +465,12 @@ what_a_load_does_not_need_goes_back(void)
     CHECK(mn_test_resident(fd) <= before + 2 * keep + MN_RECLAIM_SPARE);
     load_for(&l, 25 * SECOND, SECOND / 20);
     CHECK(mn_test_resident(fd) <= before + 2 * keep);
-    CHECK_EQ(mn_extents_warm(e->arena), 0);
+    CHECK_EQ(mn_arena_warm(&e->arena), 0);
     for (uint64_t i = 0; i < keep; i++) { /* the neighbours of what went are whole */
         CHECK(((char *)mn_at(&e->shm, kept[50]))[i] == 1);
     }
-    CHECK_EQ(mn_extents_free(e->arena, kept[50], keep), 0);
-    CHECK_EQ(mn_extents_free(e->arena, kept[99], keep), 0);
+    CHECK_EQ(mn_extents_free(e->arena.rows, kept[50], keep), 0);
+    CHECK_EQ(mn_extents_free(e->arena.rows, kept[99], keep), 0);
     load_close(&l);
     mn_engine_close(e);
     close(fd);
@@ -442,7 +486,7 @@ a_steady_load_keeps_its_pages(void)
         struct load l;
         load_open(&l, e, 8 * MIB, 5);
         load_for(&l, 20 * steps[i] + 20 * SECOND, steps[i]);
-        CHECK_EQ(e->reclaimed_bytes, 0);
+        CHECK_EQ(e->arena.reclaimed_bytes, 0);
         load_close(&l);
         mn_engine_close(e);
     }
@@ -453,18 +497,18 @@ static void
 a_pause_gives_memory_back_later(void)
 {
     struct mn_engine *e = open_engine(1, 0, 4, true);
-    int fd = dup(e->fd);
+    int fd = dup(e->file.fd);
     struct load l;
     load_open(&l, e, 8 * MIB, 8);
     load_for(&l, 2 * SECOND, SECOND / 20);
     load_close(&l);
     l.n = 0;
     pass_time(&l, 7 * SECOND);
-    CHECK_EQ(e->reclaimed_bytes, 0);
+    CHECK_EQ(e->arena.reclaimed_bytes, 0);
     pass_time(&l, 3 * SECOND);
-    CHECK_EQ(e->reclaimed_bytes, 64 * MIB - MN_RECLAIM_SPARE);
+    CHECK_EQ(e->arena.reclaimed_bytes, 64 * MIB - MN_RECLAIM_SPARE);
     pass_time(&l, 200 * SECOND);
-    CHECK_EQ(e->reclaimed_bytes, 64 * MIB);
+    CHECK_EQ(e->arena.reclaimed_bytes, 64 * MIB);
     CHECK(mn_test_resident(fd) < MIB);
     mn_engine_close(e);
     close(fd);
@@ -480,11 +524,11 @@ warm_memory_counts_against_the_limit(void)
     uint64_t off = take(e, 28 * MIB), more;
     load_for(&l, SECOND, SECOND / 20);
     more = take(e, 8 * MIB);
-    CHECK_EQ(mn_extents_free(e->arena, off, 28 * MIB), 0);
+    CHECK_EQ(mn_extents_free(e->arena.rows, off, 28 * MIB), 0);
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
-    CHECK(used(e) + mn_extents_warm(e->arena) <= 32 * MIB);
-    CHECK(e->reclaimed_bytes != 0);
-    CHECK_EQ(mn_extents_free(e->arena, more, 8 * MIB), 0);
+    CHECK(used(e) + mn_arena_warm(&e->arena) <= 32 * MIB);
+    CHECK(e->arena.reclaimed_bytes != 0);
+    CHECK_EQ(mn_extents_free(e->arena.rows, more, 8 * MIB), 0);
     load_close(&l);
     mn_engine_close(e);
 }
@@ -498,7 +542,7 @@ open_without_proc(void *folder)
         exit(0); /* not allowed here */
     }
     CHECK_EQ(mn_engine_open(&e, &cfg), 0);
-    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->limit >= MIB);
+    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->arena.limit >= MIB);
     mn_engine_close(e);
 }
 
@@ -529,15 +573,15 @@ memory_limit_is_kept(void)
         }
         do {
             run_all(&w);
-            CHECK(used(e) <= e->limit);
-        } while (mn_engine_step(e));
+            CHECK(used(e) <= e->arena.limit);
+        } while (rig_step(e));
         take_now(&r, &w, &b[taken]);
         mn_engine_taken(e, b[taken].sequence, b[taken].off);
         taken++;
     }
     CHECK_EQ(rig_plan(&r, 100000, &big), MN_OK); /* over the limit: passes alone */
     take_now(&r, &w, &big);
-    CHECK(used(e) > e->limit);
+    CHECK(used(e) > e->arena.limit);
     mn_engine_taken(e, big.sequence, big.off);
     mn_engine_close(e);
 }
@@ -610,7 +654,7 @@ refused_batches_are_errors_in_their_place(void)
         }
     }
     CHECK_EQ(used(e), 0);
-    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     CHECK_EQ(e->plan->refused, 0);
     mn_engine_close(e);
 }
@@ -718,13 +762,13 @@ room_is_not_given_past_the_limit_beside_idle_workers(void)
     CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
     want_room(&w[0], 8 * MIB);
     mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
-    (void)mn_engine_step(e);
+    (void)rig_step(e);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT); /* the third is on the board */
     CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
-    (void)mn_engine_step(e);
+    (void)rig_step(e);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
     CHECK_EQ(rig_run(&w[1], task), 0);
-    (void)mn_engine_step(e);
+    (void)rig_step(e);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
     mn_engine_close(e);
 }
@@ -750,7 +794,7 @@ room_is_given_past_the_limit_beside_stopped_workers(void)
     uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS;
     while (lease_of(&w[0]) == MN_LEASE_WANT) {
         CHECK(mn_test_clock_ns() < stop);
-        (void)mn_engine_step(e);
+        (void)rig_step(e);
         sched_yield();
     }
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
@@ -774,7 +818,7 @@ room_goes_by_the_order_over_epochs(void)
     CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
     want_room(&w[0], 8 * MIB);
     want_room(&w[1], 8 * MIB);
-    (void)mn_engine_step(e);
+    (void)rig_step(e);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
     CHECK_EQ(lease_of(&w[1]), MN_LEASE_GRANTED);
     mn_engine_close(e);
@@ -817,7 +861,7 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
     struct rig_block b;
     CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
     mn_bell_announce(&w[1].side.me->bell); /* idle, about to sleep */
-    mn_engine_ring_workers(e, 1);
+    mn_crew_ring(&e->crew, 1);
     CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->bell.word), MN_BELL_AWAKE);
     mn_engine_dismiss(e); /* ends it, too */
     CHECK_EQ(mn_thread_join(&thread), 0);
@@ -859,7 +903,7 @@ start_crew(struct crew *c, uint32_t n, struct mn_engine *e, uint64_t scale, uint
     c->rig = (struct rig){.e = e, .scale = scale, .env_max = env_max};
     rig_form(&c->rig, 1);
     for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
-        e->gens[i] = UINT32_MAX - i % 64; /* soon past zero */
+        e->tasks.gens[i] = UINT32_MAX - i % 64; /* soon past zero */
     }
     mn_a32 *rows = calloc(POSITIONS, sizeof(*rows));
     CHECK(rows != NULL);
@@ -921,7 +965,7 @@ end_crew(struct crew *c)
     uint64_t stop = mn_test_clock_ns() + 20000000000u, bytes = 0;
     for (bool busy = true; busy; sched_yield()) { /* abandoned ones are still worked on */
         mn_mutex_lock(&e->mutex);
-        busy = e->inflight != 0;
+        busy = e->flight.n != 0;
         mn_mutex_unlock(&e->mutex);
         CHECK(mn_test_clock_ns() < stop);
     }
@@ -930,8 +974,8 @@ end_crew(struct crew *c)
         CHECK_EQ(mn_thread_join(&c->threads[i]), 0);
     }
     free(c->workers[0].done_rows);
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     bool held = c->nheld != 0;
     mn_engine_close(e);
     for (uint32_t i = 0; i < c->nheld; i++) {
@@ -986,7 +1030,7 @@ static_step(struct crew *c, bool more)
     }
     else if (c->nflight != 0 && r % 11 == 0) {
         uint32_t i = (uint32_t)(r / 16 % c->nflight);
-        mn_engine_abandon(c->rig.e, c->flight[i].off);
+        rig_abandon(c->rig.e, c->flight[i].off);
         c->abandoned++;
         forget(c, i);
     }
@@ -1207,7 +1251,7 @@ ranges_come_back_from_another_thread(void)
     await_empty(&d.mail);
     mn_a32_store_release(&d.stop, 1);
     CHECK_EQ(mn_thread_join(&thread), 0);
-    CHECK_EQ(c.rig.e->kept_bytes, 0);
+    CHECK_EQ(c.rig.e->arena.kept_bytes, 0);
     CHECK_EQ(used(c.rig.e), 0);
     c.abandoned = 1;
     end_crew(&c);
@@ -1217,6 +1261,7 @@ static const struct mn_test tests[] = {
     MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
+    MN_TEST("plain", slow_samples_are_watched_without_the_mutex),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),

@@ -7,9 +7,12 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "engine/mn_engine_internal.h"
 #include "engine/mn_scheduler.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
+
+#include <signal.h>
+#include <sys/wait.h>
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(10000000000)
@@ -37,10 +40,11 @@ set_up(struct bench *s, bool envelope, uint32_t retries)
         CHECK_EQ(mn_worker_attach(&s->w[i].side, &e->shm, i), 0);
         mn_a32_store_release(&s->w[i].side.me->state, MN_WORKER_READY);
     }
-    uint64_t off;
     for (uint32_t i = 0; i < 2; i++) { /* room is there: nobody has to wait for it */
-        CHECK_EQ(mn_extents_alloc(e->arena, MIB, &off), 0);
-        CHECK_EQ(mn_lease_give(e, i, off, MIB), 0);
+        mn_leases_grant(&e->leases, i, MIB);
+        uint64_t off = e->leases.at[i].off;
+        CHECK(off != 0);
+        mn_a32_store_release(&s->w[i].side.me->lease_state, MN_LEASE_IDLE);
         s->w[i].side.lease_off = s->w[i].side.used_end = off;
         s->w[i].side.lease_end = off + MIB;
     }
@@ -68,7 +72,7 @@ die(struct bench *s, uint32_t number)
 {
     struct mn_worker *k = s->w[number].side.me;
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
-    (void)mn_engine_step(s->r.e);
+    (void)rig_step(s->r.e);
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
 }
 
@@ -80,9 +84,9 @@ tear_down(struct bench *s)
     for (uint32_t i = 0; i < 2; i++) {
         die(s, i);
     }
-    CHECK_EQ(mn_extents_used(e->arena), 0);
-    CHECK_EQ(mn_extents_used(e->input), 0);
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_arena_used(&e->arena), 0);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
 }
 
@@ -249,13 +253,13 @@ retry_after(const struct spoiled *c)
     }
     else {
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
-        CHECK_EQ(e->retries, 1);
+        CHECK_EQ(e->tasks.retries, 1);
         CHECK_EQ(claim(&s.w[1]), task);
         CHECK_EQ(rig_run(&s.w[1], task), 0);
         take(&s, &s.b);
         bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
-        CHECK_EQ(e->ndeaths, named);
-        CHECK(!named || e->death.status == MN_STATUS_DAMAGED + (int32_t)c->found);
+        CHECK_EQ(e->crew.ndeaths, named);
+        CHECK(!named || e->crew.death.status == MN_STATUS_DAMAGED + (int32_t)c->found);
         CHECK_EQ(mn_worker_try(&s.w[0].side, &task), named ? MN_CLOSED : MN_EMPTY);
     }
     take(&s, &s.other);
@@ -287,7 +291,7 @@ damaged_records_are_told(void)
         bool lost = cases[i].found != MN_SOUND;
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
         CHECK_EQ(mn_engine_settle(e, off), lost ? MN_BLOCK_LOST : MN_BLOCK_DONE);
-        CHECK(!lost || e->lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
+        CHECK(!lost || e->tasks.lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
         mn_engine_taken(e, sequence, off);
         task = claim(&s.w[1]);
         CHECK_EQ(rig_run(&s.w[1], task), 0);
@@ -316,8 +320,8 @@ damaged_records_free_nothing(void)
             die(&s, 0);
         }
         mn_engine_plan_clear(e);
-        (void)mn_engine_step(e);
-        CHECK_EQ(e->inflight, 0);
+        (void)rig_step(e);
+        CHECK_EQ(e->flight.n, 0);
         tear_down(&s);
     }
 }
@@ -355,15 +359,15 @@ lease_with(uint64_t used_end, uint64_t want, bool sound)
     struct bench s;
     struct mn_engine *e = set_up(&s, true, 1);
     struct mn_worker *k = s.w[0].side.me;
-    uint64_t before = mn_extents_used(e->arena);
+    uint64_t before = mn_arena_used(&e->arena);
     k->used_end = used_end != 1 ? used_end : s.w[0].side.used_end;
     k->want_bytes = want;
     mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
-    (void)mn_engine_step(e);
+    (void)rig_step(e);
     CHECK(mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT);
-    CHECK_EQ(e->leases[0].damage == MN_SOUND, sound);
+    CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), !sound);
     CHECK_EQ(mn_a32_load_acquire(&k->leave) == 0, sound);
-    CHECK(sound || mn_extents_used(e->arena) == before);
+    CHECK(sound || mn_arena_used(&e->arena) == before);
     tear_down(&s);
 }
 
@@ -388,7 +392,7 @@ no_room_of_a_damaged_worker(void)
     uint64_t sequence, off;
     plan_both(&s);
     uint32_t task = claim(&s.w[0]);
-    mn_worker_damaged(e, 0, MN_DAMAGE_LEASE);
+    mn_crew_damaged(&e->crew, 0, MN_DAMAGE_LEASE);
     s.w[0].side.used_end = s.w[0].side.lease_end;
     mn_task_at(&e->shm, task)->flags = MN_FLAG_NO_ROOM;
     mn_block_reports(mn_block_at(&e->shm, mn_task_at(&e->shm, task)->block_off))->status =
@@ -423,11 +427,11 @@ entries_that_make_no_sense(void)
         mn_a32_store_relaxed(&k->room.word, 77);
         mn_a32_store_relaxed(&k->lease_state, 77);
         mn_a64_store_relaxed(&mn_lane_at(&e->shm, MN_LANE_NORMAL)->hint, value);
-        (void)mn_engine_step(e);
+        (void)rig_step(e);
         mn_mutex_lock(&e->mutex);
         mn_scheduler_saw(e, 0, 4);
         mn_scheduler_tick(e, now += 3000000000u);
-        mn_mutex_unlock(&e->mutex);
+        mn_engine_unlock(e);
     }
     CHECK_EQ(mn_bell_sleep(&k->bell, WAIT_NS), 0); /* it does not spin */
     for (uint32_t i = 0; i < 2; i++) {
@@ -438,11 +442,139 @@ entries_that_make_no_sense(void)
     take(&s, &s.other);
     mn_a32_store_relaxed(&k->leave, 0);
     die(&s, 0);
-    CHECK(e->death.status >= 0 && e->death.status < 256);
+    CHECK(e->crew.death.status >= 0 && e->crew.death.status < 256);
     mn_engine_close(e);
 }
 
+/* ---- the worker's process ---- */
+
+#define SECOND_NS UINT64_C(1000000000)
+
+/* A process that does nothing, in a worker's entry. */
+static pid_t
+put_process(struct bench *s, uint32_t number)
+{
+    struct mn_worker *k = s->w[number].side.me;
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (;;) {
+            pause();
+        }
+    }
+    CHECK_EQ(mn_proc_start_time(pid, &k->born), 0);
+    k->pid = (uint32_t)pid;
+    return pid;
+}
+
+static int
+end_of(pid_t pid)
+{
+    int status;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    return WTERMSIG(status);
+}
+
+/* Until the worker's process is a zombie. */
+static void
+await_end(pid_t pid)
+{
+    siginfo_t info;
+    CHECK_EQ(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+}
+
+/* Its entry says that it is dead, or not there: it is killed, and swept once that is true. */
+static void
+lies_about_its_process(uint32_t state)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]);
+    mn_watch_look(&e->watch, SECOND_NS);
+    k->pid = (uint32_t)getpid(); /* it would name another now */
+    mn_a32_store_seqcst(&k->state, state);
+    (void)rig_step(e);
+    CHECK_EQ(mn_a32_load_relaxed(&k->state), state);
+    CHECK_EQ(mn_word_status(mn_a64_load_relaxed(&mn_task_at(&e->shm, task)->word)),
+             MN_TASK_RUNNING);
+    mn_watch_look(&e->watch, SECOND_NS);
+    CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
+    await_end(worker);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* the zygote */
+    mn_watch_look(&e->watch, SECOND_NS);
+    (void)rig_step(e);
+    CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
+    CHECK_EQ(end_of(worker), SIGKILL);
+    CHECK_EQ(e->crew.ndeaths, 1);
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
+static void
+processes_that_are_lied_about(void)
+{
+    lies_about_its_process(MN_WORKER_EXITED);
+    lies_about_its_process(MN_WORKER_SWEPT);
+    lies_about_its_process(MN_WORKER_WANTED);
+    lies_about_its_process(MN_WORKER_EMPTY);
+    lies_about_its_process(77);
+}
+
+/* The zygote does not say that a worker has died, or does not reap it. */
+static void
+zygote_hangs(bool swept)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    uint64_t now = SECOND_NS;
+    for (int i = 0; i < 20; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+    }
+    CHECK_EQ(kill(worker, SIGKILL), 0);
+    await_end(worker);
+    if (swept) {
+        mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
+        mn_watch_look(&e->watch, now);
+        (void)rig_step(e);
+        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
+    }
+    for (int i = 0; i < 9; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+        mn_watch_look(&e->watch, now + 1); /* a look between that does not count */
+        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
+    }
+    s.w[1].side.me->starts++; /* it was forking: it begins anew */
+    for (int i = 0; i < 10; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
+    }
+    mn_watch_look(&e->watch, now);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    mn_watch_look(&e->watch, now);
+    CHECK(e->crew.lost && e->crew.hung);
+    CHECK_EQ(end_of(worker), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
+static void
+zygotes_that_do_not_answer(void)
+{
+    zygote_hangs(false);
+    zygote_hangs(true);
+}
+
 static const struct mn_test tests[] = {
+    MN_TEST("fork", processes_that_are_lied_about),
+    MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
     MN_TEST("plain", damaged_records_are_told),
     MN_TEST("plain", damaged_records_free_nothing),

@@ -11,11 +11,31 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine.h"
+#include "engine/mn_supervise.h"
 #include "workers/mn_worker.h"
 #include "mn_test.h"
 
 #define RIG_FIELDS 3u
 #define RIG_WORKERS 8u
+
+/* One round of the engine's thread, without one. */
+static MN_UNUSED bool
+rig_step(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    bool any = mn_engine_step(e);
+    mn_engine_unlock(e);
+    return any;
+}
+
+/* Nobody wants a block any more. */
+static MN_UNUSED void
+rig_abandon(struct mn_engine *e, uint64_t block_off)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_batch_abandon(e, block_off);
+    mn_engine_unlock(e);
+}
 
 static MN_UNUSED void
 rig_fill(void *at, uint64_t bytes, uint64_t key)

@@ -177,7 +177,7 @@ start_nursery(struct nursery *n)
     CHECK(sigemptyset(&deaths) == 0 && sigaddset(&deaths, SIGCHLD) == 0);
     CHECK_EQ(pthread_sigmask(SIG_BLOCK, &deaths, NULL), 0);
     for (uint32_t i = 0; i < n->rig.e->shm.ctl->ntasks; i++) {
-        n->rig.e->gens[i] = UINT32_MAX - i % 64;
+        n->rig.e->tasks.gens[i] = UINT32_MAX - i % 64;
     }
     CHECK_EQ(mn_engine_start(n->rig.e, -1, -1), 0);
     CHECK_EQ(mn_thread_start(&n->thread, "zygote", zygote_main, n), 0);
@@ -187,13 +187,13 @@ static void
 close_nursery(struct nursery *n)
 {
     struct mn_engine *e = n->rig.e;
-    CHECK_EQ(e->inflight, 0);
+    CHECK_EQ(e->flight.n, 0);
     mn_engine_stop(e);
     CHECK_EQ(mn_thread_join(&n->thread), 0);
-    CHECK_EQ(e->nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->input), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     /* The engine has swept all workers: not even a lease is left. */
-    CHECK_EQ(mn_extents_used(e->arena), 0);
+    CHECK_EQ(mn_arena_used(&e->arena), 0);
     mn_engine_close(e);
     CHECK(munmap(n->orders.rows, POSITIONS * sizeof(mn_a32)) == 0);
 }
@@ -237,7 +237,7 @@ report(const struct nursery *n, uint64_t taken, uint64_t lost)
 {
     printf("  taken %llu lost %llu deaths %llu retries %llu\n", (unsigned long long)taken,
            (unsigned long long)lost, (unsigned long long)n->deaths,
-           (unsigned long long)n->rig.e->retries);
+           (unsigned long long)n->rig.e->tasks.retries);
     fflush(stdout);
 }
 
@@ -259,8 +259,8 @@ die_at_with(bool parts, const char *label, const char *after, uint32_t every, ui
     report(&n, taken, lost);
     CHECK_EQ(lost, 0);
     CHECK(n.deaths > 0);
-    CHECK(n.rig.e->retries <= n.deaths * most);
-    CHECK(n.rig.e->retries >= n.deaths * least);
+    CHECK(n.rig.e->tasks.retries <= n.deaths * most);
+    CHECK(n.rig.e->tasks.retries >= n.deaths * least);
     close_nursery(&n);
 }
 
@@ -383,8 +383,8 @@ lost_batches_are_told_with(bool parts)
     report(&n, taken, lost);
     CHECK(lost > 0 && taken > 0);
     CHECK(lost <= n.deaths); /* two tasks of one batch may be lost */
-    CHECK_EQ(n.rig.e->retries, 0);
-    CHECK(n.rig.e->mean_envelope_bytes < 100 * MIB);
+    CHECK_EQ(n.rig.e->tasks.retries, 0);
+    CHECK(n.rig.e->flight.mean_envelope_bytes < 100 * MIB);
     close_nursery(&n);
 }
 
@@ -415,8 +415,8 @@ poison_is_given_up(void)
     CHECK_EQ(mn_engine_next(n.rig.e, WAIT_NS, &number, &off), MN_OK);
     CHECK_EQ(mn_engine_poll(n.rig.e, off), MN_BLOCK_LOST);
     uint32_t task = mn_block_tasks(mn_block_at(&n.rig.e->shm, off))[0];
-    const struct mn_death *death = &n.rig.e->lost[task];
-    CHECK_EQ(n.rig.e->retries, 2);
+    const struct mn_death *death = &n.rig.e->tasks.lost[task];
+    CHECK_EQ(n.rig.e->tasks.retries, 2);
     CHECK_EQ(mn_a32_load_relaxed(&n.orders.rows[0]), 3);
     CHECK_EQ(death->status, -SIGKILL);
     CHECK(death->pid > 1 && death->worker < WORKERS);

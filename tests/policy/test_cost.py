@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from minato import _core
+from minato import _policy
 
 from . import given
 
@@ -19,7 +19,7 @@ times = st.integers(0, 2**55)
 
 @given(st.lists(times, min_size=1, max_size=300), st.integers(0, 1000))
 def test_quantiles_are_within_a_thirtysecond(values, permille):
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     for v in values:
         model.observe(-1, v)
     rank = max(1, -(-permille * len(values) // 1000))
@@ -29,7 +29,7 @@ def test_quantiles_are_within_a_thirtysecond(values, permille):
 
 @given(st.lists(times, min_size=1, max_size=200), times)
 def test_share_above_is_never_overstated(values, line):
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     for v in values:
         model.observe(-1, v)
     assert model.above(line) <= 1000 * sum(v > line for v in values) // len(values)
@@ -41,7 +41,7 @@ def test_share_above_is_never_overstated(values, line):
 def test_weight_is_the_share_of_all_time(values, factor, data):
     """Of what lies clearly above; a bucket's width and the rounding of its middle aside."""
     line = int(data.draw(st.sampled_from(values)) * factor)
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     for v in values:
         model.observe(-1, v)
     whole = sum(values)
@@ -57,7 +57,7 @@ def test_weight_is_the_share_of_all_time(values, factor, data):
 @given(st.lists(times, min_size=1, max_size=60), st.integers(1, 3), st.data())
 def test_halving_forgets_no_class_and_bounds_the_past(values, rounds, data):
     """However long the stream, each value that still comes keeps its place."""
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     for _ in range(rounds * (16384 // len(values) + 1)):
         for v in values:
             model.observe(-1, v)
@@ -92,7 +92,7 @@ reports = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 10**12), st.bool
 @given(reports)
 def test_the_model_is_its_definition(events):
     """Observations and hints in any order; floats of 24 bits aside."""
-    model, cells, hints = _core.PolicyCost(3), [Cell() for _ in range(3)], {}
+    model, cells, hints = _policy.PolicyCost(3), [Cell() for _ in range(3)], {}
     walls: list[int] = []
     for index, wall, is_hint in events:
         if is_hint:
@@ -116,7 +116,7 @@ def test_the_model_is_its_definition(events):
 
 
 def test_the_distribution_follows_a_change():
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     for _ in range(20_000):
         model.observe(-1, 100)
     for _ in range(60_000):
@@ -128,7 +128,7 @@ def test_the_distribution_follows_a_change():
 
 @given(st.integers(1, 10**12), st.integers(2, 12), st.floats(0.001, 1000))
 def test_one_outlier_moves_a_cost_little(cost, before, factor):
-    model = _core.PolicyCost(3)
+    model = _policy.PolicyCost(3)
     for _ in range(before):
         model.observe(1, cost)
     model.observe(1, int(cost * factor))
@@ -137,7 +137,7 @@ def test_one_outlier_moves_a_cost_little(cost, before, factor):
 
 @given(st.integers(100, 10**9), st.integers(1, 10), st.sampled_from([0.1, 0.3, 3.5, 20]))
 def test_a_change_of_level_is_followed_after_two_epochs(cost, before, factor):
-    model = _core.PolicyCost(3)
+    model = _policy.PolicyCost(3)
     new = int(cost * factor)
     for _ in range(before):
         model.observe(1, cost)
@@ -147,7 +147,7 @@ def test_a_change_of_level_is_followed_after_two_epochs(cost, before, factor):
 
 
 def test_slow_drift_is_followed():
-    model = _core.PolicyCost(1)
+    model = _policy.PolicyCost(1)
     cost = 1000.0
     for _ in range(60):
         cost *= 1.05
@@ -156,7 +156,7 @@ def test_slow_drift_is_followed():
 
 
 def test_unknown_falls_back_to_hint_then_mean():
-    model = _core.PolicyCost(4)
+    model = _policy.PolicyCost(4)
     assert model.wall(0) == 0 and not model.knows(0)
     model.observe(1, 100)
     model.observe(2, 300)
@@ -176,12 +176,12 @@ def test_unknown_falls_back_to_hint_then_mean():
 
 @given(st.dictionaries(st.integers(0, 999), st.integers(1, 2**40)))
 def test_save_and_load_through_json(known):
-    model = _core.PolicyCost(1000)
+    model = _policy.PolicyCost(1000)
     for index, wall in known.items():
         model.observe(index, wall)
     saved = json.loads(json.dumps(model.save()))
     assert saved[0] == sorted(known)
-    other = _core.PolicyCost(1000)
+    other = _policy.PolicyCost(1000)
     assert other.load(*saved) == len(known)
     for index in known:
         assert other.wall(index) == model.wall(index)
@@ -189,7 +189,7 @@ def test_save_and_load_through_json(known):
 
 
 def test_load_leaves_out_what_is_not_in_the_dataset():
-    model = _core.PolicyCost(2)
+    model = _policy.PolicyCost(2)
     assert model.load([0, 2, -1, 1], [1, 2, 3, 4]) == 2
     assert model.save()[0] == [0, 1]
     with pytest.raises(ValueError):
@@ -201,9 +201,9 @@ def test_load_leaves_out_what_is_not_in_the_dataset():
 # -- the slow timeout -----------------------------------------------------------------
 
 
-def flagged(draws: list[int]) -> tuple[int, _core.PolicyCost]:
+def flagged(draws: list[int]) -> tuple[int, _policy.PolicyCost]:
     """How many of the draws the timeout in use at their time calls slow."""
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     count = 0
     for value in draws:
         count += model.is_slow(value)
@@ -271,7 +271,7 @@ def test_the_timeout_rests_once_the_distribution_does(values):
     assert all(model.learn_timeout() == settled for _ in range(8))
 
 
-def learned(model: _core.PolicyCost, tail: bool) -> tuple[int, bool]:
+def learned(model: _policy.PolicyCost, tail: bool) -> tuple[int, bool]:
     """(timeout, tail) as the rule in policy_slow.h has it, from the same distribution."""
     norm = model.quantile(500)
     if model.above(2 * norm) > 333:
@@ -284,7 +284,7 @@ def learned(model: _core.PolicyCost, tail: bool) -> tuple[int, bool]:
                 min_size=1, max_size=12), st.integers(1, 40))  # fmt: skip
 def test_the_timeout_is_the_rules(stretches, every):
     """Any stream, looked at any often: moves only by the rule, and never at the first dissent."""
-    model = _core.PolicyCost()
+    model = _policy.PolicyCost()
     timeout, tail, dissent, seen = None, False, 0, 0
     for value in (v for v, count in stretches for _ in range(count)):
         model.observe(-1, value)

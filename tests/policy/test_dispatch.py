@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from minato import _core
+from minato import _policy
 
 from . import given
 
@@ -63,8 +63,8 @@ def tasks_of(costs: list[int], batch: int) -> list[Task]:
 
 
 def dispatch(tasks: list[Task], rates: Rates = Rates(), close: bool = False,
-             capacity: int = 0) -> _core.PolicyDispatch:
-    d = _core.PolicyDispatch(capacity or max(1, len(tasks)), *rates)
+             capacity: int = 0) -> _policy.PolicyDispatch:
+    d = _policy.PolicyDispatch(capacity or max(1, len(tasks)), *rates)
     for t in tasks:
         assert d.insert(*t)
     if close:
@@ -72,12 +72,12 @@ def dispatch(tasks: list[Task], rates: Rates = Rates(), close: bool = False,
     return d
 
 
-def peek(d: _core.PolicyDispatch, head: int, ready: int, *last: int) -> Choice | None:
+def peek(d: _policy.PolicyDispatch, head: int, ready: int, *last: int) -> Choice | None:
     found = d.peek(head, ready, *last)
     return found and Choice(*found)
 
 
-def drain(d: _core.PolicyDispatch, batch: int = 1) -> list[Choice]:
+def drain(d: _policy.PolicyDispatch, batch: int = 1) -> list[Choice]:
     """Takes everything, delivering a batch as soon as all before it is taken."""
     out: list[Choice] = []
     while len(d):
@@ -286,7 +286,7 @@ def test_against_a_model(seed):
     """Random insertions, removals and rates, against a list searched from end to end."""
     rng = random.Random(seed)
     rates = Rates()
-    d = _core.PolicyDispatch(16, *rates)
+    d = _policy.PolicyDispatch(16, *rates)
     held: dict[int, Task] = {}
     position = 0
     for _ in range(120):
@@ -362,7 +362,7 @@ def test_clear_forgets_everything():
                                  (1, 1, 0, 0, 1, 0, 0)])
 def test_refuses_rates_out_of_range(bad):
     with pytest.raises(ValueError):
-        _core.PolicyDispatch(*bad)
+        _policy.PolicyDispatch(*bad)
 
 
 def test_refuses_nodes_that_are_not_held():
@@ -388,4 +388,4 @@ def test_survives_extreme_numbers():
        st.integers(0, 512))
 def test_period_is_that_of_the_slower_side(consumer, mean, batch, workers):
     supply = max(mean, 0) * batch // max(workers, 1)
-    assert _core.policy_period(consumer, mean, batch, workers) == max(1, consumer, supply)
+    assert _policy.policy_period(consumer, mean, batch, workers) == max(1, consumer, supply)

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from minato import _core
+from minato import _policy
 
 from . import given
 
@@ -18,7 +18,7 @@ def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = Tr
     """Starts samples of random batches as far as allowed; delivers the head when it is
     complete. Returns the budget after the last batch."""
     rng = random.Random(seed)
-    memory = _core.PolicyMemory(limit)
+    memory = _policy.PolicyMemory(limit)
     if honest:
         memory.batch(max(map(sum, sizes)))
     waiting = [list(batch) for batch in sizes]
@@ -79,7 +79,7 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 def test_answers(limit, used, room, size, head, head_used):
     """Any numbers: what is allowed fits, what the head needs is never refused."""
     used = min(used, limit)
-    memory = _core.PolicyMemory(limit)
+    memory = _policy.PolicyMemory(limit)
     memory.batch(room)
     memory.charge(used)
     head_used = min(head_used, used)
@@ -99,7 +99,7 @@ def test_answers(limit, used, room, size, head, head_used):
 
 @given(st.integers(1, 500), st.lists(st.integers(-300, 300), max_size=40))
 def test_what_is_charged_is_given_back(limit, steps):
-    memory, used, peak, overruns = _core.PolicyMemory(limit), 0, 0, 0
+    memory, used, peak, overruns = _policy.PolicyMemory(limit), 0, 0, 0
     for step in steps:
         if step >= 0:
             memory.charge(step)
@@ -112,7 +112,7 @@ def test_what_is_charged_is_given_back(limit, steps):
 
 
 def test_one_sample_over_the_budget_passes_alone():
-    memory = _core.PolicyMemory(10)
+    memory = _policy.PolicyMemory(10)
     memory.batch(25)
     assert memory.may(25, True, 0) == ALONE
     memory.charge(25)
@@ -123,7 +123,7 @@ def test_one_sample_over_the_budget_passes_alone():
 
 
 def test_room_for_the_head_is_kept():
-    memory = _core.PolicyMemory(100)
+    memory = _policy.PolicyMemory(100)
     memory.batch(40)
     assert memory.may(60, False, 0) == YES
     assert memory.may(61, False, 0) == NO
@@ -132,8 +132,8 @@ def test_room_for_the_head_is_kept():
 
 def test_extreme_sizes_do_not_overflow():
     big = 2**63 - 1
-    memory = _core.PolicyMemory(big)
+    memory = _policy.PolicyMemory(big)
     memory.charge(big)
     assert memory.may(big, False, 0) == NO and memory.may(big, True, 0) == HEAD
     with pytest.raises(ValueError):
-        _core.PolicyMemory(0)
+        _policy.PolicyMemory(0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minato import _core
+from minato import _policy
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
@@ -24,7 +24,7 @@ OVERHEAD = 20_000
 
 
 def loader(case: Case, epoch: Epoch, kind: str, memory: float,
-           cost: _core.PolicyCost) -> Minato:
+           cost: _policy.PolicyCost) -> Minato:
     if kind == "ready":
         return MinatoReady(case, epoch, OVERHEAD, cost, memory)
     return Minato(case, epoch, OVERHEAD, cost, kind == "in order", memory)
@@ -74,7 +74,7 @@ def test_every_sample_once_and_no_deadlock(costs, batch, workers, kind, memory, 
     costs = costs[: len(costs) // batch * batch] or costs[:1] * batch
     case = Case("t", batch, workers, len(costs) // batch, lambda rng: (1,))
     epoch = Epoch(list(range(len(costs))), [(c,) for c in costs])
-    model = _core.PolicyCost(len(costs))
+    model = _policy.PolicyCost(len(costs))
     for _ in range(2):  # costs unknown, then known
         watch = Watch(loader(case, epoch, kind, memory, model))
         result = run([watch], consumer)
@@ -96,7 +96,7 @@ def test_nobody_waits_for_the_slow_one(costs, workers, kind):
     order too, wherever the slow samples are."""
     case = Case("t", 1, workers, len(costs), lambda rng: (1,))
     epoch = Epoch(list(range(len(costs))), [(c,) for c in costs])
-    result = run([loader(case, epoch, kind, 1000.0, _core.PolicyCost(len(costs)))], 0)
+    result = run([loader(case, epoch, kind, 1000.0, _policy.PolicyCost(len(costs)))], 0)
     work = sum(costs) + OVERHEAD * len(costs)
     longest = max(costs) + OVERHEAD
     assert result.wall <= work / workers + longest * (1 - 1 / workers) + 1
@@ -138,7 +138,7 @@ def test_a_known_slow_sample_drawn_last_does_not_hold_the_epoch():
     costs = [5 * MS] * 799 + [500 * MS]
     case = Case("t", 8, 8, 100, lambda rng: (1,))
     epoch = Epoch(list(range(800)), [(c,) for c in costs])
-    model = _core.PolicyCost(800)
+    model = _policy.PolicyCost(800)
     unknown = run([loader(case, epoch, "in order", 8.0, model)], 0)
     known = run([loader(case, epoch, "in order", 8.0, model)], 0)
     assert unknown.ratio > 1.5

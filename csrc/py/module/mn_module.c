@@ -3,46 +3,10 @@
  */
 #include "py/module/mn_state.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "os/mn_cpu.h"
 #include "os/mn_mem.h"
 #include "py/module/mn_numpy.h"
-#include "py/policy/mn_policy.h"
 #include "py/seeding/mn_seed.h"
-
-struct mn_state *
-mn_state_of(PyObject *module)
-{
-    return PyModule_GetState(module);
-}
-
-struct mn_state *
-mn_state_of_type(PyTypeObject *type)
-{
-    return PyType_GetModuleState(type);
-}
-
-int
-mn_raise_errno(int rc, const char *what)
-{
-    if (rc >= 0) {
-        return 0;
-    }
-    if (rc == -ENOMEM) {
-        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
-    }
-    else {
-        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
-        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
-        if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that number */
-            Py_DECREF(args);
-        }
-    }
-    return -1;
-}
 
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
@@ -154,7 +118,7 @@ core_exec(PyObject *module)
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_hand_add_type(module) < 0
-        || mn_seed_add_types(module) < 0 || mn_policy_add_types(module) < 0
+        || mn_seed_add_types(module) < 0 || mn_ready_add_type(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }

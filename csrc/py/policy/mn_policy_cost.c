@@ -315,7 +315,7 @@ static PyType_Slot cost_slots[] = {
 };
 
 static PyType_Spec cost_spec = {
-    .name = "minato._core.PolicyCost",
+    .name = "minato._policy.PolicyCost",
     .basicsize = sizeof(struct cost_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = cost_slots,

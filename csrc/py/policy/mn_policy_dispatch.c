@@ -238,7 +238,7 @@ static PyType_Slot dispatch_slots[] = {
 };
 
 static PyType_Spec dispatch_spec = {
-    .name = "minato._core.PolicyDispatch",
+    .name = "minato._policy.PolicyDispatch",
     .basicsize = sizeof(struct dispatch_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = dispatch_slots,
@@ -368,7 +368,7 @@ static PyType_Slot memory_slots[] = {
 };
 
 static PyType_Spec memory_spec = {
-    .name = "minato._core.PolicyMemory",
+    .name = "minato._policy.PolicyMemory",
     .basicsize = sizeof(struct memory_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = memory_slots,

@@ -15,7 +15,7 @@ static PyObject *
 part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
      const struct mn_envelope_part *p)
 {
-    bool copy = p->bytes < MN_FIELD_BIG || e->kept_bytes + p->bytes > e->limit / 2;
+    bool copy = p->bytes < MN_FIELD_BIG || e->arena.kept_bytes + p->bytes > e->arena.limit / 2;
     struct mn_hold *hold =
         copy ? mn_hold_copy(st, mn_at(&e->shm, env_off + p->at), p->bytes)
              : mn_hold_new(st, e, block, env_off + p->at, p->bytes);
@@ -68,7 +68,7 @@ mn_engine_envelopes(PyObject *self, PyObject *block)
     const uint32_t *tasks = mn_block_tasks(b);
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        const struct mn_result *t = &e->results[tasks[i]];
+        const struct mn_result *t = &e->tasks.results[tasks[i]];
         if (!t->accepted || t->flags == 0
             || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
             continue;
@@ -97,7 +97,7 @@ mn_engine_form(PyObject *self, PyObject *block)
         return NULL;
     }
     struct mn_block *b = mn_block_at(&e->shm, off);
-    uint32_t kind = b->ntasks != 0 ? e->results[mn_block_tasks(b)[0]].kind
+    uint32_t kind = b->ntasks != 0 ? e->tasks.results[mn_block_tasks(b)[0]].kind
                                    : (uint32_t)MN_KIND_SAMPLES;
     return Py_BuildValue("(II)", kind, b->layout);
 }
@@ -143,8 +143,8 @@ mn_engine_lost(PyObject *self, PyObject *block)
     for (uint32_t i = 0; i < b->ntasks; i++) {
         struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_LOST) { /* [T4] */
-            const struct mn_death *d = &e->lost[tasks[i]];
-            const struct mn_result *r = &e->results[tasks[i]];
+            const struct mn_death *d = &e->tasks.lost[tasks[i]];
+            const struct mn_result *r = &e->tasks.results[tasks[i]];
             return Py_BuildValue("(IIiII)", d->worker, d->pid, d->status, r->row0, r->nrows);
         }
     }
@@ -246,7 +246,15 @@ mn_engine_kill_worker(PyObject *self, PyObject *args)
         return NULL;
     }
     const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    int rc = k->pid != 0 ? mn_proc_kill((pid_t)k->pid, k->born, sig) : -ESRCH;
+    mn_mutex_lock(&e->mutex);
+    uint32_t pid = e->crew.members[w].pid;
+    uint64_t born = e->crew.members[w].born;
+    mn_mutex_unlock(&e->mutex);
+    if (pid == 0) { /* the engine has not seen it yet */
+        pid = k->pid;
+        born = k->born;
+    }
+    int rc = pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
     if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
         return NULL;
     }
@@ -287,6 +295,7 @@ mn_engine_let_go(PyObject *self, PyObject *number)
     return ask_to_leave(self, number, MN_LEAVE_SHRINK);
 }
 
+#ifdef MN_TEST_BINDINGS
 const char mn_engine_move_to_doc[] =
     "move_to(workers): that many, as if the worker scheduler had decided so; it goes on from\n"
     "there. RuntimeError where it has nothing to decide: its bounds are one number.";
@@ -305,9 +314,10 @@ mn_engine_move_to(PyObject *self, PyObject *workers)
     }
     mn_mutex_lock(&e->mutex);
     mn_scheduler_move(e, target < INT32_MAX ? (int32_t)target : INT32_MAX);
-    mn_mutex_unlock(&e->mutex);
+    mn_engine_unlock(e);
     Py_RETURN_NONE;
 }
+#endif
 
 const char mn_engine_dismiss_doc[] =
     "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";
@@ -325,7 +335,7 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, deaths, live, retries, worker, pid, status}\n\n"
+    "health() -> {zygote_lost, zygote_hung, deaths, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, workers that may still finish something, and the last death.";
 
 PyObject *
@@ -337,13 +347,14 @@ mn_engine_health(PyObject *self, PyObject *ignored)
         return NULL;
     }
     mn_mutex_lock(&e->mutex);
-    struct mn_death d = e->death;
-    uint32_t deaths = e->ndeaths, live = mn_engine_live(e);
-    bool lost = e->zygote_lost;
-    uint64_t retries = e->retries;
+    struct mn_death d = e->crew.death;
+    uint32_t deaths = e->crew.ndeaths, live = mn_crew_live(&e->crew);
+    bool lost = e->crew.lost, hung = e->crew.hung;
+    uint64_t retries = e->tasks.retries;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
-                         "deaths", deaths, "live", live, "retries",
+    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
+                         "zygote_hung", hung ? Py_True : Py_False, "deaths", deaths, "live", live,
+                         "retries",
                          (unsigned long long)retries, "worker", d.worker, "pid", d.pid,
                          "status", d.status);
 }
@@ -364,10 +375,10 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
     }
     mn_pending_reclaim(st);
     mn_mutex_lock(&e->mutex);
-    uint64_t used = mn_extents_used(e->arena), kept = e->kept_bytes;
-    uint64_t warm = mn_extents_warm(e->arena), reclaimed = e->reclaimed_bytes;
-    uint64_t limit = e->limit, mean = e->mean_envelope_bytes;
-    uint32_t inflight = e->inflight;
+    uint64_t used = mn_arena_used(&e->arena), kept = e->arena.kept_bytes;
+    uint64_t warm = mn_arena_warm(&e->arena), reclaimed = e->arena.reclaimed_bytes;
+    uint64_t limit = e->arena.limit, mean = e->flight.mean_envelope_bytes;
+    uint32_t inflight = e->flight.n;
     mn_mutex_unlock(&e->mutex);
     return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
                          (unsigned long long)kept, "warm", (unsigned long long)warm,
@@ -390,14 +401,14 @@ mn_engine_waits(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits,
-                         "wait_ns", (unsigned long long)e->wait_ns, "wait_max_ns",
-                         (unsigned long long)e->wait_max_ns, "wait_first_ns",
-                         (unsigned long long)e->wait_first_ns, "held",
+    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits.n,
+                         "wait_ns", (unsigned long long)e->waits.wait_ns, "wait_max_ns",
+                         (unsigned long long)e->waits.max_ns, "wait_first_ns",
+                         (unsigned long long)e->waits.first_ns, "held",
                          (unsigned long long)e->held, "used_ns",
-                         (unsigned long long)e->used_ns, "asked_ns",
-                         (unsigned long long)e->asked_ns, "given_ns",
-                         (unsigned long long)e->given_ns);
+                         (unsigned long long)e->waits.used_ns, "asked_ns",
+                         (unsigned long long)e->waits.asked_ns, "given_ns",
+                         (unsigned long long)e->waits.given_ns);
 }
 
 PyObject *
@@ -480,7 +491,7 @@ mn_engine_spans(PyObject *self, PyObject *block)
     const uint32_t *tasks = mn_block_tasks(b);
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        const struct mn_result *t = &e->results[tasks[i]];
+        const struct mn_result *t = &e->tasks.results[tasks[i]];
         if (!t->accepted) {
             continue;
         }

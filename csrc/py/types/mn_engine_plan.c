@@ -234,8 +234,8 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
     for (int i = 0; i < 6; i++) {
         starts[i] = p->starts[i];
     }
-    unsigned long long delivered = e->delivered, waits = e->waits, wait = e->wait_ns;
-    unsigned long long most = e->wait_max_ns;
+    unsigned long long delivered = e->delivered, waits = e->waits.n, wait = e->waits.wait_ns;
+    unsigned long long most = e->waits.max_ns;
     long long consumer = p->consumer_ns;
     unsigned long long helped = p->helped;
     bool together = p->by_piece;

@@ -23,7 +23,7 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, const struct mn_block 
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
         bytes += mn_layout_row_bytes(l)[f] * block->nrows;
     }
-    return e->kept_bytes + bytes > e->limit / 2;
+    return e->arena.kept_bytes + bytes > e->arena.limit / 2;
 }
 
 static int

@@ -264,8 +264,8 @@ no_room(struct mn_engine *e)
                  "a batch does not fit into the memory that loader and workers share: "
                  "%llu bytes are in use, %llu of them by batches that the program keeps, "
                  "memory_limit is %llu",
-                 (unsigned long long)mn_extents_used(e->arena),
-                 (unsigned long long)e->kept_bytes, (unsigned long long)e->limit);
+                 (unsigned long long)mn_arena_used(&e->arena),
+                 (unsigned long long)e->arena.kept_bytes, (unsigned long long)e->arena.limit);
     return NULL;
 }
 
@@ -316,7 +316,7 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     if (e == NULL) {
         return NULL;
     }
-    uint32_t inflight = e->inflight;
+    uint32_t inflight = e->flight.n;
     if (rc == 0) {
         return PyLong_FromUnsignedLongLong(block);
     }
@@ -459,7 +459,9 @@ static PyMethodDef engine_methods[] = {
     {"retire_worker", mn_engine_retire_worker, METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
+#ifdef MN_TEST_BINDINGS
     {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
+#endif
     {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
     {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
@@ -480,7 +482,7 @@ engine_get_fd(PyObject *self, void *closure)
 {
     (void)closure;
     struct mn_engine *e = mn_engine_get(self);
-    return e != NULL ? PyLong_FromLong(e->fd) : NULL;
+    return e != NULL ? PyLong_FromLong(e->file.fd) : NULL;
 }
 
 /* The mapping as a forked child may use it. */
@@ -499,7 +501,7 @@ engine_get_segment(PyObject *self, void *closure)
     struct mn_segment *s = PyObject_New(struct mn_segment, st->segment_type);
     if (s != NULL) {
         s->shm = o->engine->shm;
-        s->bytes = o->engine->total_bytes;
+        s->bytes = o->engine->arena.total_bytes;
         s->owner = Py_NewRef(self);
     }
     return (PyObject *)s;

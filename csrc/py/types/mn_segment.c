@@ -84,6 +84,7 @@ segment_starting(PyObject *self, PyObject *arg)
         return NULL;
     }
     k->pid = 0;
+    k->born = 0;
     k->starts++;
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
     Py_RETURN_NONE;

@@ -1,0 +1,286 @@
+/* mn_blocks.c - see mn_blocks.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_blocks.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "engine/mn_results.h"
+
+static uint64_t
+align8(uint64_t n)
+{
+    return (n + 7) & ~UINT64_C(7);
+}
+
+void
+mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    mn_batch_accept_envelopes(e, b);
+    mn_arena_free_ranges(&e->arena, &b->ranges);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        e->flight.by_task[tasks[i]] = NULL;
+        mn_tasks_give(&e->tasks, tasks[i]);
+    }
+    mn_arena_free_record(&e->arena, b->block_off, block->bytes);
+    mn_batch_unlink(e, b);
+    mn_ranges_fini(&b->ranges);
+    free(b);
+}
+
+/* ---- submit ------------------------------------------------------------------------ */
+
+static uint64_t
+block_bytes(const struct mn_submit *s, uint32_t ntasks, struct mn_block *b)
+{
+    uint64_t at = align8(sizeof(*b));
+    at = align8(at + ntasks * sizeof(uint32_t));
+    b->fields_at = (uint32_t)at;
+    at += s->nfields * sizeof(uint64_t);
+    b->reports_at = (uint32_t)at;
+    at += s->nrows * sizeof(struct mn_report);
+    b->index_at = (uint32_t)at;
+    return align8(at + s->index_bytes);
+}
+
+/* Bytes of the arena that the rows need: large fields on pages of their own, the small ones
+ * together. */
+static uint64_t
+fields_bytes(const struct mn_submit *s, uint64_t *small)
+{
+    uint64_t big = 0;
+    *small = 0;
+    for (uint32_t f = 0; f < s->nfields; f++) {
+        uint64_t bytes = s->row_bytes[f] * s->nrows;
+        if (bytes >= MN_FIELD_BIG) {
+            big += mn_page_round(bytes);
+        }
+        else {
+            *small += (bytes + MN_FIELD_ALIGN - 1) & ~(uint64_t)(MN_FIELD_ALIGN - 1);
+        }
+    }
+    return big + mn_page_round(*small);
+}
+
+static int
+take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *off)
+{
+    int rc = mn_arena_alloc(&e->arena, bytes, off);
+    if (rc == 0) {
+        rc = mn_ranges_add(&b->ranges, *off, mn_page_round(bytes));
+        if (rc < 0) {
+            mn_arena_free(&e->arena, *off, mn_page_round(bytes));
+        }
+    }
+    return rc;
+}
+
+static int
+take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
+            uint64_t *field_off)
+{
+    uint64_t small, small_off = 0;
+    uint64_t need = fields_bytes(s, &small);
+    if (need == 0) {
+        return 0;
+    }
+    /* With a plan the limit is its business: it lets the head through in any case, because
+     * nothing comes back before the head is delivered. */
+    if (e->plan == NULL && mn_arena_exceeds(&e->arena, need) && e->flight.n != 0) {
+        return -ENOMEM;
+    }
+    int rc = small != 0 ? take_range(e, b, small, &small_off) : 0;
+    for (uint32_t f = 0; f < s->nfields && rc == 0; f++) {
+        uint64_t bytes = s->row_bytes[f] * s->nrows;
+        if (bytes >= MN_FIELD_BIG) {
+            rc = take_range(e, b, bytes, &field_off[f]);
+        }
+        else {
+            field_off[f] = small_off;
+            small_off += (bytes + MN_FIELD_ALIGN - 1) & ~(uint64_t)(MN_FIELD_ALIGN - 1);
+        }
+    }
+    return rc;
+}
+
+static void
+fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
+{
+    b->number = s->number;
+    b->epoch = s->epoch;
+    b->position = s->position;
+    b->base_seed = s->base_seed;
+    b->nrows = s->nrows;
+    b->ntasks = ntasks;
+    b->nfields = s->nfields;
+    b->layout = s->layout;
+    b->index_kind = s->index_kind;
+    b->seeded = s->seeded;
+    b->user_epoch = s->user_epoch;
+    b->index_bytes = s->index_bytes;
+    memset(mn_block_reports(b), 0, s->nrows * sizeof(struct mn_report));
+    if (s->index_bytes != 0) {
+        memcpy(mn_block_index(b), s->index, s->index_bytes);
+    }
+}
+
+static int
+refuse(struct mn_engine *e, enum mn_refusal_why why, uint64_t need, uint64_t all)
+{
+    e->refusal = (struct mn_refusal){why, need, all};
+    return why == MN_REFUSED_TASKS ? -EAGAIN : -ENOMEM;
+}
+
+static int
+make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
+           uint32_t ntasks)
+{
+    struct mn_block plan;
+    memset(&plan, 0, sizeof(plan));
+    uint64_t bytes = block_bytes(s, ntasks, &plan);
+    if (ntasks > e->tasks.nfree) {
+        return refuse(e, MN_REFUSED_TASKS, ntasks, e->shm.ctl->ntasks);
+    }
+    int rc = mn_arena_record(&e->arena, bytes, &b->block_off);
+    if (rc < 0) {
+        return refuse(e, MN_REFUSED_RECORDS, bytes, e->shm.ctl->input_bytes);
+    }
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    plan.bytes = bytes;
+    *block = plan;
+    rc = take_fields(e, b, s, mn_block_fields(block));
+    if (rc < 0) {
+        mn_arena_free_ranges(&e->arena, &b->ranges);
+        mn_arena_free_record(&e->arena, b->block_off, bytes);
+        return refuse(e, MN_REFUSED_ROWS, fields_bytes(s, &bytes), e->shm.ctl->arena_bytes);
+    }
+    fill_block(block, s, ntasks);
+    return 0;
+}
+
+int
+mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
+              uint32_t ntasks, uint64_t *block_off)
+{
+    size_t bytes = sizeof(struct mn_batch) + s->nrows * sizeof(struct mn_report);
+    struct mn_batch *b = calloc(1, bytes);
+    if (b == NULL) {
+        return refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
+    }
+    uint32_t total = ntasks + (s->kind == MN_KIND_PART);
+    int rc = make_block(e, s, b, total);
+    if (rc < 0) {
+        mn_ranges_fini(&b->ranges);
+        free(b);
+        return rc;
+    }
+    uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
+    for (uint32_t i = 0; i < total; i++) {
+        tasks[i] = i < ntasks ? mn_tasks_take(&e->tasks, b->block_off, s->kind, row0[i],
+                                              row0[i + 1] - row0[i])
+                              : mn_tasks_take_collate(&e->tasks, b->block_off, s->nrows);
+        e->flight.by_task[tasks[i]] = b;
+    }
+    b->sequence = s->sequence;
+    mn_batch_link(e, b);
+    *block_off = b->block_off;
+    return 0;
+}
+
+int
+mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
+{
+    uint32_t rows[2] = {0, s->nrows};
+    struct mn_submit own = *s;
+    mn_mutex_lock(&e->mutex);
+    own.sequence = e->flight.submitted++;
+    int rc = mn_batch_make(e, &own, rows, 1, block_off);
+    if (rc < 0 && mn_arena_no_lent(&e->arena)) {
+        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    }
+    if (rc == 0) {
+        uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
+        rc = mn_tasks_publish(&e->tasks, task, s->lane);
+        if (rc != MN_OK) { /* the lane is full: it comes back when its worker has taken some */
+            mn_batch_drop(e, mn_batch_find(e, *block_off));
+            rc = -EAGAIN;
+        }
+    }
+    mn_engine_unlock(e);
+    if (rc == 0) {
+        mn_bell_ring(&mn_worker_at(&e->shm, s->lane - MN_LANE_WORKER)->bell);
+    }
+    return rc;
+}
+
+int
+mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off)
+{
+    mn_mutex_lock(&e->mutex);
+    int rc = mn_arena_record(&e->arena, n + sizeof(n), off);
+    if (rc == 0 && *off > UINT32_MAX) { /* blocks name it in 32 bits */
+        mn_arena_free_record(&e->arena, *off, n + sizeof(n));
+        rc = -ENOMEM;
+    }
+    mn_engine_unlock(e);
+    if (rc == 0) {
+        memcpy(mn_at(&e->shm, *off), &n, sizeof(n));
+        memcpy(mn_at(&e->shm, *off + sizeof(n)), bytes, n);
+    }
+    return rc;
+}
+
+/* ---- reading ----------------------------------------------------------------------- */
+
+int
+mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes)
+{
+    bytes = mn_page_round(bytes);
+    mn_mutex_lock(&e->mutex);
+    int rc = -EINVAL;
+    struct mn_batch *b = e->closing ? NULL : mn_batch_find(e, block_off);
+    if (b != NULL) {
+        mn_batch_accept_envelopes(e, b);
+        rc = mn_arena_keep(&e->arena, &b->ranges, off, bytes);
+        e->refs += rc == 0;
+    }
+    mn_engine_unlock(e);
+    return rc;
+}
+
+void
+mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        const struct mn_result *r = &e->tasks.results[tasks[i]];
+        bytes += r->accepted && r->flags == MN_FLAG_ENVELOPE ? r->env_len : 0;
+    }
+    e->flight.mean_envelope_bytes = (3 * e->flight.mean_envelope_bytes + bytes) / 4;
+}
+
+void
+mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        (void)mn_board_cancel(&e->shm, tasks[i]);
+    }
+    if (mn_batch_idle(e, b)) {
+        mn_batch_drop(e, b);
+    }
+    else {
+        b->abandoned = true; /* the engine drops it when its last worker is through */
+    }
+}

@@ -1,0 +1,130 @@
+/* mn_engine_state.h - the engine's parts and how they lie together; for its own files, and for
+ * whoever reads its numbers.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine composes parts that do not know each other: the arena (memory/mn_arena.h), tasks,
+ * leases and the crew of workers (workers/), the plan (mn_plan.h) and the caller's waits
+ * (mn_waits.h).  Its files build on each other, and include downwards only:
+ *
+ *     mn_engine       opening, the thread, the caller's wait, closing
+ *     mn_engine_balanced   what the caller tells the plan
+ *     mn_supervise    deaths, leases, abandoned batches
+ *     mn_scheduler    how many workers there should be
+ *     mn_plan*        what starts next
+ *     mn_blocks       batches made and ended
+ *     mn_results      what workers wrote, copied out and checked
+ *     mn_batch        batches in flight
+ *
+ * Lock.  One, mutex, which next() takes.  It guards everything below but what is marked, and the
+ * parts that have no lock of their own.  It is let go of by mn_engine_unlock, which makes the
+ * wake-ups that were noted meanwhile: no system call is made while it is held, but for what
+ * malloc does.  A model of costs has a lock of its own, which may be taken with this one held.
+ */
+#ifndef MN_ENGINE_STATE_H
+#define MN_ENGINE_STATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/mn_waits.h"
+#include "memory/mn_arena.h"
+#include "os/mn_thread.h"
+#include "workers/mn_crew.h"
+#include "workers/mn_leases.h"
+#include "workers/mn_message.h"
+#include "workers/mn_tasks.h"
+#include "workers/mn_watch.h"
+
+struct mn_scheduler;
+struct mn_plan;
+
+struct mn_engine_config {
+    uint32_t workers;       /* to begin with */
+    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
+    uint32_t max_workers;   /* entries of the worker table */
+    /* A sample in flight for longer is a straggler; 0: learned, < 0: never. */
+    int64_t straggler_ns;
+    uint32_t max_retries;
+    bool respawn;           /* dead workers are replaced */
+    uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
+    uint64_t memory_limit;  /* 0: half of what is available */
+    uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
+    bool in_order;
+    struct mn_costs *costs; /* balanced: outlives the engine */
+    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
+    bool keeps;             /* workers may keep what they have opened: neighbours are kept
+                             * together where that was measured to be cheaper */
+    const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+};
+
+/* Why a batch cannot be made. */
+enum mn_refusal_why {
+    MN_REFUSED_NOT = 0,
+    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
+    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
+    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+};
+
+struct mn_refusal {
+    enum mn_refusal_why why;
+    uint64_t need;
+    uint64_t all; /* that there are, in use or not */
+};
+
+/* A block in flight as the trainer knows it; private memory. */
+struct mn_batch {
+    struct mn_batch *next, *prev;
+    uint64_t block_off;
+    uint64_t sequence;    /* of delivery, counted over epochs; UINT64_MAX: outside of it */
+    bool abandoned;
+    bool detached;        /* the caller knows that it is done */
+    bool learned;         /* its costs are in the model */
+    bool accepted;        /* what workers wrote was read: it is done, or lost */
+    struct mn_ranges ranges; /* of the arena, to be freed when the block is retired */
+    struct mn_report reports[]; /* [rows], of tasks that were accepted */
+};
+
+/* The batches that have a block, oldest first. */
+struct mn_flight {
+    struct mn_batch *first, *last;
+    uint32_t n;
+    struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
+    uint64_t submitted;        /* static: batches so far, their order */
+    uint64_t mean_envelope_bytes; /* what the results of one take outside of rows */
+};
+
+struct mn_engine {
+    struct mn_shm shm;       /* the mapping, as the parts see it */
+    struct mn_memory_file file; /* where it comes from */
+    struct mn_mutex mutex;
+    struct mn_thread thread; /* the engine's; not running before mn_engine_start */
+    struct mn_engine_config cfg;
+    struct mn_arena arena;
+    struct mn_tasks tasks;
+    struct mn_leases leases;
+    struct mn_zygote zygote; /* the executor of the crew */
+    struct mn_crew crew;
+    struct mn_watch watch;   /* of its processes; the engine's thread only */
+    uint32_t active;         /* workers that should be there, standby ones not counted */
+    struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
+    struct mn_plan *plan;    /* balanced scheduling; NULL: static */
+    struct mn_flight flight;
+    struct mn_refusal refusal; /* of the last batch that could not be made */
+    struct mn_waits waits;   /* the caller's thread only */
+    uint64_t held;           /* waits while the memory limit held tasks back */
+    uint64_t delivered;      /* batches */
+    uint64_t refs;           /* ranges handed out, pins, and one while it is open */
+    uint64_t idle_ns;        /* since when room waits for nothing but idle workers; 0: not */
+    bool closing;
+};
+
+/* The workers' table has changed. Mutex held. */
+static inline void
+mn_engine_poke_zygote(struct mn_engine *e)
+{
+    e->crew.wakes.look = true;
+}
+
+#endif

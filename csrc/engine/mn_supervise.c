@@ -1,0 +1,224 @@
+/* mn_supervise.c - see mn_supervise.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_supervise.h"
+
+#include "engine/mn_plan.h"
+#include "os/mn_clock.h"
+
+bool
+mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
+{
+    if (wanted != MN_WANT_ANY) {
+        return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
+    }
+    if (e->plan != NULL) {
+        return mn_plan_any_done(e);
+    }
+    bool done = false;
+    for (struct mn_batch *b = e->flight.first; b != NULL && !done; b = b->next) {
+        done = !b->abandoned && !b->detached && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
+    }
+    return done;
+}
+
+/* ---- leases -------------------------------------------------------------------------- */
+
+static bool
+wants_lease(struct mn_engine *e, uint32_t w)
+{
+    return mn_leases_wanted(&e->leases, w);
+}
+
+/* Place in the order of delivery of the batch a waiting worker is at, for "oldest first". */
+static uint64_t
+sequence_of(struct mn_engine *e, uint32_t w)
+{
+    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* by [L2] */
+    const struct mn_batch *b =
+        running != 0 && running <= e->shm.ctl->ntasks ? e->flight.by_task[running - 1] : NULL;
+    return b != NULL ? b->sequence : UINT64_MAX;
+}
+
+/* Whether the trainer sleeps until a batch is done, and none is. One that was rung and is not
+ * awake yet will take a batch, and free it. */
+static bool
+trainer_waits(struct mn_engine *e)
+{
+    uint64_t wanted = mn_a64_load_seqcst(&e->shm.ctl->wanted);
+    return wanted != MN_WANT_NONE && !mn_engine_has_done(e, wanted);
+}
+
+/* In its loop, without a task, and about to look for one. */
+static bool
+is_idle(struct mn_engine *e, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&e->shm, w);
+    return mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
+           && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->leave) == 0;
+}
+
+/* Whether there is a task on the board that an idle worker may claim. */
+static bool
+idle_worker_has_work(struct mn_engine *e)
+{
+    uint32_t n = e->shm.ctl->nworkers, idle = 0;
+    while (idle < n && !is_idle(e, idle)) {
+        idle++;
+    }
+    for (const struct mn_batch *b = e->flight.first; idle < n && b != NULL; b = b->next) {
+        struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+        for (uint32_t i = 0; i < block->ntasks; i++) {
+            const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(block)[i]);
+            if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_QUEUED
+                && (t->lane < MN_LANE_WORKER
+                    || (t->lane - MN_LANE_WORKER < n && is_idle(e, t->lane - MN_LANE_WORKER)))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* An idle worker that leaves a task on the board for so long has stopped. */
+#define STOPPED_NS UINT64_C(2000000000)
+
+/* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
+ * its own work will take batches, and free them. */
+static bool
+all_wait(struct mn_engine *e)
+{
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&e->shm, w);
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
+            && mn_a64_load_relaxed(&k->running) != 0 /* a look: there will be another */) {
+            return false;
+        }
+    }
+    if (!trainer_waits(e)) {
+        return false;
+    }
+    if (!idle_worker_has_work(e)) {
+        return true;
+    }
+    uint64_t now = mn_now_ns();
+    e->idle_ns = e->idle_ns == 0 ? now : e->idle_ns;
+    return now - e->idle_ns > STOPPED_NS;
+}
+
+/* Whether no batch before this one is still to be handed over. What was started first need not
+ * be that: slow ones start early. */
+static bool
+is_head(const struct mn_engine *e, uint64_t sequence)
+{
+    if (e->plan != NULL) {
+        return sequence <= e->plan->head;
+    }
+    const struct mn_batch *b = e->flight.first; /* static: in the order of delivery */
+    while (b != NULL && b->abandoned) {
+        b = b->next;
+    }
+    return b == NULL || sequence <= b->sequence;
+}
+
+/* One grant: the oldest batch that waits. Over the limit only when nobody could go on
+ * otherwise, so that one huge result passes alone and nothing hangs. */
+static bool
+grant_one(struct mn_engine *e)
+{
+    uint32_t n = e->shm.ctl->nworkers, oldest = n;
+    for (uint32_t w = 0; w < n; w++) {
+        if (wants_lease(e, w) && (oldest == n || sequence_of(e, w) < sequence_of(e, oldest))) {
+            oldest = w;
+        }
+    }
+    mn_arena_wait_for_room(&e->arena, false);
+    if (oldest == n) {
+        return false;
+    }
+    struct mn_worker *k = mn_worker_at(&e->shm, oldest);
+    uint64_t want = mn_page_round(k->want_bytes), used_end = k->used_end; /* by [L2] */
+    e->crew.wakes.room = true;
+    if (!mn_leases_sound(&e->leases, oldest, used_end, want)) {
+        mn_crew_damaged(&e->crew, oldest, MN_DAMAGE_LEASE);
+        mn_leases_refuse(&e->leases, oldest);
+        return true;
+    }
+    mn_leases_end(&e->leases, oldest, used_end);
+    if (want > e->shm.ctl->arena_bytes) { /* it need not wait for that */
+        mn_leases_refuse(&e->leases, oldest);
+        return true;
+    }
+    uint64_t len = want > e->leases.grain ? want : e->leases.grain;
+    if (mn_arena_exceeds(&e->arena, len)) {
+        len = want;
+        if (mn_arena_exceeds(&e->arena, len) && !is_head(e, sequence_of(e, oldest))
+            && !all_wait(e)) {
+            mn_arena_wait_for_room(&e->arena, true);
+            return false;
+        }
+    }
+    e->idle_ns = 0;
+    mn_leases_grant(&e->leases, oldest, len);
+    return true;
+}
+
+/* ---- deaths ------------------------------------------------------------------------ */
+
+static void
+sweep(struct mn_engine *e, uint32_t w)
+{
+    struct mn_death death = mn_crew_bury(&e->crew, w);
+    /* Results that the dead has sent are not its any more. Those that make no sense are taken
+     * back when their batch is read. */
+    for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
+        if (!b->accepted) {
+            mn_batch_accept_envelopes(e, b);
+        }
+    }
+    mn_leases_forget(&e->leases, w);
+    mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death);
+    for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
+        if (!b->abandoned) {
+            mn_tasks_publish_collate(&e->tasks, mn_block_at(&e->shm, b->block_off), &death);
+        }
+    }
+    mn_crew_swept(&e->crew, w);
+}
+
+static bool
+drop_abandoned(struct mn_engine *e)
+{
+    bool any = false;
+    struct mn_batch *next;
+    for (struct mn_batch *b = e->flight.first; b != NULL; b = next) {
+        next = b->next;
+        if (b->abandoned && mn_batch_idle(e, b)) {
+            mn_batch_drop(e, b);
+            any = true;
+        }
+    }
+    return any;
+}
+
+bool
+mn_engine_step(struct mn_engine *e)
+{
+    bool any = false;
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        if (mn_crew_exited(&e->crew, w)) {
+            sweep(e, w);
+            any = true;
+        }
+    }
+    while (grant_one(e)) {
+        any = true;
+    }
+    any |= drop_abandoned(e);
+    if (e->plan != NULL && !e->closing) {
+        uint32_t n = mn_plan_pump(e);
+        e->crew.wakes.workers += n;
+        any |= n != 0;
+    }
+    return any;
+}

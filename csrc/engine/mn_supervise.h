@@ -1,0 +1,20 @@
+/* mn_supervise.h - one round of the engine's thread: deaths, leases, abandoned batches, starts.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Composes the crew, tasks and leases (workers/), which do not know batches. Mutex held.
+ */
+#ifndef MN_SUPERVISE_H
+#define MN_SUPERVISE_H
+
+#include "engine/mn_engine_internal.h"
+
+/* Sweeps the dead, grants leases, drops abandoned blocks, starts what should start. True if
+ * anything was done. */
+bool
+mn_engine_step(struct mn_engine *e);
+
+/* Whether what the trainer waits for (mn_ctl.wanted) is done. Mutex held for MN_WANT_ANY. */
+bool
+mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
+
+#endif

@@ -1,0 +1,243 @@
+/* mn_arena.c - see mn_arena.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "memory/mn_arena.h"
+
+#include <errno.h>
+#include <sched.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+
+/* Bytes at a time: a millisecond or so, after which the caller looks after other things again. */
+#define RECLAIM_STEP (UINT64_C(4) << 20)
+
+int
+mn_arena_map(struct mn_arena *a, struct mn_provider *provider, uint64_t bytes)
+{
+    void *base;
+    int rc = provider->map(provider, bytes, &base);
+    if (rc == 0) {
+        a->provider = provider;
+        a->base = base;
+        a->total_bytes = bytes;
+    }
+    return rc;
+}
+
+int
+mn_arena_open(struct mn_arena *a, struct mn_mutex *guard, struct mn_range records,
+              struct mn_range rows)
+{
+    a->guard = guard;
+    a->rows_off = rows.off;
+    int rc = mn_extents_open(&a->records, records.off, records.bytes, MN_ARENA_RECORD);
+    if (rc == 0) {
+        rc = mn_extents_open(&a->rows, rows.off, rows.bytes, (uint32_t)MN_ARENA_PAGE);
+    }
+    return rc;
+}
+
+void
+mn_arena_close(struct mn_arena *a)
+{
+    mn_extents_close(a->records);
+    mn_extents_close(a->rows);
+    if (a->base != NULL) {
+        a->provider->unmap(a->provider, a->base, a->total_bytes);
+    }
+    *a = (struct mn_arena){0};
+}
+
+/* ---- what is used ------------------------------------------------------------------- */
+
+int
+mn_arena_alloc(struct mn_arena *a, uint64_t bytes, uint64_t *off)
+{
+    int rc = mn_extents_alloc(a->rows, bytes, off);
+    /* What is lent comes back in a moment, and may be what is missing. */
+    return rc == -ENOMEM && mn_extents_lent(a->rows) != 0 ? -EAGAIN : rc;
+}
+
+static void
+free_range(struct mn_extents *x, uint64_t off, uint64_t bytes)
+{
+    int rc = mn_extents_free(x, off, bytes);
+    mn_assert(rc == 0 || rc == -ENOMEM);
+    (void)rc;
+}
+
+static void
+room_comes(struct mn_arena *a)
+{
+    a->room_came |= a->room_waits;
+    a->room_waits = false;
+}
+
+void
+mn_arena_free(struct mn_arena *a, uint64_t off, uint64_t bytes)
+{
+    free_range(a->rows, off, bytes);
+    room_comes(a);
+}
+
+void
+mn_arena_free_ranges(struct mn_arena *a, struct mn_ranges *r)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        mn_arena_free(a, r->at[i].off, r->at[i].bytes);
+    }
+    r->n = 0;
+}
+
+int
+mn_arena_record(struct mn_arena *a, uint64_t bytes, uint64_t *off)
+{
+    return mn_extents_alloc(a->records, bytes, off);
+}
+
+void
+mn_arena_free_record(struct mn_arena *a, uint64_t off, uint64_t bytes)
+{
+    free_range(a->records, off, bytes);
+    room_comes(a);
+}
+
+int
+mn_arena_keep(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes)
+{
+    /* Freeing in parts needs a node of the allocator for each part. */
+    int rc = mn_extents_reserve(a->rows, 2);
+    if (rc == 0) {
+        rc = mn_ranges_cut(of, off, bytes);
+    }
+    if (rc == 0) {
+        a->kept_bytes += bytes;
+    }
+    return rc;
+}
+
+void
+mn_arena_release(struct mn_arena *a, uint64_t off, uint64_t bytes)
+{
+    a->kept_bytes -= bytes;
+    mn_arena_free(a, off, bytes);
+}
+
+uint64_t
+mn_arena_used(const struct mn_arena *a)
+{
+    return mn_extents_used(a->rows);
+}
+
+uint64_t
+mn_arena_warm(const struct mn_arena *a)
+{
+    return mn_extents_warm(a->rows);
+}
+
+uint64_t
+mn_arena_lent(const struct mn_arena *a)
+{
+    return mn_extents_lent(a->rows);
+}
+
+bool
+mn_arena_exceeds(const struct mn_arena *a, uint64_t bytes)
+{
+    uint64_t used = mn_extents_used(a->rows);
+    return used > a->limit || bytes > a->limit - used;
+}
+
+void
+mn_arena_wait_for_room(struct mn_arena *a, bool waits)
+{
+    a->room_waits = waits;
+}
+
+bool
+mn_arena_room_came(struct mn_arena *a)
+{
+    bool came = a->room_came;
+    a->room_came = false;
+    return came;
+}
+
+/* ---- what goes back to the system ----------------------------------------------------- */
+
+void
+mn_arena_discard(struct mn_arena *a, uint64_t off, uint64_t bytes)
+{
+    a->provider->discard(a->provider, a->base + off, bytes);
+}
+
+/* Takes the pages of a free range away. Guard held, but not meanwhile: it is a system call. */
+static void
+discard_free(struct mn_arena *a, uint64_t off, uint64_t len)
+{
+    if (mn_extents_lend(a->rows, off, len) < 0) {
+        return; /* no memory for a node: the range stays as it is */
+    }
+    mn_mutex_unlock(a->guard);
+    mn_arena_discard(a, off, len);
+    mn_mutex_lock(a->guard);
+    mn_extents_return(a->rows, off, len);
+    a->reclaimed_bytes += len;
+    room_comes(a); /* an allocation may have failed for it */
+}
+
+void
+mn_arena_discard_free(struct mn_arena *a)
+{
+    uint64_t from = a->rows_off, off, len;
+    int rc;
+    do {
+        rc = mn_extents_cold(a->rows, 0, RECLAIM_STEP, &from, &off, &len);
+        if (rc == MN_OK) {
+            discard_free(a, off, len);
+        }
+    } while (rc != MN_EMPTY);
+}
+
+bool
+mn_arena_no_lent(struct mn_arena *a)
+{
+    bool waited = false;
+    while (mn_extents_lent(a->rows) != 0) {
+        mn_mutex_unlock(a->guard);
+        (void)sched_yield();
+        mn_mutex_lock(a->guard);
+        waited = true;
+    }
+    return waited;
+}
+
+bool
+mn_arena_reclaim(struct mn_arena *a, uint64_t now_ns)
+{
+    struct mn_reclaim *r = &a->reclaim;
+    uint64_t off, len;
+    if (mn_reclaim_turn(r, now_ns, mn_extents_allocs(a->rows))) {
+        mn_extents_turn(a->rows);
+        if (r->age == 0) {
+            struct mn_reclaim_view view = {mn_extents_used(a->rows), a->kept_bytes,
+                                           mn_extents_warm(a->rows), a->limit};
+            mn_reclaim_begin(r, &view);
+            a->reclaim_from = a->rows_off;
+        }
+    }
+    if (r->age == 0) {
+        return false;
+    }
+    int rc = mn_extents_cold(a->rows, r->age, RECLAIM_STEP, &a->reclaim_from, &off, &len);
+    if (rc == MN_EMPTY) {
+        r->age = 0;
+    }
+    if (rc == MN_OK) {
+        uint64_t keep = mn_page_round(mn_reclaim_keep(r, len));
+        if (keep < len) {
+            discard_free(a, off + keep, len - keep);
+        }
+    }
+    return rc != MN_EMPTY;
+}

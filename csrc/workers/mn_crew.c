@@ -1,0 +1,200 @@
+/* mn_crew.c - see mn_crew.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "workers/mn_crew.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* After this many deaths in a row without one finished task a worker is not replaced: the
+ * cause is not in a sample. */
+#define BARREN_DEATHS 3u
+
+int
+mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
+{
+    *c = (struct mn_crew){.shm = *shm, .respawn = respawn};
+    c->members = calloc(shm->ctl->nworkers, sizeof(*c->members));
+    return c->members != NULL ? 0 : -ENOMEM;
+}
+
+void
+mn_crew_close(struct mn_crew *c)
+{
+    free(c->members);
+    *c = (struct mn_crew){0};
+}
+
+/* ---- deaths -------------------------------------------------------------------------- */
+
+bool
+mn_crew_exited(const struct mn_crew *c, uint32_t worker)
+{
+    struct mn_worker *k = mn_worker_at(&c->shm, worker);
+    const struct mn_member *m = &c->members[worker];
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_EXITED /* [S2], before a sleep */
+           && (m->pid == 0 || m->dead);
+}
+
+/* An exit code, a signal or the number of an error, whatever stands there. */
+static int32_t
+status_of(int32_t status)
+{
+    return status > -128 && status < MN_STATUS_DAMAGED ? status : 255;
+}
+
+struct mn_death
+mn_crew_bury(struct mn_crew *c, uint32_t worker)
+{
+    struct mn_worker *k = mn_worker_at(&c->shm, worker);
+    struct mn_member *m = &c->members[worker];
+    bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
+    bool damaged = m->damage != MN_SOUND; /* it was counted when that was found */
+    bool left = mn_a32_load_relaxed(&k->leave) != 0 && !damaged; /* ours */
+    uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
+    struct mn_death death = {worker, k->pid, status_of(k->exit_status), -1};
+    if (damaged) {
+        death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
+    }
+    if (!stopping && !left) {
+        c->ndeaths += !damaged;
+        c->death = death;
+        m->barren = tasks != m->tasks ? 0 : m->barren + 1;
+    }
+    m->tasks = tasks;
+    m->damage = MN_SOUND;
+    m->pid = 0;
+    m->dead = false;
+    mn_a32_store_relaxed(&m->end, 0);
+    k->respawn = !stopping && !left && c->respawn && m->barren < BARREN_DEATHS && !k->retired;
+    mn_a32_store_relaxed(&k->leave, 0);
+    return death;
+}
+
+void
+mn_crew_swept(struct mn_crew *c, uint32_t worker)
+{
+    struct mn_worker *k = mn_worker_at(&c->shm, worker);
+    mn_a64_store_relaxed(&k->since_ns, 0);
+    mn_a64_store_relaxed(&k->running, 0);
+    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
+    c->wakes.look = c->wakes.everybody = true; /* there may be work again, and there is news */
+}
+
+void
+mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
+{
+    struct mn_worker *k = mn_worker_at(&c->shm, worker);
+    struct mn_member *m = &c->members[worker];
+    if (m->damage == MN_SOUND) {
+        m->damage = what;
+        c->ndeaths++;
+        c->death = (struct mn_death){worker, k->pid, MN_STATUS_DAMAGED + (int32_t)what, -1};
+        mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+        mn_a32_store_release(&m->end, 1); /* the engine's thread does it */
+        c->wakes.engine = c->wakes.everybody = true;
+    }
+}
+
+bool
+mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker)
+{
+    return c->members[worker].damage != MN_SOUND;
+}
+
+uint32_t
+mn_crew_live(const struct mn_crew *c)
+{
+    uint32_t live = 0;
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&c->shm, w);
+        uint32_t st = mn_a32_load_acquire(&k->state);
+        live += st != MN_WORKER_EMPTY && !(st == MN_WORKER_SWEPT && !k->respawn);
+    }
+    return live;
+}
+
+void
+mn_crew_lose_executor(struct mn_crew *c, bool hung)
+{
+    c->wakes.everybody |= !c->lost;
+    c->hung = c->lost ? c->hung : hung;
+    c->lost = true;
+}
+
+/* ---- wake-ups ------------------------------------------------------------------------ */
+
+/* Whether there may be something on a lane. */
+static bool
+waits_on(const struct mn_crew *c, uint32_t lane)
+{
+    const struct mn_lane *l = mn_lane_at(&c->shm, lane);
+    return mn_a64_load_acquire(&l->hint) != mn_a64_load_seqcst(&l->tail);
+}
+
+/* Wakes a sleeping worker; true if it slept. Others may sleep there, too: the dead, and threads
+ * that wait to be wanted. */
+static bool
+ring_worker(const struct mn_crew *c, uint32_t w)
+{
+    struct mn_worker *k = mn_worker_at(&c->shm, w);
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY && mn_bell_ring(&k->bell);
+}
+
+void
+mn_crew_ring(const struct mn_crew *c, uint32_t n)
+{
+    uint32_t workers = c->shm.ctl->nworkers;
+    for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
+        n -= waits_on(c, MN_LANE_WORKER + w) && ring_worker(c, w);
+    }
+    bool shared = waits_on(c, MN_LANE_EXPRESS) || waits_on(c, MN_LANE_NORMAL);
+    for (uint32_t w = 0; w < workers && shared && n != 0; w++) {
+        n -= ring_worker(c, w);
+    }
+}
+
+void
+mn_crew_ring_all(const struct mn_crew *c)
+{
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        mn_bell_ring(&mn_worker_at(&c->shm, w)->bell);
+        mn_bell_ring(&mn_worker_at(&c->shm, w)->room);
+    }
+}
+
+struct mn_wakes
+mn_crew_take_wakes(struct mn_crew *c)
+{
+    struct mn_wakes due = c->wakes;
+    c->wakes = (struct mn_wakes){0};
+    return due;
+}
+
+void
+mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
+{
+    if (due->engine) {
+        (void)mn_bell_ring_released(&c->shm.ctl->engine);
+    }
+    if (due->look && c->executor != NULL) {
+        c->executor->look(c->executor);
+    }
+    for (uint32_t w = 0; (due->room || due->everybody) && w < c->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&c->shm, w);
+        if (due->everybody) {
+            mn_bell_kick(&k->bell);
+            mn_bell_kick(&k->room);
+        }
+        else if (mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT) {
+            mn_bell_ring(&k->room); /* it has its answer */
+        }
+    }
+    if (due->everybody) { /* the dead one may have claimed it without waking */
+        mn_bell_kick(&c->shm.ctl->trainer);
+    }
+    if (due->workers != 0) {
+        mn_crew_ring(c, due->workers);
+    }
+}

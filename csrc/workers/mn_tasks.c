@@ -1,0 +1,178 @@
+/* mn_tasks.c - see mn_tasks.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "workers/mn_tasks.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/mn_error.h"
+
+int
+mn_tasks_open(struct mn_tasks *t, const struct mn_shm *shm, uint32_t max_retries)
+{
+    uint32_t n = shm->ctl->ntasks;
+    *t = (struct mn_tasks){.shm = *shm, .max_retries = max_retries};
+    t->free = calloc(n, sizeof(*t->free));
+    t->gens = calloc(n, sizeof(*t->gens));
+    t->lost = calloc(n, sizeof(*t->lost));
+    t->results = calloc(n, sizeof(*t->results));
+    t->heads = calloc(shm->ctl->nlanes, sizeof(*t->heads));
+    if (!t->free || !t->gens || !t->lost || !t->results || !t->heads) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        t->free[i] = n - 1 - i;
+    }
+    t->nfree = n;
+    return 0;
+}
+
+void
+mn_tasks_close(struct mn_tasks *t)
+{
+    free(t->free);
+    free(t->gens);
+    free(t->lost);
+    free(t->results);
+    free(t->heads);
+    *t = (struct mn_tasks){0};
+}
+
+static uint32_t
+take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint32_t nrows)
+{
+    uint32_t task = t->free[--t->nfree];
+    struct mn_task *d = mn_task_at(&t->shm, task);
+    d->block_off = block_off;
+    d->row0 = row0;
+    d->nrows = nrows;
+    d->kind = kind;
+    d->flags = d->why = 0;
+    d->env_off = d->env_len = 0;
+    struct mn_result *r = &t->results[task];
+    r->row0 = row0;
+    r->nrows = nrows;
+    r->kind = kind;
+    r->flags = 0;
+    r->accepted = false;
+    return task;
+}
+
+uint32_t
+mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0,
+              uint32_t nrows)
+{
+    uint32_t task = take(t, block_off, kind, row0, nrows);
+    /* Relaxed: on no lane, so no worker looks at it. */
+    mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word,
+                         mn_task_word(0, 0, 0, MN_TASK_PLANNED));
+    return task;
+}
+
+uint32_t
+mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
+{
+    uint32_t task = take(t, block_off, MN_KIND_COLLATE, 0, nrows);
+    struct mn_task *d = mn_task_at(&t->shm, task);
+    d->lane = UINT32_MAX;
+    /* Relaxed: no part of its block is on a lane, so no worker looks at it. */
+    mn_a64_store_relaxed(&d->word, mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
+    return task;
+}
+
+void
+mn_tasks_give(struct mn_tasks *t, uint32_t task)
+{
+    /* Relaxed: nobody else may touch a task that is in no worker's hands. */
+    mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word, 0);
+    t->free[t->nfree++] = task;
+}
+
+int
+mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t lane)
+{
+    return mn_board_publish(&t->shm, &t->heads[lane], lane, task, ++t->gens[task], 0);
+}
+
+/* Nobody will make it: its batch is delivered as an error. */
+static void
+give_up(struct mn_tasks *t, uint32_t task, uint64_t word, const struct mn_death *death)
+{
+    t->lost[task] = *death;
+    mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
+                        mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word), MN_TASK_LOST));
+}
+
+void
+mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
+                   const struct mn_death *death)
+{
+    uint32_t attempt = mn_word_attempt(word);
+    mn_task_at(&t->shm, task)->flags = 0; /* an envelope of its worker's goes with the lease */
+    t->results[task].flags = 0;
+    t->results[task].accepted = false; /* what comes of it now is looked at anew */
+    if (attempt < t->max_retries
+        && mn_board_publish(&t->shm, &t->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
+                            ++t->gens[task], attempt + 1)
+               == MN_OK) {
+        t->retries++;
+        return;
+    }
+    give_up(t, task, word, death);
+}
+
+void
+mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t lane)
+{
+    if (mn_tasks_publish(t, task, lane) != MN_OK) {
+        /* The lanes have room for all tasks there are: what is full is damaged. */
+        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, -1};
+        mn_tasks_take_back(t, task, mn_task_word(t->gens[task], 0, 0xff, MN_TASK_QUEUED),
+                           &nobody);
+    }
+}
+
+void
+mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death)
+{
+    for (uint32_t i = 0; i < t->shm.ctl->ntasks; i++) {
+        struct mn_task *d = mn_task_at(&t->shm, i);
+        uint64_t word = mn_a64_load_acquire(&d->word); /* [T4] */
+        enum mn_task_status st = mn_word_status(word);
+        if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {
+            mn_tasks_take_back(t, i, word, death);
+        }
+        else if (st == MN_TASK_QUEUED && d->lane == MN_LANE_WORKER + worker
+                 && mn_board_cancel(&t->shm, i)) {
+            if (only_it) {
+                mn_tasks_take_back(t, i, mn_task_word(mn_word_gen(word), 0, 0xff, st), death);
+            }
+            else {
+                mn_tasks_put(t, i, MN_LANE_EXPRESS);
+            }
+        }
+    }
+}
+
+void
+mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
+                         const struct mn_death *death)
+{
+    if (block->ntasks < 2) {
+        return;
+    }
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint32_t last = block->ntasks - 1, done = 0;
+    while (done < last
+           && mn_word_status(mn_a64_load_acquire(&mn_task_at(&t->shm, tasks[done])->word))
+                  == MN_TASK_DONE) { /* [T4] */
+        done++;
+    }
+    uint64_t word = mn_a64_load_relaxed(&mn_task_at(&t->shm, tasks[last])->word);
+    if (done == last && mn_word_status(word) == MN_TASK_WAITING
+        && mn_board_cancel(&t->shm, tasks[last])
+        && mn_tasks_publish(t, tasks[last], MN_LANE_EXPRESS) != MN_OK) {
+        give_up(t, tasks[last], word, death);
+    }
+}

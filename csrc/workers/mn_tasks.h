@@ -1,0 +1,118 @@
+/* mn_tasks.h - the trainer's side of the task descriptors.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns which descriptors are free, the generation that each was published with, what was read of
+ * a finished one, and the death that each lost one was lost by; also the trainer's side of the
+ * lanes.  All of it private memory: the descriptor itself is where workers write, too.
+ *
+ * The task words are the truth (mn_message.h, mn_board.h).  A task that its worker will not
+ * finish is published again on the express lane with a new generation, as often as it may be
+ * tried; then it is LOST, which ends its batch with an error.  No task is left in between.
+ *
+ * Lock.  None of its own: all of it under the lock of whoever owns it, but for reading a result
+ * that was accepted, which is whose the batch is.  No system call.
+ */
+#ifndef MN_TASKS_H
+#define MN_TASKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "workers/mn_board.h"
+#include "workers/mn_message.h"
+
+/* What of a worker's records makes no sense. Numbers of minato/errors.py. */
+enum mn_damage {
+    MN_SOUND = 0,
+    MN_DAMAGE_WORD = 1,     /* the state of a task */
+    MN_DAMAGE_TIMES = 2,    /* when it was done, and how long it took */
+    MN_DAMAGE_REPORTS = 3,  /* what it says of rows */
+    MN_DAMAGE_ENVELOPE = 4, /* where its result lies */
+    MN_DAMAGE_PARTS = 5,    /* what that consists of */
+    MN_DAMAGE_LEASE = 6,    /* what room it has used and asks for */
+    MN_DAMAGE_STATE = 7,    /* the state of its process */
+};
+
+/* Exit status in place of a worker's that was told to leave: this and the damage. */
+#define MN_STATUS_DAMAGED 2000
+
+/* A worker's death, for messages. */
+struct mn_death {
+    uint32_t worker;
+    uint32_t pid;
+    int32_t status;
+    int64_t row_task; /* task it was running, -1 when none */
+};
+
+/* A finished task's record, as it was when it was accepted, and what the trainer itself has
+ * put there. */
+struct mn_result {
+    uint32_t row0, nrows; /* the trainer's */
+    uint32_t kind;
+    uint32_t flags;
+    uint32_t worker;
+    bool accepted;
+    uint64_t env_off, env_len;
+    uint64_t wall_ns, cpu_ns, done_ns;
+    struct mn_envelope envelope;
+};
+
+struct mn_tasks {
+    struct mn_shm shm;
+    uint32_t nfree;
+    uint32_t *free;            /* [nfree], with room for all */
+    uint32_t *gens;            /* [ntasks] */
+    struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
+    struct mn_result *results; /* [ntasks] */
+    struct mn_lane_head *heads; /* [nlanes] */
+    uint32_t max_retries;
+    uint64_t retries;          /* tasks that were published again for a death, so far */
+};
+
+/* All descriptors of the mapping are free. 0 or -ENOMEM; to be closed in any case. */
+int
+mn_tasks_open(struct mn_tasks *t, const struct mn_shm *shm, uint32_t max_retries);
+
+void
+mn_tasks_close(struct mn_tasks *t);
+
+/* A free descriptor, for rows of a block; it is PLANNED. There has to be one. */
+uint32_t
+mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0,
+              uint32_t nrows);
+
+/* One that waits until the others of its block are done, on no lane. */
+uint32_t
+mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
+
+/* It is in nobody's hands, and free again. */
+void
+mn_tasks_give(struct mn_tasks *t, uint32_t task);
+
+/* Puts a task on a lane for the first time. MN_OK or MN_FULL. */
+int
+mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t lane);
+
+/* Puts a task that was taken from a lane on another one, for others to claim. */
+void
+mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t lane);
+
+/* A task that its worker will not finish: somebody else tries, or it is lost with that death.
+ * word: what it was, with its generation and attempt. */
+void
+mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
+                   const struct mn_death *death);
+
+/* Moves on what a dead worker had: its running tasks, and what waits on its own lane, which is
+ * only meant for it and goes to others, or which only it may do and nobody will. */
+void
+mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death);
+
+/* The collate task of a block whose other tasks are all done: the dead may have ended the last
+ * part and not claimed it, and nobody else will. A living worker that is just about to finds it
+ * cancelled. */
+void
+mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
+                         const struct mn_death *death);
+
+#endif

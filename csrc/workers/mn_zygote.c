@@ -1,0 +1,43 @@
+/* mn_zygote.c - how worker processes and native threads are told to come and go. See mn_crew.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <signal.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "os/mn_proc.h"
+#include "workers/mn_crew.h"
+
+static void
+zygote_look(struct mn_executor *self)
+{
+    struct mn_zygote *z = (struct mn_zygote *)self;
+    if (z->cmd >= 0) {
+        ssize_t n = write(z->cmd, "!", 1);
+        (void)n; /* full: it has been told already; closed: its death is seen elsewhere */
+        return;
+    }
+    for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each its own zygote */
+        mn_bell_ring(&mn_worker_at(&z->shm, w)->bell);
+    }
+}
+
+static bool
+zygote_gone(struct mn_executor *self)
+{
+    const struct mn_zygote *z = (const struct mn_zygote *)self;
+    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
+}
+
+static void
+zygote_end(struct mn_executor *self)
+{
+    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
+}
+
+void
+mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
+{
+    struct mn_executor executor = {zygote_look, zygote_gone, zygote_end, pidfd >= 0};
+    *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
+}

@@ -1,0 +1,366 @@
+/* Workers' table, tasks and leases without an engine: an executor that is made up, no process.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "base/mn_error.h"
+#include "mn_test.h"
+#include "workers/mn_crew.h"
+#include "workers/mn_leases.h"
+#include "workers/mn_watch.h"
+
+#define TASKS 8u
+#define WORKERS 3u
+#define LANES (MN_LANE_WORKER + WORKERS)
+#define RING 32u
+#define ROWS (UINT64_C(1) << 20)
+
+struct table {
+    struct mn_ctl ctl;
+    struct mn_worker workers[WORKERS];
+    struct mn_task tasks[TASKS];
+    struct mn_lane lanes[LANES];
+    mn_a64 rings[LANES][RING];
+    struct {
+        struct mn_block block;
+        uint32_t tasks[TASKS];
+    } block;
+    char pages[MN_PAGE]; /* so that records and rows begin on a page */
+};
+
+/* Reaps who was swept, and makes who is to be there. */
+struct fake {
+    struct mn_executor executor;
+    struct mn_shm shm;
+    uint32_t looks, made;
+    bool gone;
+};
+
+static void
+fake_look(struct mn_executor *self)
+{
+    struct fake *f = (struct fake *)self;
+    f->looks++;
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        struct mn_worker *k = mn_worker_at(&f->shm, w);
+        uint32_t state = mn_a32_load_acquire(&k->state);
+        bool again = state == MN_WORKER_SWEPT && k->respawn;
+        if (again || state == MN_WORKER_WANTED) {
+            k->pid = 1000 + ++f->made;
+            mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+        }
+    }
+}
+
+static bool
+fake_gone(struct mn_executor *self)
+{
+    return ((struct fake *)self)->gone;
+}
+
+static void
+fake_end(struct mn_executor *self)
+{
+    ((struct fake *)self)->gone = true;
+}
+
+struct bench {
+    struct table *t;
+    struct mn_shm shm;
+    struct fake fake;
+    struct mn_crew crew;
+    struct mn_tasks tasks;
+};
+
+static void
+set_up(struct bench *s, uint32_t max_retries)
+{
+    memset(s, 0, sizeof(*s));
+    struct table *t = s->t = mn_test_shared(sizeof(*t));
+    s->shm = (struct mn_shm){(char *)t, &t->ctl};
+    t->ctl.nworkers = WORKERS;
+    t->ctl.ntasks = TASKS;
+    t->ctl.nlanes = LANES;
+    t->ctl.workers_off = offsetof(struct table, workers);
+    t->ctl.tasks_off = offsetof(struct table, tasks);
+    t->ctl.lanes_off = offsetof(struct table, lanes);
+    for (uint32_t i = 0; i < LANES; i++) {
+        t->lanes[i].ring_off = offsetof(struct table, rings) + i * sizeof(t->rings[0]);
+        t->lanes[i].mask = RING - 1;
+    }
+    CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
+    CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
+    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, s->shm, 0, 0, false};
+    s->crew.executor = &s->fake.executor;
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        mn_a32_store_seqcst(&t->workers[w].state, MN_WORKER_WANTED);
+    }
+    fake_look(&s->fake.executor);
+}
+
+static void
+tear_down(struct bench *s)
+{
+    mn_crew_close(&s->crew);
+    mn_tasks_close(&s->tasks);
+    CHECK(munmap(s->t, sizeof(*s->t)) == 0);
+}
+
+/* What the engine does with a dead worker, and then with the wake-ups. */
+static struct mn_death
+die(struct bench *s, uint32_t w, int32_t status, bool only_it)
+{
+    struct mn_worker *k = &s->t->workers[w];
+    k->exit_status = status;
+    CHECK(!mn_crew_exited(&s->crew, w));
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
+    CHECK(mn_crew_exited(&s->crew, w));
+    struct mn_death death = mn_crew_bury(&s->crew, w);
+    mn_tasks_sweep(&s->tasks, w, only_it, &death);
+    mn_crew_swept(&s->crew, w);
+    CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
+    struct mn_wakes due = mn_crew_take_wakes(&s->crew);
+    CHECK(due.look && due.everybody);
+    mn_crew_wake(&s->crew, &due);
+    due = mn_crew_take_wakes(&s->crew);
+    CHECK(!due.look && !due.everybody && !due.engine && !due.room && due.workers == 0);
+    return death;
+}
+
+static enum mn_task_status
+status_of(const struct bench *s, uint32_t task)
+{
+    return mn_word_status(mn_a64_load_acquire(&s->t->tasks[task].word));
+}
+
+static void
+a_task_is_tried_by_others_and_then_lost(void)
+{
+    struct bench s;
+    uint32_t claimed;
+    set_up(&s, 2);
+    uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 5);
+    CHECK_EQ(status_of(&s, task), MN_TASK_PLANNED);
+    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_LANE_NORMAL), MN_OK);
+    for (uint32_t w = 0; w < 3; w++) {
+        CHECK_EQ(mn_board_claim(&s.shm, w, &claimed), MN_OK);
+        CHECK_EQ(claimed, task);
+        struct mn_death death = die(&s, w, -9, false);
+        CHECK_EQ(death.worker, w);
+        CHECK_EQ(death.status, -9);
+        CHECK_EQ(status_of(&s, task), w < 2 ? MN_TASK_QUEUED : MN_TASK_LOST);
+    }
+    CHECK_EQ(mn_board_claim(&s.shm, 0, &claimed), MN_EMPTY);
+    CHECK_EQ(s.tasks.lost[task].worker, 2);
+    CHECK_EQ(s.tasks.retries, 2);
+    CHECK_EQ(s.crew.ndeaths, 3);
+    mn_tasks_give(&s.tasks, task);
+    CHECK_EQ(s.tasks.nfree, TASKS);
+    tear_down(&s);
+}
+
+/* What waits on the dead worker's own lane goes to others, or is lost where only it may do it. */
+static void
+a_lane_of_the_dead_is_emptied(void)
+{
+    for (int only_it = 0; only_it < 2; only_it++) {
+        struct bench s;
+        uint32_t claimed, task[2];
+        set_up(&s, 2);
+        for (uint32_t i = 0; i < 2; i++) {
+            task[i] = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, i, 1);
+            CHECK_EQ(mn_tasks_publish(&s.tasks, task[i], MN_LANE_WORKER + i), MN_OK);
+        }
+        die(&s, 0, 1, only_it);
+        CHECK_EQ(status_of(&s, task[0]), only_it ? MN_TASK_LOST : MN_TASK_QUEUED);
+        CHECK_EQ(status_of(&s, task[1]), MN_TASK_QUEUED); /* another's */
+        CHECK_EQ(mn_board_claim(&s.shm, 2, &claimed), only_it ? MN_EMPTY : MN_OK);
+        tear_down(&s);
+    }
+}
+
+/* Every other task done and nobody there to claim it: it is published, once. */
+static void
+a_collate_task_is_not_left_over(void)
+{
+    struct bench s;
+    uint32_t claimed;
+    struct mn_death death = {0, 1, 0, -1};
+    set_up(&s, 2);
+    uint64_t at = offsetof(struct table, block);
+    struct mn_block *block = &s.t->block.block;
+    block->ntasks = 2;
+    uint32_t *tasks = mn_block_tasks(block);
+    tasks[0] = mn_tasks_take(&s.tasks, at, MN_KIND_PART, 0, 4);
+    tasks[1] = mn_tasks_take_collate(&s.tasks, at, 4);
+    CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING);
+    mn_tasks_publish_collate(&s.tasks, block, &death);
+    CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING); /* its part has not even begun */
+    CHECK_EQ(mn_tasks_publish(&s.tasks, tasks[0], MN_LANE_NORMAL), MN_OK);
+    CHECK_EQ(mn_board_claim(&s.shm, 0, &claimed), MN_OK);
+    uint64_t word = mn_a64_load_acquire(&s.t->tasks[claimed].word);
+    mn_a64_store_release(&s.t->tasks[claimed].word,
+                         mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_DONE));
+    mn_tasks_publish_collate(&s.tasks, block, &death);
+    mn_tasks_publish_collate(&s.tasks, block, &death);
+    CHECK_EQ(mn_board_claim(&s.shm, 1, &claimed), MN_OK);
+    CHECK_EQ(claimed, tasks[1]);
+    CHECK_EQ(mn_board_claim(&s.shm, 2, &claimed), MN_EMPTY);
+    tear_down(&s);
+}
+
+static void
+who_dies_idle_again_and_again_is_not_replaced(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    CHECK_EQ(s.fake.made, 3);
+    for (uint32_t death = 0; death < 2; death++) {
+        (void)die(&s, 1, 1, false);
+    }
+    mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7); /* it did something this time */
+    for (uint32_t death = 0; death < 3; death++) {
+        CHECK_EQ(mn_crew_live(&s.crew), 3);
+        (void)die(&s, 1, 1, false);
+    }
+    CHECK_EQ(s.fake.made, 8);
+    (void)die(&s, 1, 1, false);
+    CHECK_EQ(s.fake.made, 8);
+    CHECK_EQ(mn_crew_live(&s.crew), 2);
+    s.t->workers[0].retired = 1; /* the user ended it */
+    (void)die(&s, 0, 0, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 1);
+    tear_down(&s);
+}
+
+static void
+a_damaged_worker_is_told_to_leave_and_counted_once(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    mn_crew_damaged(&s.crew, 2, MN_DAMAGE_TIMES);
+    mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
+    CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].leave), MN_LEAVE_SHRINK);
+    struct mn_death death = die(&s, 2, 0, false);
+    CHECK_EQ(death.status, MN_STATUS_DAMAGED + MN_DAMAGE_TIMES);
+    CHECK_EQ(s.crew.ndeaths, 1);
+    CHECK(!mn_crew_is_damaged(&s.crew, 2)); /* that is another one now */
+    CHECK_EQ(s.fake.made, 4);
+    tear_down(&s);
+}
+
+static void
+a_lost_executor_is_told_once(void)
+{
+    struct bench s;
+    struct mn_mutex guard;
+    struct mn_watch watch;
+    set_up(&s, 2);
+    CHECK_EQ(mn_mutex_init(&guard), 0);
+    mn_watch_init(&watch, &s.crew, &guard);
+    mn_watch_look(&watch, 1000000000);
+    CHECK(!s.crew.lost);
+    s.fake.gone = true;
+    mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to end */
+    mn_watch_look(&watch, 1000000000);
+    CHECK(!s.crew.lost);
+    mn_a32_store_seqcst(&s.t->ctl.stop, 0);
+    mn_bell_announce(&s.t->ctl.trainer);
+    mn_watch_look(&watch, 1000000000);
+    CHECK(s.crew.lost && !s.crew.hung);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_BELL_AWAKE);
+    mn_crew_lose_executor(&s.crew, true);
+    CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).everybody);
+    mn_mutex_fini(&guard);
+    tear_down(&s);
+}
+
+/* One wake-up for one task: who may take it, who sleeps, and who waits for room is let be. */
+static void
+rings_go_to_who_may_take_the_task(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        mn_bell_announce(&s.t->workers[w].bell);
+    }
+    mn_crew_ring(&s.crew, 3);
+    for (uint32_t w = 0; w < WORKERS; w++) { /* nothing is on any lane */
+        CHECK_EQ(mn_a32_load_acquire(&s.t->workers[w].bell.word), MN_BELL_ASLEEP);
+    }
+    uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 1);
+    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_LANE_WORKER + 2), MN_OK);
+    mn_crew_ring(&s.crew, 1);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[0].bell.word), MN_BELL_ASLEEP);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].bell.word), MN_BELL_AWAKE);
+    tear_down(&s);
+}
+
+/* ---- leases ---- */
+
+static int
+rows_map(struct mn_provider *self, uint64_t bytes, void **base)
+{
+    (void)self;
+    *base = calloc(1, bytes);
+    return *base != NULL ? 0 : -ENOMEM;
+}
+
+static void
+rows_unmap(struct mn_provider *self, void *base, uint64_t bytes)
+{
+    (void)self;
+    (void)bytes;
+    free(base);
+}
+
+static void
+what_a_worker_owes_comes_back_once(void)
+{
+    struct bench s;
+    struct mn_provider provider = {rows_map, rows_unmap, NULL};
+    struct mn_arena arena = {0};
+    struct mn_leases l;
+    set_up(&s, 2);
+    CHECK_EQ(mn_arena_map(&arena, &provider, MN_PAGE + ROWS), 0);
+    CHECK_EQ(mn_arena_open(&arena, NULL, (struct mn_range){0, MN_PAGE},
+                           (struct mn_range){MN_PAGE, ROWS}), 0);
+    arena.limit = ROWS;
+    CHECK_EQ(mn_leases_open(&l, &s.shm, &arena), 0);
+    struct mn_worker *k = &s.t->workers[1];
+    mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
+    CHECK(mn_leases_wanted(&l, 1) && !mn_leases_wanted(&l, 0));
+    mn_leases_grant(&l, 1, ROWS / 2);
+    CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_GRANTED);
+    uint64_t off = k->lease_off;
+    CHECK_EQ(mn_leases_take(&l, 0, off, MN_PAGE), -EINVAL); /* another's */
+    CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), 0);       /* an envelope was accepted */
+    CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), -EINVAL); /* twice */
+    CHECK(!mn_leases_sound(&l, 1, off - MN_PAGE, 1) && !mn_leases_sound(&l, 1, off + 1, 1));
+    CHECK(!mn_leases_sound(&l, 1, off + ROWS, 1) && !mn_leases_sound(&l, 1, off, 0));
+    CHECK(mn_leases_sound(&l, 1, off + 2 * MN_PAGE, 1));
+    mn_leases_end(&l, 1, off + 2 * MN_PAGE); /* it used two pages, one of them not sent yet */
+    CHECK_EQ(mn_arena_used(&arena), 2 * MN_PAGE);
+    mn_leases_grant(&l, 1, 2 * ROWS);
+    CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_REFUSED);
+    mn_leases_forget(&l, 1);
+    CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* what was accepted is not its any more */
+    mn_arena_free(&arena, off, MN_PAGE);
+    CHECK_EQ(mn_arena_used(&arena), 0);
+    mn_leases_close(&l);
+    mn_arena_close(&arena);
+    tear_down(&s);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", a_task_is_tried_by_others_and_then_lost),
+    MN_TEST("plain", a_lane_of_the_dead_is_emptied),
+    MN_TEST("plain", a_collate_task_is_not_left_over),
+    MN_TEST("plain", who_dies_idle_again_and_again_is_not_replaced),
+    MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
+    MN_TEST("plain", a_lost_executor_is_told_once),
+    MN_TEST("plain", rings_go_to_who_may_take_the_task),
+    MN_TEST("plain", what_a_worker_owes_comes_back_once),
+};
+
+MN_TEST_MAIN(tests)
