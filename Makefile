@@ -22,15 +22,17 @@ $(VENV)/.ready:
 	touch $@
 
 setup: $(VENV)/.ready
-	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
+	@$(BIN)/python -c "import pytest, xdist, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
 	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
-	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
+	  pytest pytest-xdist hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
 
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
 
+# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py).
+JOBS ?= 2
 test: build
-	$(BIN)/pytest -q tests
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
 
 QUICK := --preset quick --data data/quick
 train: build
