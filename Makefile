@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz extensions libraries
+.PHONY: stress sanitize nightly mutants fuzz libraries
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -22,15 +22,17 @@ $(VENV)/.ready:
 	touch $@
 
 setup: $(VENV)/.ready
-	@$(BIN)/python -c "import pytest, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
+	@$(BIN)/python -c "import pytest, xdist, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
 	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
-	  pytest hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
+	  pytest pytest-xdist hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
 
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
 
+# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py).
+JOBS ?= 2
 test: build
-	$(BIN)/pytest -q tests
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
 
 QUICK := --preset quick --data data/quick
 train: build
@@ -61,17 +63,19 @@ stress: build
 sanitize: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
+	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q tests/test_sanitized.py
 
 # Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
 # another has failed. Programs are also built with clang, where there is one.
 SEED ?= $(shell date +%s)
 nightly: build
 	@echo "SEED=$(SEED)"
-	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) mutants fuzz stress extensions libraries
+	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) mutants fuzz stress sanitize libraries
 
 # Breaks the sources in known ways, and expects the tests to notice.
 mutants: build
-	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q tests/test_c_primitives.py -k broken
+	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q -k "broken or mutants" tests/test_c_primitives.py \
+	  tests/test_sanitized.py
 
 FUZZ_SECONDS ?= 300
 fuzz: build
@@ -80,20 +84,6 @@ fuzz: build
 	  tests/contract/test_differential.py
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/test_same_data.py
-
-# The extensions themselves under AddressSanitizer, in a copy of the tree.
-ASAN_TREE := build/sanitized
-extensions: build
-	rm -rf $(ASAN_TREE) && mkdir -p $(ASAN_TREE)
-	cp -r csrc minato minato_command.py tests setup.py pyproject.toml README.md $(ASAN_TREE)
-	rm -f $(ASAN_TREE)/minato/*.so
-	cd $(ASAN_TREE) && MINATO_SANITIZE=address,undefined $(abspath $(BIN))/python setup.py -q \
-	  build_ext --inplace
-	cd $(ASAN_TREE) && PYTHONPATH=$(abspath $(ASAN_TREE)) ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(abspath $(BIN))/pytest -q tests/test_loader.py tests/contract/test_fetch.py \
-	  tests/contract/test_collate.py tests/contract/test_transport.py
 
 # Installed one by one, beside the torch that is there: not all are there for every Python.
 LIBRARIES ?= accelerate datasets lightning monai pytorch-ignite ray[train] skorch torch_geometric \

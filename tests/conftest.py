@@ -1,25 +1,50 @@
-"""The same for every run: examples of hypothesis, and what Ctrl-C does.
+"""The same for every run: examples of hypothesis, how processes start, and what Ctrl-C does.
 
-With MINATO_FUZZ_SECONDS set, hypothesis tries new examples.
+With MINATO_FUZZ_SECONDS set, hypothesis tries new examples. Deadlines, leaks and skips are in
+housekeeping.py.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import resource
 import signal
+import time
 
 import hypothesis
 import pytest
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from minato import _core
 from minato.transport import layouts as _layout
+
+pytest_plugins = ["housekeeping"]
 
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 if "MINATO_FUZZ_SECONDS" not in os.environ:
     hypothesis.settings.load_profile("same")
 
+# What is random is the same in all processes of a run.
+os.environ.setdefault("MINATO_TEST_SEED", str(time.time_ns() % 10**9))
+
 # A shell's background jobs ignore it, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A worker killed on purpose must not write a core file.
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+# The tests share locks and functions with their workers by fork, whatever this Python's default
+# is; other start methods are asked for by name.
+if multiprocessing.get_start_method(allow_none=True) != "fork":
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def pytest_configure() -> None:
+    import housekeeping  # not before pytest has loaded it as a plugin
+
+    # Ranges that a forked child may still see are looked at again when there is a next loader.
+    housekeeping.settling.append(lambda: _core.Engine(1, 0, False))
 
 
 @pytest.fixture(autouse=True)

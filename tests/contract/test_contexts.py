@@ -19,7 +19,6 @@ from .support import Kind, all_gone, assert_same, flat, worker_pids
 METHODS = ["fork", "spawn", "forkserver"]
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("method", METHODS)
 def test_shared_objects_inside_a_dataset(loader: Kind, method: str) -> None:
     context = torch.multiprocessing.get_context(method)
@@ -36,7 +35,6 @@ def test_shared_objects_inside_a_dataset(loader: Kind, method: str) -> None:
     dataset.queue.join_thread()
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_start_methods_give_the_same_streams(loader: Kind, method: str) -> None:
     def run(how: Any) -> list[Any]:
@@ -47,7 +45,6 @@ def test_start_methods_give_the_same_streams(loader: Kind, method: str) -> None:
     assert_same(run(method), run("fork"))
 
 
-@pytest.mark.servers
 def test_dataset_is_pickled_anew_for_each_iterator(loader: Kind) -> None:
     dataset = Numbers(2)
     made = loader(dataset, num_workers=1, multiprocessing_context="forkserver")
@@ -94,7 +91,6 @@ class Refusing(Numbers):
         raise TypeError("not for export")
 
 
-@pytest.mark.servers
 @pytest.mark.unraisable
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
@@ -105,7 +101,6 @@ def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
     assert flat(loader(Refusing(2), num_workers=1)) == [0, 1]
 
 
-@pytest.mark.servers
 @pytest.mark.unraisable
 def test_lambda_cannot_be_pickled(loader: Kind) -> None:
     made = loader(Numbers(2), num_workers=1, collate_fn=lambda samples: samples,
@@ -126,7 +121,6 @@ def _refuse() -> None:
     raise LookupError("cannot be loaded in a worker")
 
 
-@pytest.mark.servers
 def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
     # torch sees the dead worker when it polls; the timeout makes it look sooner.
     made = loader(Unreadable(2), num_workers=1, multiprocessing_context="forkserver",
@@ -151,7 +145,6 @@ def test_fork_shares_what_cannot_be_pickled(loader: Kind) -> None:
     assert list(made) == [0, 7, 14, 21]
 
 
-@pytest.mark.servers
 def test_persistent_workers_of_a_server(loader: Kind) -> None:
     made = loader(Numbers(4), num_workers=1, persistent_workers=True,
                   multiprocessing_context="forkserver")
@@ -170,7 +163,6 @@ def test_no_new_warning_on_plain_use(loader: Kind) -> None:
         assert flat(loader(Numbers(4), num_workers=2)) == [0, 1, 2, 3]
 
 
-@pytest.mark.servers
 def test_default_start_method_is_the_interpreters(loader: Kind) -> None:
     # The suite sets fork; a loader without a context follows.
     iterator = iter(loader(Refusing(3), num_workers=1))

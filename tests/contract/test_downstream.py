@@ -128,7 +128,7 @@ class EveryOther(BatchSampler):
      "prefetch_factor": 3, "timeout": 30, "multiprocessing_context": "fork"},
     {"batch_size": 3, "drop_last": True},
     {"batch_sampler": EveryOther(SequentialSampler(range(12)), 2, False)},
-], ids=str)
+], ids=lambda value: str(value).split(" at 0x")[0])
 def test_rebuilt_from_attributes(loader: Kind, kwargs: dict[str, Any]) -> None:
     made = loader(Numbers(12), **kwargs)
     sampler = DistributedSampler(Numbers(12), 2, 1, shuffle=False)

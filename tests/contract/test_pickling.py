@@ -18,7 +18,7 @@ from .support import Kind, assert_same, flat
     {"num_workers": 1, "persistent_workers": True, "collate_fn": as_is},
     {"batch_size": None}, {"batch_sampler": [[0], [1, 2]]},
     {"num_workers": 1, "timeout": 20, "in_order": False},
-], ids=str)
+], ids=lambda value: str(value).split(" at 0x")[0])
 @pytest.mark.parametrize("duplicate", [
     lambda made: pickle.loads(pickle.dumps(made)), copy.copy, copy.deepcopy,
 ], ids=["pickle", "copy", "deepcopy"])

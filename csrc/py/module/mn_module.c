@@ -96,6 +96,7 @@ core_exec(PyObject *module)
 {
     struct mn_state *st = mn_state_of(module);
     import_array1(-1);
+    mn_faults_arm();
     st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
     st->str_is_neg = PyUnicode_InternFromString("is_neg");
     st->str_is_conj = PyUnicode_InternFromString("is_conj");

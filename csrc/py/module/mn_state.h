@@ -54,6 +54,10 @@ mn_state_of(PyObject *module);
 struct mn_state *
 mn_state_of_type(PyTypeObject *type);
 
+/* Builds with MN_FAULTS: the environment may name a point to die at (mn_faults.c). */
+void
+mn_faults_arm(void);
+
 int
 mn_engine_add_type(PyObject *module, struct mn_state *st);
 int

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
+#include "base/mn_assert.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_state.h"
@@ -87,6 +88,7 @@ segment_starting(PyObject *self, PyObject *arg)
     k->born = 0;
     k->starts++;
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
+    MN_FAULT("zygote.starting");
     Py_RETURN_NONE;
 }
 
@@ -129,9 +131,12 @@ segment_exited(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_segment *s = (struct mn_segment *)self;
+    MN_FAULT("zygote.exited.before");
     k->exit_status = status;
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* [S1] */
+    MN_FAULT("zygote.exited.silent");
     mn_bell_kick(&s->shm.ctl->engine); /* the dead one may have claimed it without waking */
+    MN_FAULT("zygote.exited.after");
     Py_RETURN_NONE;
 }
 
@@ -152,6 +157,7 @@ segment_reap(PyObject *self, PyObject *arg)
     }
     bool again = k->respawn != 0;
     mn_a32_store_release(&k->state, again ? MN_WORKER_WANTED : MN_WORKER_EMPTY);
+    MN_FAULT("zygote.reap");
     return PyBool_FromLong(again);
 }
 
@@ -159,6 +165,7 @@ static PyObject *
 segment_stopped(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_segment *s = (struct mn_segment *)self;
+    MN_FAULT("zygote.stopped");
     return PyBool_FromLong(mn_a32_load_acquire(&s->shm.ctl->stop) != 0);
 }
 

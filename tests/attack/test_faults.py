@@ -1,0 +1,100 @@
+"""Workers and the zygote die at each labelled fault point; run by tests/test_sanitized.py.
+
+The extension is built with MINATO_FAULTS=1 for it, and MINATO_TEST_FAULTS says how often a point
+is passed at most before somebody dies there. Where a process is killed at random, most
+deaths fall into the dataset's own code; here each falls between two neighbouring steps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from .support import ROOT, copied, kill, same, wait_for, workers_of
+from .test_kills import KINDS, make
+
+#: label -> kind of data that comes by it
+WORKER = {
+    "board.claim.before": "rows",
+    "board.claim.after": "rows and envelopes",
+    "worker.room.want": "small memory",
+    "worker.room.granted": "small memory",
+    "worker.collate.claimed": "batches in parts",
+    "worker.done.before": "rows",
+    "worker.done.after": "batches",
+    "bell.announced": "rows",
+    "bell.claimed": "rows and envelopes",
+}
+#: label -> whether a worker's death leads there
+ZYGOTE = {
+    "zygote.starting": False,
+    "zygote.stopped": False,
+    "zygote.exited.before": True,
+    "zygote.exited.silent": True,
+    "zygote.exited.after": True,
+    "zygote.reap": True,
+}
+TIMES = range(1, 1 + int(os.environ["MINATO_TEST_FAULTS"]))
+
+
+def test_every_label_is_listed() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "csrc").rglob("*.c"))
+    assert set(re.findall(r'\bMN_FAULT\("([^"]+)"\)', text)) == {*WORKER, *ZYGOTE}
+
+
+@pytest.fixture
+def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Arms a point; returns the file that is there once a process has died at it."""
+
+    def arm(label: str, n: int) -> Path:
+        file = tmp_path / "dead"
+        monkeypatch.setenv("MINATO_FAULT", f"{label} {n} {file}")
+        return file
+
+    return arm
+
+
+@pytest.mark.parametrize("n", TIMES)
+@pytest.mark.parametrize("label", WORKER)
+def test_a_worker_dies_there(label: str, n: int, fault) -> None:
+    dataset, options = KINDS[WORKER[label]]
+    loader = make(dataset(), persistent_workers=True, **options)
+    expected = [copied(batch) for batch in loader]
+    del loader
+    file = fault(label, n)
+    loader = make(dataset(), persistent_workers=True, **options)
+    assert same([copied(batch) for batch in loader], expected)
+    wait_for(file.exists, f"a death at {label}")
+    wait_for(lambda: loader.stats()["deaths"] == 1, "the loader to see it")
+    torch.manual_seed(1234)
+    assert len(list(loader)) == len(expected)  # and another epoch
+
+
+@pytest.mark.parametrize("n", TIMES)
+@pytest.mark.parametrize("label", ZYGOTE)
+def test_the_zygote_dies_there(label: str, n: int, fault) -> None:
+    """What is delivered is right, the rest is an error that says so, and nobody stays."""
+    dataset, options = KINDS["rows"]
+    expected = [copied(batch) for batch in make(dataset(), **options)]
+    file = fault(label, n)
+    got, errors, kills = [], [], 0
+    iterator = iter(make(dataset(), **options))
+    while not errors:
+        if ZYGOTE[label] and kills < n and not file.exists():
+            kill(workers_of(iterator)[kills], signal.SIGKILL)
+            kills += 1
+        try:
+            got.append(copied(next(iterator)))
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert same(got, expected[: len(got)])
+    assert errors or len(got) == len(expected)
+    assert all("died unexpectedly" in text for text in errors), errors
+    assert file.exists() or not errors

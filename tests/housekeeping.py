@@ -1,0 +1,308 @@
+"""A pytest plugin for every test here: it ends in time, and it leaves nothing behind.
+
+*Deadline.* Set-up, test and tear-down may each take ``mark.limit(seconds)``, or LIMIT_S. Past
+that, all stacks of this process and of those below it go to the test's captured output, and the
+test fails. Where Python does not come to run (a hang in C), the process ends GRACE_S later and
+says where it hangs; pytest-xdist then reports that test as failed and goes on with the others.
+
+*Nothing left.* After each test there are no more processes below this one than before it, no more
+memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which is
+one of this run's own. Where something is left, garbage is collected, and it is waited for. Looking
+costs less than a millisecond.
+
+*No unlisted skips.* With CI set in the environment, the run fails on a skip whose reason is not
+in skips.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import psutil
+import pytest
+
+import skips
+
+#: With several processes, each of which takes files one by one, the longest must not be last.
+LONGEST = (
+    "test_benchmarks", "test_c_primitives", "test_sanitized", "test_processes", "test_native",
+    "test_leaks", "test_resume", "test_exit", "test_collate", "test_packaging", "test_start_methods",
+    "test_kills", "test_memory", "test_iterable", "test_random_streams", "test_same_data",
+    "test_locality", "test_unet3d_train",
+)  # fmt: skip
+LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
+GRACE_S = 30.0
+#: how long what a test has left may take to go
+PATIENCE_S = 10.0
+#: asks a process for its stacks; processes forked by a test inherit that
+STACKS = signal.SIGUSR2
+
+
+class DeadlineExceeded(BaseException):
+    """A test took longer than it may; not an Exception, so nothing swallows it."""
+
+
+# ---- deadline ----------------------------------------------------------------------------
+
+_stderr = 2  # later a copy that no test captures
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def write_stacks() -> None:
+    """To stderr: the stacks of this process and of those below it that have inherited how to
+    write them; of others, what the kernel tells."""
+    faulthandler.dump_traceback(file=2)
+    for process in psutil.Process().children(recursive=True):
+        status = _status(process.pid)
+        caught = int(status.get("SigCgt", "0"), 16) >> (STACKS - 1) & 1
+        with contextlib.suppress(psutil.Error, OSError):
+            waits = Path(f"/proc/{process.pid}/wchan").read_text()
+            line = " ".join(process.cmdline())
+            told = f"\nprocess {process.pid}: {line!r}, {status.get('State')}, {waits}\n"
+            os.write(2, told.encode())
+            if caught:
+                process.send_signal(STACKS)
+                time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _deadline(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("limit")
+    seconds = marker.args[0] if marker else LIMIT_S
+
+    def expire(*_: Any) -> None:
+        write_stacks()
+        raise DeadlineExceeded(f"no end after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Any:
+    with _deadline(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    with _deadline(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Any:
+    with _deadline(item):
+        return (yield)
+
+
+# ---- nothing left ------------------------------------------------------------------------
+
+
+def _has_children() -> bool:
+    """A quick look before a walk of all processes."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "children").read_text():
+                return True
+        except FileNotFoundError:  # the thread has ended, or the kernel does not tell
+            if (task / "stat").exists():
+                return True
+    return False
+
+
+def _processes() -> dict[str, int]:
+    """Those below this one but the start methods' servers, which stay as long as it does."""
+    found = {}
+    for process in psutil.Process().children(recursive=True) if _has_children() else []:
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline()) or process.status()
+            # what the fork server has forked has its command line, too
+            server = "forkserver" in line and process.ppid() == os.getpid()
+            if not server and "resource_tracker" not in line:
+                found[f"process {process.pid}: {line}"] = 1
+    return found
+
+
+def _memfds() -> Counter[str]:
+    """How many there are, by name, among open files and mappings."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if target.startswith("/memfd:"):
+                found[f"open {target}"] += 1
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        mapped = {line[line.index("/memfd:"):].strip() + " of inode " + line.split()[4]
+                  for line in maps if "/memfd:" in line}
+    found.update(f"mapped {name}" for name in mapped)
+    return found
+
+
+def _is_others(name: str) -> bool:
+    """Whether a name in /dev/shm is in use by a living process that this one has not started."""
+    if name.startswith("sem.mp-"):  # those of the dead are removed by their resource trackers
+        return name not in Path("/proc/self/maps").read_text(errors="replace")
+    me = psutil.Process()
+    family = {me.pid, *(process.pid for process in me.children(recursive=True))}
+    made_by = re.match(r"torch_(\d+)_", name)
+    if made_by is not None and psutil.pid_exists(int(made_by[1])):
+        return int(made_by[1]) not in family
+    for pid in set(psutil.pids()) - family:
+        with contextlib.suppress(OSError):
+            if f"/dev/shm/{name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                return True
+    return False
+
+
+def _held(folder: Path) -> Counter[str]:
+    """All that a test may not leave more of."""
+    found = _memfds()
+    found.update(_processes())
+    found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
+    # multiprocessing has one folder for the whole life of the process
+    found.update({f"{folder}/{n}": 1 for n in os.listdir(folder) if not n.startswith("pymp-")})
+    return found
+
+
+def _end(left: Counter[str]) -> None:
+    """Ends and removes what was found."""
+    # torch's SIGCHLD handler would report the killed workers in the midst of pytest;
+    # once they are reaped it finds nothing to report.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    processes = []
+    for name in left:
+        if name.startswith("process "):
+            with contextlib.suppress(psutil.Error):
+                processes.append(psutil.Process(int(name.split()[1].rstrip(":"))))
+                processes[-1].kill()
+        elif name.startswith(tempfile.gettempdir()):
+            shutil.rmtree(name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    psutil.wait_procs(processes, timeout=5)
+    signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.fixture(scope="session")
+def _temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of this process's own for all that makes temporary files by the usual ways."""
+    tmp_path_factory.getbasetemp()  # which is not in it
+    folder = Path(tempfile.mkdtemp(prefix="minato-"))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", str(folder))
+    patch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    patch.undo()
+    # after multiprocessing has removed its own, which is in it, at a priority of -100
+    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
+
+
+#: what makes things go that are only waiting for an occasion; the first once, others repeatedly
+settling: list[Callable[[], object]] = [gc.collect]
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    item.stash[_failed] = report.failed or item.stash.get(_failed, False)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest, _temporary: Path) -> Iterator[None]:
+    before = _held(_temporary)
+    yield
+
+    def left() -> Counter[str]:
+        return Counter({n: c for n, c in (_held(_temporary) - before).items()
+                        if not (n.startswith("/dev/shm/") and _is_others(n[9:]))})
+
+    if not left():
+        return
+    # A failure's traceback holds iterators, hence their workers: nothing to wait for.
+    failed = request.node.stash.get(_failed, False)
+    end = time.monotonic() + (0 if failed else PATIENCE_S)
+    for act in settling:
+        act()
+    while left() and time.monotonic() < end:
+        time.sleep(0.02)
+        for act in settling[1:]:
+            act()
+    still = left()
+    _end(still)
+    if still and not failed:
+        pytest.fail(f"left behind: {sorted(still)}", pytrace=False)
+
+
+# ---- the run -----------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _stderr
+    config.addinivalue_line("markers", "limit(seconds): how long a test may take")
+    _stderr = os.dup(2)
+    faulthandler.register(STACKS, file=2, all_threads=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collecting garbage looks at what tests make, in microseconds and
+    not in a tenth of a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("CI"):
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ")
+               for report in reporter.stats.get("skipped", [])}
+    unknown = sorted(reason for reason in reasons if not skips.is_listed(reason))
+    session.config.stash[_unlisted] = unknown
+    if unknown and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_unlisted = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for reason in config.stash.get(_unlisted, []):
+        terminalreporter.write_line(f"FAILED: a skip that tests/skips.py does not list: {reason}",
+                                    red=True)

@@ -1,0 +1,57 @@
+"""Why a test may be left out of a run of CI: patterns of reasons, each with its ground.
+
+A reason that is not here fails the run, so that nothing stops being tested without a word.
+Elsewhere anything may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+
+LIBRARIES = "accelerate|datasets|ignite|lightning|monai|ray|skorch|torch_geometric|transformers"
+
+LISTED: dict[str, str] = {
+    # what the machines of CI do not have
+    "clang is not installed|there is no clang":
+        "gcc builds all of it there; a developer's clang, or one installed for make nightly, "
+        "builds it a second time.",
+    "no accelerator":
+        "The same code is tested with a fake one in contract/test_pinning_ahead.py.",
+    rf"could not import '({LIBRARIES}|webdataset)[\w.]*': No module named .*":
+        "They are large; make libraries installs them and runs these tests.",
+    r"NVIDIA DALI is not installed.*|.*nvidia-dali.*":
+        "It needs an accelerator to be of use; what surrounds it is tested without it.",
+    r"no real (KiTS19 labels|label files) in .*":
+        "The data may not be shipped; made-up labels go the same ways.",
+    "no control group with a memory limit can be made here":
+        "CI's containers may not make control groups; the reading of limits is tested on "
+        "made-up files.",
+    "the package index cannot be reached":
+        "Without a network only the build without isolation can be tested.",
+    "not installed; the module is tested above":
+        "The command is a shell's way to the module, which has been tested.",
+    # what does not apply to one of several loaders that a test is for
+    "torch waits for ever: .*":
+        "A fault of torch's own, by which its loader would hang in the test.",
+    "its workers look for their parent now and then, and may stay":
+        "torch's workers do not notice at once that their trainer was killed.",
+    "static workers are not replaced":
+        "A static worker's random stream dies with it, so there is nothing to try again.",
+    "samples go to whichever worker is free":
+        "The test is of the fixed share that each of torch's and the static workers has.",
+    "samples, not workers, are seeded":
+        "Only workers have the streams that the test is of.",
+    "workers are seeded":
+        "Only samples have the streams that the test is of.",
+    "persistent workers need workers":
+        "Torch refuses the two options together.",
+    "the same for every kind of loader":
+        "It has no loader in it, so once is enough.",
+    # what is left to longer runs
+    "one of many alike: set MINATO_STRESS_SECONDS":
+        "The rest of the table takes minutes and is run by make stress.",
+}
+
+
+def is_listed(reason: str) -> bool:
+    return any(re.fullmatch(pattern, reason) for pattern in LISTED)

@@ -1,0 +1,179 @@
+"""What tests/housekeeping.py promises, shown on tests that break it, in a run of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skips
+
+TESTS = Path(__file__).resolve().parent
+
+
+def run(folder: Path, text: str, *options: str, **environment: str) -> str:
+    """The output of a run of these tests."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "housekeeping", *options,
+               f"--basetemp={folder / 'base'}", "test_it.py"]
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder),
+           "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]), **environment}
+    kept = {k: v for k, v in os.environ.items() if k not in ("CI", "MINATO_STRESS_SECONDS")
+            and not k.startswith("PYTEST_")}
+    done = subprocess.run(command, env={**kept, **env}, cwd=folder, capture_output=True,
+                          text=True, timeout=100, check=False)  # fmt: skip
+    return f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}\n"
+
+
+LEAVES = """
+import ctypes, mmap, os, subprocess, tempfile, threading
+import housekeeping
+
+housekeeping.PATIENCE_S = 1.0
+kept = []
+
+def test_process():
+    kept.append(subprocess.Popen(["sleep", "1000"]))
+
+def test_process_that_ends_soon():
+    kept.append(subprocess.Popen(["sleep", "0.1"]))
+    threading.Timer(0.2, kept[-1].wait).start()
+
+def test_open_memfd():
+    kept.append(os.memfd_create("left"))
+
+def test_mapped_memfd():
+    fd = os.memfd_create("mapped")
+    os.ftruncate(fd, 4096)
+    c = ctypes.CDLL(None)
+    c.mmap.restype = ctypes.c_void_p
+    assert c.mmap(None, ctypes.c_size_t(4096), 3, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+    os.close(fd)
+
+def test_shared_memory():
+    open(f"/dev/shm/left_{os.getpid()}", "w").close()
+
+def test_removes_shared_memory():
+    os.unlink(f"/dev/shm/left_{os.getpid()}")
+
+def test_temporary_file():
+    kept.append(tempfile.mkstemp()[1])
+
+def test_temporary_folder():
+    tempfile.mkdtemp()
+
+def test_nothing(tmp_path):
+    assert not os.path.exists(kept[-1])
+    (tmp_path / "file").touch()
+    ring = []
+    ring += [ring, tempfile.TemporaryFile()]
+"""
+
+
+def test_what_is_left_fails_the_test(tmp_path: Path) -> None:
+    text = run(tmp_path, LEAVES)
+    failed = set(re.findall(r"^ERROR .*::test_(\w+)", text, re.M))
+    assert failed == {"process", "open_memfd", "mapped_memfd", "shared_memory",
+                      "temporary_file", "temporary_folder"}, text  # fmt: skip
+    for words in (r"process \d+: sleep 1000", "open /memfd:left", "mapped /memfd:mapped",
+                  "/dev/shm/left_"):
+        assert re.search(f"left behind: .*{words}", text), text
+
+
+HANGS = """
+import multiprocessing, time
+import pytest
+
+def wait_here():
+    time.sleep(1000)
+
+@pytest.fixture
+def slow():
+    yield
+    time.sleep(1000)
+
+@pytest.mark.limit(1)
+def test_hang():
+    child = multiprocessing.get_context("fork").Process(target=wait_here, daemon=True)
+    child.start()
+    try:
+        while True:
+            try:
+                time.sleep(1000)
+            except Exception:
+                pass
+    finally:
+        child.kill()
+        child.join()
+
+@pytest.mark.limit(1)
+def test_hang_in_teardown(slow):
+    pass
+
+def test_after_it():
+    pass
+"""
+
+
+def test_a_hang_fails_its_test_with_all_stacks(tmp_path: Path) -> None:
+    text = run(tmp_path, HANGS)
+    assert "1 failed, 2 passed, 1 error" in text, text
+    assert text.count("DeadlineExceeded: no end after 1 s") >= 2
+    assert re.search(r"process \d+: .*\n(?:.*\n){1,5}.* in wait_here", text), text
+    assert re.search(r"Current thread(?:.*\n){1,9}.* in test_hang\n", text), text
+
+
+IN_C = """
+import ctypes, pytest, housekeeping
+housekeeping.GRACE_S = 1.0
+
+@pytest.mark.limit(0.5)
+def test_hang():
+    mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    c.pthread_mutex_lock(mutex)
+    c.pthread_mutex_lock(mutex)  # no signal ends this
+
+def test_after_it():
+    pass
+"""
+
+
+def test_a_hang_in_c_ends_the_process_and_says_where(tmp_path: Path) -> None:
+    text = run(tmp_path, IN_C)
+    assert "exit status 1\n" in text and "Timeout (0:00:01.5" in text and "in test_hang" in text
+
+
+def test_with_xdist_the_others_are_run(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    text = run(tmp_path, IN_C, "-p", "xdist", "-n", "1")
+    assert "1 failed, 1 passed" in text and "crashed while running 'test_it.py::test_hang'" in text
+
+
+SKIPS = """
+import pytest
+
+def test_one():
+    pytest.skip({!r})
+"""
+
+
+@pytest.mark.parametrize("reason, ci, status", [
+    ("for no reason", "true", 1), ("for no reason", "", 0), ("no accelerator", "true", 0),
+])
+def test_a_skip_that_is_not_listed_fails_in_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, ci: str, status: int
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    text = run(tmp_path, SKIPS.format(reason), **({"CI": ci} if ci else {}))
+    assert f"exit status {status}\n" in text, text
+    assert ("skips.py does not list: for no reason" in text) is bool(status)
+
+
+def test_grounds_are_sentences() -> None:
+    assert all(ground.endswith(".") and len(ground) > 20 for ground in skips.LISTED.values())
+    assert not skips.is_listed("for no reason")

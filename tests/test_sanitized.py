@@ -1,0 +1,205 @@
+"""The extension itself under AddressSanitizer and UndefinedBehaviorSanitizer, with fault points.
+
+It is built in a copy of the tree, so that nothing of it gets into this one. What runs there are
+tests of this folder: with every run, workers and the zygote killed at each labelled point, and
+what loads rows, envelopes and collated batches. Reports go to files, because a worker that a
+sanitizer ends is otherwise just a worker that died, and is replaced.
+
+Environment:
+    MINATO_TEST_SANITIZED: set it for the tests of the contract, too (some minutes).
+    MINATO_TEST_MUTANTS: set it to break csrc/py in known ways, one at a time, and see that the
+        sanitizers notice (half a minute each).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("csrc", "minato", "tests", "minato_command.py", "setup.py", "pyproject.toml", "README.md")
+SHORT = ["tests/attack/test_faults.py", "tests/contract/test_transport.py"]
+LONG = [
+    *SHORT, "tests/attack/test_kills.py", "tests/attack/test_damage.py", "tests/test_loader.py",
+    "tests/contract/test_collate.py", "tests/contract/test_fetch.py",
+    "tests/contract/test_worker_death.py", "tests/contract/test_memory.py", "tests/test_in_hand.py",
+    "tests/test_split.py", "tests/test_seeding.py",
+]  # fmt: skip
+
+
+def runtimes() -> str | None:
+    """What has to be loaded before Python, or None where this compiler has no sanitizers."""
+    compiler = shutil.which("gcc")
+    found = []
+    for name in ("libasan.so", "libubsan.so") if compiler else ():
+        done = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True,
+                              text=True, check=True)  # fmt: skip
+        found.append(done.stdout.strip())
+    return " ".join(found) if found and all(map(os.path.isabs, found)) else None
+
+
+class Tree:
+    """A copy of this tree with a sanitized extension."""
+
+    def __init__(self, root: Path, with_torch: bool) -> None:
+        self.root, self.with_torch = root, with_torch
+        root.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, symlinks=True,
+                                ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
+            else:
+                shutil.copy(source, root / name)
+        self.build()
+
+    def build(self) -> None:
+        environment = {"MINATO_SANITIZE": "address,undefined", "MINATO_FAULTS": "1",
+                       "MINATO_OPTIMIZE": "-O1", "MINATO_TORCH": str(int(self.with_torch))}
+        done = subprocess.run(
+            [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=self.root,
+            env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-6000:]
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
+        """Exit status and output of pytest, and what the sanitizers have reported."""
+        logs = self.root / "logs"
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir()
+        (self.root / "left").mkdir(exist_ok=True)  # by a process that a sanitizer ends
+        told = {
+            "LD_PRELOAD": runtimes() or "",
+            "ASAN_OPTIONS": f"detect_leaks=0:log_path={logs}/address",
+            "UBSAN_OPTIONS": f"halt_on_error=1:print_stacktrace=1:log_path={logs}/undefined",
+            "PYTHONMALLOC": "malloc",  # what Python allocates is watched, too
+            "PYTHONPATH": str(self.root),
+            "TMPDIR": str(self.root / "left"),
+            "MINATO_TEST_LOADERS": "minato,minato-static",
+            "MINATO_TEST_FAULTS": "1",
+            # of pytest's plugins and options for the run outside, none
+            "PYTEST_ADDOPTS": "",
+            **environment,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+             f"--basetemp={self.root / 'temporary'}", *arguments],
+            cwd=self.root, env={**os.environ, **told}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        reports = [path.read_text(errors="replace") for path in sorted(logs.iterdir())]
+        return done.returncode, done.stdout[-6000:] + done.stderr[-3000:], reports
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory):
+    """Makes a tree, or gives the one that was made."""
+    if runtimes() is None:
+        pytest.skip("gcc has no sanitizers here")
+    made: dict[bool, Tree] = {}
+
+    def get(with_torch: bool) -> Tree:
+        if with_torch not in made:
+            made[with_torch] = Tree(tmp_path_factory.mktemp("sanitized") / "tree", with_torch)
+        return made[with_torch]
+
+    yield get
+    for tree in made.values():
+        shutil.rmtree(tree.root)
+
+
+def must_pass(status: int, output: str, reports: list[str]) -> None:
+    assert reports == [], reports[0][:6000]
+    assert status == 0, output
+
+
+@pytest.mark.limit(600)
+def test_short(trees) -> None:
+    """Without minato._torch, so on the ways that do without it."""
+    must_pass(*trees(False).run(*SHORT, MINATO_STRESS_SECONDS="0.3"))
+
+
+if os.environ.get("MINATO_TEST_SANITIZED"):
+
+    @pytest.mark.limit(3600)
+    @pytest.mark.parametrize("file", LONG)
+    def test_long(trees, file: str) -> None:
+        must_pass(*trees(True).run(file, MINATO_TEST_FAULTS="2"))
+
+
+# ---- do the sanitizers, or the tests, notice? ----
+
+
+class Mutant(NamedTuple):
+    """A change of csrc/py, and tests that come by it."""
+
+    file: str
+    old: str
+    new: str
+    run: tuple[str, ...]
+
+
+TRANSPORT = ("tests/contract/test_transport.py",)
+MUTANTS = {
+    "envelope: room for one part": Mutant(
+        "mn_envelope.c", "PyMem_Calloc((size_t)n + 1, sizeof(*parts))",
+        "PyMem_Calloc(1, sizeof(*parts))", TRANSPORT),
+    "envelope: room for one buffer": Mutant(
+        "mn_envelope.c", "PyMem_Calloc((size_t)n + 1, sizeof(*bufs))",
+        "PyMem_Calloc(1, sizeof(*bufs))", TRANSPORT),
+    "hold: a copy shorter than its data": Mutant(
+        "mn_hold.c", "((size_t)bytes + 64) & ~(size_t)63", "((size_t)bytes / 2 + 64) & ~(size_t)63",
+        TRANSPORT),
+    "hold: freed twice": Mutant(
+        "mn_hold.c", "        free(h);\n        return;\n    }\n    mn_mutex_lock",
+        "        free(h);\n    }\n    mn_mutex_lock", TRANSPORT),
+    "layout: one dimension too few": Mutant(
+        "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc((size_t)nd,", TRANSPORT),
+    "layout: shapes freed in their middle": Mutant(
+        "mn_layout.c", "l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL",
+        "l->nodes[i].shape", TRANSPORT),
+    "hand: a batch that nobody owns": Mutant(
+        "mn_hand.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
+        ("tests/test_in_hand.py",)),
+    "seeder: room for one target": Mutant(
+        "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
+        "PyMem_Calloc(1, sizeof *targets)", ("tests/test_seeding.py",)),
+    "gather: room for one block": Mutant(
+        "mn_engine_plan.c", "PyMem_Calloc((size_t)n + 1, sizeof(*from))",
+        "PyMem_Calloc(1, sizeof(*from))", ("tests/test_balance.py", "-k", "Ready")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
+    mutant = MUTANTS[name]
+    text = (ROOT / "csrc" / "py" / mutant.file).read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.file} has changed: update the mutant"
+
+
+if os.environ.get("MINATO_TEST_MUTANTS"):
+
+    @pytest.mark.limit(900)
+    @pytest.mark.parametrize("name", MUTANTS)
+    def test_a_broken_extension_is_noticed(trees, name: str) -> None:
+        tree, mutant = trees(False), MUTANTS[name]
+        path = tree.root / "csrc" / "py" / mutant.file
+        text = path.read_text()
+        path.write_text(text.replace(mutant.old, mutant.new))
+        try:
+            tree.build()
+            status, output, reports = tree.run("-x", *mutant.run)
+        finally:
+            path.write_text(text)
+            os.utime(path)
+        assert reports or status == 1, output  # 1: a test has failed
+
+
+def test_this_tree_has_nothing_of_it() -> None:
+    for library in (ROOT / "minato").glob("*.so"):
+        assert b"__asan_init" not in library.read_bytes(), f"{library.name} is sanitized"
