@@ -582,9 +582,13 @@ def interrupted(function, line):
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
         return trace
+    def alone():
+        # Interrupted at the return of an except clause, where no signal comes without a trace,
+        # CPython goes on to handle what was caught there: until this generator is gone.
+        yield function()
     sys.settrace(trace)
     try:
-        function()
+        next(alone())
     except KeyboardInterrupt:
         return True
     finally:
