@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import torch
+
 import minato
+from minato import _core
 from minato.workers import signals
 
 
@@ -20,6 +26,52 @@ def test_the_programs_handler_is_given_the_frame() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(frames) == 1 and frames[0] is not None
+
+
+Handler = ctypes.CDLL(None).signal
+Handler.restype, Handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+
+
+@pytest.fixture
+def installed_by_c() -> Iterator[int]:
+    """The address of a handler that C code has installed, which passes the signal on to Python."""
+    passes_on = ctypes.pythonapi.PyErr_SetInterruptEx
+    address = ctypes.cast(passes_on, ctypes.c_void_p).value
+    assert address is not None
+    before = Handler(signal.SIGINT, address)
+    try:
+        yield address
+    finally:
+        Handler(signal.SIGINT, before)
+
+
+def test_a_handler_installed_by_c_stays(installed_by_c: int) -> None:
+    loader = minato.DataLoader(range(8), 4, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert Handler(signal.SIGINT, installed_by_c) == installed_by_c
+
+
+def test_a_handler_installed_by_c_is_put_off(installed_by_c: int) -> None:
+    whole = False
+    with pytest.raises(KeyboardInterrupt):
+        with signals.Held():
+            os.kill(os.getpid(), signal.SIGINT)
+            whole = True
+    assert whole
+    assert Handler(signal.SIGINT, installed_by_c) == installed_by_c
+
+
+def test_system_calls_go_on_to_be_restarted() -> None:
+    """What signal.siginterrupt() has set is as much the program's as the handler."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        signal.siginterrupt(signal.SIGINT, False)
+        restarts = _core.disposition(signal.SIGINT)
+        with signals.Held():
+            assert _core.disposition(signal.SIGINT) != restarts
+        assert _core.disposition(signal.SIGINT) == restarts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_only_the_zygote_is_deaf() -> None:

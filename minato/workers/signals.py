@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import _core
+
 GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
@@ -24,17 +26,24 @@ class Held:
 
     Blocking alone would not do: a thread of a library's pool takes the signal then, and Python
     interrupts the main thread all the same. Only brief work belongs inside.
+
+    C code may have installed a handler that Python does not know of. It is put off, too, and is
+    in force again afterwards.
     """
 
     def __enter__(self) -> Held:
         self._noted = False
         self._handler: Callable[..., Any] | None = None
+        self._others: bytes | None = None  # the system's word of another handler than Python's
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
         if threading.current_thread() is threading.main_thread():  # others are not interrupted
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 self._handler = handler
+                before = _core.disposition(signal.SIGINT)
                 signal.signal(signal.SIGINT, self._note)
+                # Python's own is the same for all its handlers.
+                self._others = before if before != _core.disposition(signal.SIGINT) else None
         signal.pthread_sigmask(signal.SIG_BLOCK, GROUP)
         return self
 
@@ -45,11 +54,20 @@ class Held:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         finally:
-            if self._handler is not None:
-                signal.signal(signal.SIGINT, self._handler)
-        if self._noted and self._handler is not None:
+            self._restore()
+        if self._noted and self._others is not None:
+            signal.raise_signal(signal.SIGINT)
+        elif self._noted and self._handler is not None:
             # Not the frame that was interrupted: to keep that one would keep all that it holds.
             self._handler(signal.SIGINT, sys._getframe())
+
+    def _restore(self) -> None:
+        try:
+            if self._handler is not None:
+                signal.signal(signal.SIGINT, self._handler)
+        finally:
+            if self._others is not None:
+                _core.disposition(signal.SIGINT, self._others)
 
 
 def released(blocked: Iterable[int]) -> None:

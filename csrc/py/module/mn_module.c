@@ -3,6 +3,10 @@
  */
 #include "py/module/mn_state.h"
 
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
 #include "os/mn_cpu.h"
 #include "os/mn_mem.h"
 #include "py/module/mn_numpy.h"
@@ -73,6 +77,52 @@ machine(PyObject *module, PyObject *Py_UNUSED(ignored))
                          (unsigned long long)mn_mem_available());
 }
 
+PyDoc_STRVAR(disposition_doc,
+"disposition(signal, new=None) -> bytes\n\n"
+"What the system does of a signal, as sigaction() has it: not all of that is known to the\n"
+"signal module. new: bytes of an earlier call, to be in force again.");
+
+/* Equal dispositions have equal bytes: the C library leaves some of what it gives undefined. */
+static PyObject *
+disposition_bytes(const struct sigaction *of)
+{
+    struct sigaction plain;
+    memset(&plain, 0, sizeof(plain));
+    plain.sa_sigaction = of->sa_sigaction; /* or the other member of the union */
+    plain.sa_flags = of->sa_flags;
+    for (int number = 1; number < NSIG; number++) {
+        if (sigismember(&of->sa_mask, number) == 1) {
+            (void)sigaddset(&plain.sa_mask, number);
+        }
+    }
+    return PyBytes_FromStringAndSize((const char *)&plain, (Py_ssize_t)sizeof(plain));
+}
+
+static PyObject *
+disposition(PyObject *module, PyObject *args)
+{
+    (void)module;
+    struct sigaction now, want;
+    const char *bytes = NULL;
+    Py_ssize_t n = 0;
+    int number;
+    if (!PyArg_ParseTuple(args, "i|y#", &number, &bytes, &n)) {
+        return NULL;
+    }
+    if (bytes != NULL && n != (Py_ssize_t)sizeof(now)) {
+        PyErr_SetString(PyExc_ValueError, "not the bytes of a disposition");
+        return NULL;
+    }
+    if (bytes != NULL) {
+        memcpy(&want, bytes, sizeof(want));
+    }
+    int rc = sigaction(number, bytes != NULL ? &want : NULL, &now);
+    if (mn_raise_errno(rc < 0 ? -errno : 0, "cannot set what a signal does") < 0) {
+        return NULL;
+    }
+    return disposition_bytes(&now);
+}
+
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
@@ -85,6 +135,7 @@ static PyMethodDef core_methods[] = {
      PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
     {"peek", mn_peek, METH_O, mn_peek_doc},
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
+    {"disposition", disposition, METH_VARARGS, disposition_doc},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},
