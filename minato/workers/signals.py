@@ -12,7 +12,8 @@ import operator
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from . import _core
@@ -70,11 +71,29 @@ class Held:
                 _core.disposition(signal.SIGINT, self._others)
 
 
+def _leave_to_trainer(_number: int, _frame: Any) -> None:
+    """It decides what Ctrl-C means. To ignore the signal would outlast exec: programs that a
+    dataset starts could not be interrupted."""
+
+
 def released(blocked: Iterable[int]) -> None:
     """First thing in a process that was begun in a ``Held``, with what it has found blocked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    signal.signal(signal.SIGINT, _leave_to_trainer)
+    signal.siginterrupt(signal.SIGINT, False)  # C code, too, goes on with a read as before
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """A process that is executed inside ignores SIGINT, until it says ``released()``."""
+    before = _core.disposition(signal.SIGINT)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        _core.disposition(signal.SIGINT, before)
 
 
 class Deaf(str):

@@ -206,7 +206,8 @@ class Zygote:
         me: Any = multiprocessing.current_process()
         daemon, me._config["daemon"] = me._config.get("daemon"), False
         try:
-            process.start()  # daemons may not have children: here they may
+            with _signals.ignored():
+                process.start()  # daemons may not have children: here they may
         finally:
             me._config["daemon"] = daemon
         # multiprocessing reaps the dead among its children whenever it starts another

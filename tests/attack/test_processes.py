@@ -530,7 +530,8 @@ class Signals(torch.utils.data.Dataset):
         return 8
     def __getitem__(self, index):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        return len(blocked), signal.getsignal(signal.SIGINT) is signal.SIG_IGN, index
+        signal.raise_signal(signal.SIGINT)  # means nothing here
+        return len(blocked), index
 
 def interrupt(_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -540,8 +541,8 @@ if __name__ == "__main__":
     loader = minato.DataLoader(Signals(), 4, num_workers=2, persistent_workers=True,
                                multiprocessing_context=sys.argv[1])
     for _ in range(2):
-        for blocked, ignored, index in loader:
-            assert ignored.all() and not blocked.any()
+        for blocked, index in loader:
+            assert not blocked.any()
             print(*index.tolist())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -640,6 +641,47 @@ def test_interrupt_at_any_line_of_a_start_and_an_end():
     done = run_script(INTERRUPTED_ANYWHERE, "37")
     assert done.returncode == 0, done.stderr[-3000:]
     assert all(int(count) > 3 for count in done.stdout.split())
+
+
+PROGRAM_OF_A_DATASET = """
+import os, subprocess, sys, torch, minato
+
+def ignored(status):
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return int(mask, 16) >> 1 & 1
+
+class Runs(torch.utils.data.Dataset):
+    def __init__(self):
+        self.ignored = -1
+    def __setstate__(self, state):
+        self.ignored = self.run()
+        self.kept = os.pipe() if sys.argv[2] == "opens" else None
+    def run(self):
+        return ignored(subprocess.run(["cat", "/proc/self/status"], stdout=-1, text=True).stdout)
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return self.ignored, self.run()
+
+if __name__ == "__main__":
+    loader = minato.DataLoader(Runs(), 2, num_workers=1, multiprocessing_context=sys.argv[1])
+    for loaded, got in loader:
+        print(loader.stats()["worker_start"].split()[0], *loaded.tolist(), *got.tolist())
+"""
+
+
+@pytest.mark.parametrize("method, kind, loaded", [
+    ("fork", "plain", "-1"), ("spawn", "plain", "0"), ("forkserver", "opens", "0"),
+])  # fmt: skip
+def test_programs_that_a_dataset_starts_can_be_interrupted(method, kind, loaded, tmp_path):
+    """What ignores a signal does so in the programs that it executes, too."""
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM_OF_A_DATASET)
+    done = run_script("", method, kind, file=script)
+    assert (done.returncode, done.stderr) == (0, "")
+    start, *ignored = done.stdout.split()
+    assert start == ("forked" if kind == "plain" else "each")
+    assert ignored == [loaded, loaded, "0", "0"]
 
 
 def test_interrupt_ends_a_wait_at_once():
