@@ -23,13 +23,13 @@ from typing import Any
 from .. import _core
 from ..errors import Failure
 from ..seeding.here import COLLATE, SeededHere
-from ..transport import messages
+from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..workers.job import fetches_batches
 from ..workers.process import ERROR, OBJECTS, ROWS
 from .balanced import WHOLE, BalancedIterator
 from .collating import CollatesHere
-from .failures import no_room, note, refused
+from .failures import Told, no_room, note, refused
 from .form import Form
 from .locality import Groups, groups_of
 from .memo import Shape
@@ -243,11 +243,16 @@ class ReadyReceiver:
             return
         if engine.form(block)[0] != ROWS:
             done.block = None
-        for _worker, _row0, _nrows, data, buffers in engine.envelopes(block):
+        for worker, row0, nrows, data, buffers in engine.envelopes(block):
             if data is None:
                 done.failure, done.block = no_room(), None
                 return
-            for row, what, obj in messages.loads(data, buffers or []):
+            try:
+                entries = received.rows(worker, row0, nrows, data, buffers)
+            except Exception as error:
+                done.failure, done.block = Told(error), None
+                return
+            for row, what, obj in entries:
                 if what == OBJECTS:
                     done.objects = obj
                     continue

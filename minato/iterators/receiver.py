@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from .._core import CostModel, Engine
 from ..errors import Failure, WorkerLost, describe_death
-from ..transport import messages
+from ..transport import received
 from ..transport.layouts import Layout
 from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART
 from .collating import CollatesHere
@@ -39,10 +39,10 @@ class Receives(Protocol):
 
 def whole_batch(engine: Engine, costs: CostModel, block: int) -> tuple[Any, ...]:
     """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/process.py."""
-    (_worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
+    (worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
     if data is None:
         return FAILED, no_room()
-    status, data, *more = messages.loads(data, buffers or [])
+    status, data, *more = received.answer(worker, data, buffers)
     if status == OK and more:
         costs.sends(more[0])
     return status, data, *more
@@ -210,14 +210,16 @@ class Receiver:
         samples: dict[int, Any] = {}
         objects: dict[int, list[Any]] = {}
         worker = 0
-        for worker, _row0, _nrows, data, buffers in engine.envelopes(block):
+        for worker, row0, nrows, data, buffers in engine.envelopes(block):
             if data is None:
                 return no_room()
-            for row, what, obj in messages.loads(data, buffers or []):
+            for row, what, obj in received.rows(worker, row0, nrows, data, buffers):
                 if what == ERROR:
                     obj.note = note(batch.number, batch.indices, row)
                     return obj  # the first in the order of rows, as torch has it
                 (objects if what == OBJECTS else samples)[row] = obj
+        if layout is None and len(samples) != rows:
+            raise received.nonsense(worker)
         if layout is not None and not samples and len(objects) == rows:
             self.shape.note(True)
             return engine.decode(block, layout.core, [objects[r] for r in range(rows)])

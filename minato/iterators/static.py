@@ -16,7 +16,7 @@ from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
 from .base import MinatoIterator
-from .failures import note
+from .failures import Told, note
 from .prefetcher import PINNED
 from .receiver import LOST, whole_batch
 from .supervisor import Supervisor
@@ -133,12 +133,10 @@ class StaticIterator(MinatoIterator):
             ended = not self._workers_status[sent.worker]  # and has nothing to say any more
             self._read(number, ended)
             answer: Any = sent.answer
-            if isinstance(answer, tuple) and isinstance(answer[1], Pinning):
+            if isinstance(answer[1], Pinning):
                 answer = OK, answer[1].result(self._timeout)
             del self._blocks[number]
-            if isinstance(answer, Exception):
-                raise answer
-            status, data = answer
+            status, data, *_ = answer
             if status != EXHAUSTED:
                 break
             if not ended:
@@ -162,13 +160,13 @@ class StaticIterator(MinatoIterator):
         try:
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent.block)
         except Exception as error:
-            sent.answer = error
+            sent.answer = FAILED, Told(error)  # in its place: torch's dispatch counts on one
         except BaseException:
             del self._blocks[number]
             raise
         finally:
             self._engine.retire(sent.block)
-        if self._pinner is not None and isinstance(sent.answer, tuple) and sent.answer[0] == OK:
+        if self._pinner is not None and sent.answer[0] == OK:
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)
 
@@ -235,7 +233,7 @@ class _Sent:
     block: int
     worker: int
     index: Any
-    answer: Any = None  # (status, data), or what reading it ended with: its block is free
+    answer: Any = None  # (status, data) once it was read: its block is free
     done_ns: int = 0
 
 

@@ -112,8 +112,8 @@ class _Runner:
         followed by its row. What could not be sent is fetched again, all of it: seeds make
         it what it was."""
         try:
-            entries = [entry for part in parts for entry in messages.loads(*part)]
-        except Exception:  # no room for a part, or a class that cannot be found here
+            entries = [(row, what, obj) for part in parts for row, what, obj in messages.loads(*part)]
+        except Exception:  # no room for a part, a class that cannot be found here, or nonsense
             entries = []
         for row, what, obj in entries:
             if what == ERROR:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import _core
+from .. import _core
 
 GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
 

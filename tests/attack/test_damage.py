@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
@@ -14,7 +15,9 @@ import pytest
 import torch
 
 import minato
+from minato import _codec
 
+from .datasets import Wordy
 from .support import PATIENCE, alive, wait_for
 
 # offsets of csrc/workers/mn_message.h
@@ -131,3 +134,32 @@ def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
     assert not alive(dataset.pid.value)
     assert (health["deaths"], health["pid"]) == (1, dataset.pid.value)
     assert health["status"] == 2007 and not health["zygote_lost"]
+
+
+GARBAGE = {
+    "noise": b"\x80\x05\x95 what is this",
+    "nothing": b"",
+    "a number": pickle.dumps(7),
+    "of another task": pickle.dumps([(99, 0, None)]),
+    "no failure": pickle.dumps((1, "no failure")),
+    "few": pickle.dumps([]),
+    "wrong": pickle.dumps([(0, 1, "no failure")]),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+@pytest.mark.parametrize("options", [
+    {}, {"collate_fn": list}, {"scheduling": "static"}, {"batching": "ready", "in_order": False},
+], ids=str)  # fmt: skip
+def test_a_message_that_is_garbage_names_its_worker(
+    options: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_codec, "dumps", lambda *_: (GARBAGE[what], []))
+    iterator = iter(minato.DataLoader(Wordy(8), 4, num_workers=1, timeout=PATIENCE, **options))
+    for _ in range(2):
+        with pytest.raises(Exception) as caught:  # also what is raised while it is unpickled
+            next(iterator)
+        text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+        assert "DataLoader worker 0" in text and "memory" in text
+    with pytest.raises(StopIteration):
+        next(iterator)

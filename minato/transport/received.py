@@ -1,0 +1,70 @@
+"""What a worker's messages say, read where nothing is taken for granted.
+
+That they lie where they may was found out in C; what they hold can be anything, where code in
+the worker writes to memory where it must not. Then an error names the worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import Failure
+from ..workers.process import ERROR, EXHAUSTED, FAILED, OBJECTS, OK, SAMPLE
+from . import messages
+
+_UNREADABLE = (
+    "minato: while the result of DataLoader worker {} was unpickled. Where that is no class's "
+    "own error, code in the worker writes to memory where it must not"
+)
+
+
+def nonsense(worker: int) -> RuntimeError:
+    """To be raised where no damage was found in what a message is made of, but in what it says."""
+    return RuntimeError(
+        f"the result that DataLoader worker {worker} has sent makes no sense. Code in the worker "
+        "writes to memory where it must not, most likely an extension in C that the dataset uses"
+    )
+
+
+def _loads(worker: int, data: bytes, buffers: list[Any] | None) -> Any:
+    try:
+        return messages.loads(data, buffers or [])
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(_UNREADABLE.format(worker))
+            raise
+        raise RuntimeError(_UNREADABLE.format(worker)) from error
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return type(value) is int and value < most
+
+
+def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
+    """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
+    each of the first two."""
+    got = _loads(worker, data, buffers)
+    sound = isinstance(got, tuple) and len(got) in (2, 3) and got[0] in (OK, FAILED, EXHAUSTED)
+    if sound and got[0] == FAILED:
+        sound = isinstance(got[1], Failure)
+    if not sound or not all(_is_number(more, 2**63) for more in got[2:]):
+        raise nonsense(worker)
+    return got
+
+
+def rows(
+    worker: int, row0: int, nrows: int, data: bytes, buffers: list[Any] | None
+) -> list[tuple[int, int, Any]]:
+    """Of these rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS."""
+    got = _loads(worker, data, buffers)
+    if isinstance(got, list) and got and all(_is_entry(e, row0, row0 + nrows) for e in got):
+        return got
+    raise nonsense(worker)
+
+
+def _is_entry(entry: Any, first: int, end: int) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 3:
+        return False
+    row, what, obj = entry
+    known = what in (SAMPLE, OBJECTS) or (what == ERROR and isinstance(obj, Failure))
+    return _is_number(row, end) and row >= first and known
