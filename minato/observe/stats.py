@@ -61,7 +61,7 @@ _STARTS = (
     None,
     "forked",
     "each by itself: loading the dataset left threads behind",
-    "each by itself: loading the dataset initialised an accelerator",
+    "each by itself: loading the dataset initialises an accelerator",
     "each by itself: loading the dataset, or a module, opened a file, a socket or the like",
 )
 _REASONS = ("window", "early", "ahead", "finale", "order")

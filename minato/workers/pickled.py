@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from multiprocessing import context, process, reduction
 from typing import Any
 
+import torch
 from torch.multiprocessing import reductions
 
 #: of the pickle that is being loaded
@@ -54,6 +55,12 @@ class Pickled:
     to others; the object must live until the first has it.
 
     Raises what pickling it raises.
+
+    Attributes:
+        shared: storages on an accelerator that its pickle has handles of. Torch counts one user
+            of such memory for each pickling, and here each process that loads it takes one away:
+            they must live, here, for as long as any of these.
+        on_accelerator: whether there are any.
     """
 
     _beside: list[int]
@@ -65,21 +72,23 @@ class Pickled:
         self._mine = True  # whose descriptors these are; else the object's
         self._file, self._beside = -1, []
         self._file = os.memfd_create("minato-dataset")
+        self.shared: list[Any] = []
         context.set_spawning_popen(noting)
         try:
-            with open(self._file, "wb", closefd=False) as file:
+            with open(self._file, "wb", closefd=False) as file, _noting_shared(self.shared):
                 reduction.dump(obj, file)
         finally:
             context.set_spawning_popen(outer)
+        self.on_accelerator = bool(self.shared)
         self._beside, self._mine = noting.descriptors, False
 
     def __getstate__(self) -> Any:
         descriptors = [reduction.DupFd(fd) for fd in (self._file, *self._beside)]
-        return self._loaded, descriptors
+        return self._loaded, self.on_accelerator, descriptors
 
     def __setstate__(self, state: Any) -> None:
-        self._loaded, descriptors = state
-        self._mine = True
+        self._loaded, self.on_accelerator, descriptors = state
+        self._mine, self.shared = True, []
         self._file, *self._beside = [d.detach() for d in descriptors]
 
     def load(self) -> Any:
@@ -109,6 +118,27 @@ class Pickled:
 
     def __del__(self) -> None:
         self.close()
+
+
+@contextmanager
+def _noting_shared(storages: list[Any]) -> Iterator[None]:
+    """Notes each storage on an accelerator that a handle is made of."""
+    kind: Any = torch.UntypedStorage
+    own = vars(kind).get("_share_cuda_")
+    share = kind._share_cuda_
+
+    def noted(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        storages.append(storage)
+        return share(storage, *args, **kwargs)
+
+    kind._share_cuda_ = noted
+    try:
+        yield
+    finally:
+        if own is None:  # it is the base's
+            del kind._share_cuda_
+        else:
+            kind._share_cuda_ = own
 
 
 @contextmanager

@@ -157,6 +157,7 @@ class Pool:
         with explained():
             self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
         self.handles: list[WorkerHandle] = []
+        self._shared: list[Any] = []  # with workers, on an accelerator
         self._workers = workers
         self._job: Job | None = Job(
             memory=Memory(self.engine), one_thread=one_thread, blocked=frozenset(), **job
@@ -204,6 +205,7 @@ class Pool:
         finally:
             reader.close()
             if job.pickled is not None:
+                self._shared = job.pickled.shared
                 job.pickled.close()
 
     def mine(self) -> bool:
@@ -227,6 +229,7 @@ class Pool:
             return
         with signals.Held(), contextlib.ExitStack() as last_first:
             self.stopped = True
+            last_first.callback(self._shared.clear)
             if self._pidfd >= 0:
                 last_first.callback(os.close, self._pidfd)
             if self._commands is not None:

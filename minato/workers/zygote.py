@@ -113,6 +113,9 @@ class Zygote:
     def _load(self) -> int:
         """Loads the dataset; how workers are to be started. What that has left behind, or the
         import of the main module, may not survive a fork, or not be for several processes."""
+        pickled = self.job.pickled
+        if pickled is not None and pickled.on_accelerator:
+            return ACCELERATOR  # whose memory this process, which makes no samples, needs not take
         threads = count_threads()
         self.job.load()
         if torch.cuda.is_initialized():

@@ -186,6 +186,29 @@ class Counting(IterableDataset):
             yield i
 
 
+class SharesHandle(Dataset):
+    """Its pickle holds a handle of a storage, as those of an accelerator's tensors do, that
+    nobody else keeps; says in a file who has unpickled it, and in its samples who makes them."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def __getstate__(self) -> dict:
+        torch.zeros(3).untyped_storage()._share_cuda_()
+        return vars(self)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        with open(self.log, "a") as log:
+            print(os.getpid(), file=log)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
 class Opens(Dataset):
     """Opens something wherever it is unpickled, as many datasets do, and cannot be pickled
     from then on."""

@@ -19,11 +19,12 @@ import minato
 from minato.workers import pickled as _pickled
 
 from .datasets import (
-    Images, Noisy, Opens, Ragged, SharesTensors, StartsThread, WithTools,
+    Images, Noisy, Opens, Ragged, SharesHandle, SharesTensors, StartsThread, WithTools,
     Wordy, keep_list,
 )  # fmt: skip
 from .support import (
     SECONDS, alive, copied, kill, kill_ready, resources, run_script, same, wait_for, worker_entries,
+    workers_of,
 )  # fmt: skip
 
 METHODS = ["spawn", "forkserver"]
@@ -161,6 +162,22 @@ def test_workers_of_other_datasets_are_forked(place, method):
         loader = make(dataset, method)
         assert wrong(loader) == 0
         assert loader.stats()["worker_start"] == "forked"
+
+
+def test_handles_of_an_accelerators_memory_are_loaded_by_workers_alone(tmp_path, monkeypatch):
+    """Once in each, as with torch; what they are of lives for as long as the workers."""
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: (), raising=True)
+    log = tmp_path / "log"
+    iterator = iter(minato.DataLoader(
+        SharesHandle(str(log)), 4, num_workers=2, multiprocessing_context="spawn",
+    ))  # fmt: skip
+    wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "both workers")
+    loaded = [int(pid) for pid in log.read_text().split()]
+    assert sorted(loaded) == sorted(workers_of(iterator))
+    assert [storage.nbytes() for storage in iterator._pool._shared] == [12]
+    assert set(torch.cat(list(iterator)).tolist()) <= set(loaded)
+    iterator._shutdown_workers()
+    assert iterator._pool._shared == []
 
 
 OPENED_BY_MAIN = """
