@@ -29,7 +29,7 @@ from .job import by_sample, fetches_batches, Job, offered
 
 #: kinds of tasks, numbers of csrc/workers/mn_message.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
-#: entries of a row's envelope, numbers of csrc/py/types/mn_worker_type.c; REFUSED: of a PART, a
+#: entries of a row's envelope, numbers of csrc/py/types/mn_worker_task.c; REFUSED: of a PART, a
 #: sample that may not come out of a message as it went in
 SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
 #: what a BATCH task answers

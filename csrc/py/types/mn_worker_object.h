@@ -1,0 +1,39 @@
+/* mn_worker_object.h - the Worker object, for the two files that implement it.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_WORKER_OBJECT_H
+#define MN_WORKER_OBJECT_H
+
+#include "workers/mn_worker_clock.h"
+#include "py/module/mn_state.h"
+
+struct mn_worker_object {
+    PyObject_HEAD
+    struct mn_worker_side side;
+    PyObject *segment;
+    PyObject *dataset;
+    PyObject *seeder;     /* or None */
+    PyObject *open_layout; /* bytes -> Layout */
+    PyObject *load_index; /* bytes -> object */
+    PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
+    uint64_t user_epoch;  /* the last it was told, + 1 */
+    PyObject *layouts;    /* dict: offset -> Layout */
+    PyObject *indices;    /* unpickled indices of the block at indices_of */
+    uint64_t indices_of, indices_number;
+    bool holding;         /* a task is RUNNING under us */
+    uint32_t task;
+    uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
+    struct mn_worker_clock clock;
+    uint64_t mark_ns;     /* end of the last row that mark() was told of */
+};
+
+/* Begins the task that was claimed. What Python has to do, to be answered with finish(); NULL
+ * with an exception that ends the worker; NULL and no exception: done, claim the next. */
+PyObject *
+mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o);
+
+/* The task in hand is done, and its result where it belongs. */
+void
+mn_worker_finish_task(struct mn_worker_object *o);
+
+#endif
