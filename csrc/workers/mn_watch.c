@@ -3,7 +3,9 @@
  */
 #include "workers/mn_watch.h"
 
+#include <errno.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "os/mn_proc.h"
 
@@ -63,6 +65,19 @@ has_died(const struct mn_member *m, uint32_t state)
     return rc == 0 || (rc < 0 && state == MN_WORKER_EXITED);
 }
 
+/* The same without /proc, where a process may be hidden: a zygote is not killed for that. */
+static bool
+has_ended(uint32_t pid)
+{
+    int fd = mn_proc_pidfd((pid_t)pid);
+    if (fd < 0) {
+        return fd == -ESRCH;
+    }
+    bool ended = mn_proc_wait_pidfd(fd, 0) == 0;
+    (void)close(fd);
+    return ended;
+}
+
 /* Whether the zygote should have said or done something. due: it is time to look at all. */
 static bool
 look_at(struct mn_watch *w, uint32_t worker, bool due)
@@ -73,13 +88,14 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     if (m->pid == 0) {
         bool there = may_be(state) || state == MN_WORKER_EXITED;
         bool gone = there && !note_who(w, worker);
-        return state == MN_WORKER_SWEPT || (gone && state != MN_WORKER_EXITED);
+        return state == MN_WORKER_SWEPT
+               || (due && gone && state != MN_WORKER_EXITED && has_ended(k->pid));
     }
     if (!m->dead && (due || state == MN_WORKER_EXITED || mn_a32_load_acquire(&m->end) != 0)) {
         m->dead = has_died(m, state);
     }
     if (m->dead) {
-        return state != MN_WORKER_EXITED;
+        return due && state != MN_WORKER_EXITED && has_ended(m->pid);
     }
     if (!may_be(state)) {
         mn_mutex_lock(w->guard);
