@@ -79,7 +79,7 @@ fuzz: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
-	  tests/test_loader_properties.py tests/test_resume_orders.py tests/test_same_data.py
+	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 
 # The extensions themselves under AddressSanitizer, in a copy of the tree.
 ASAN_TREE := build/sanitized
