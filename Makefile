@@ -83,7 +83,7 @@ fuzz: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
-	  tests/test_loader_properties.py tests/test_resume_orders.py tests/test_same_data.py
+	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 
 # Installed one by one, beside the torch that is there: not all are there for every Python.
 LIBRARIES ?= accelerate datasets lightning monai pytorch-ignite ray[train] skorch torch_geometric \

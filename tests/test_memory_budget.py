@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_native import Recipe
+from workers.test_native import Recipe
 
 import minato
 from minato import _core, _limits

@@ -7,7 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,8 +32,7 @@ class Batch:
     sequence: int = -1  # what it is planned by
 
 
-@dataclass
-class EpochAhead:
+class EpochAhead(NamedTuple):
     """The next epoch, of which some batches are planned while the present one ends."""
 
     progress: Progress
@@ -41,8 +40,7 @@ class EpochAhead:
     ends: int  # batches of the present epoch
 
 
-@dataclass(frozen=True)
-class Making:
+class Making(NamedTuple):
     """How workers are to make what is planned."""
 
     seeds: bool = True  # before each sample

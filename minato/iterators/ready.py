@@ -301,12 +301,12 @@ class ReadyReceiver:
             done.block = None
 
 
-@dataclass
 class Displacement:
     """How far samples moved from where the sampler had them."""
 
-    planner: SamplePlanner
-    queue: deque[list[Any]]
+    def __init__(self, planner: SamplePlanner, queue: deque[list[Any]]) -> None:
+        self.planner = planner
+        self.queue = queue
 
     def __call__(self) -> dict[str, float]:
         """In batches."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 #: numbers of minato/observe/trace.py
 WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
 

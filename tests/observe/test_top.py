@@ -22,7 +22,7 @@ import pytest
 from minato.observe import top as _top
 from minato._core import peek
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60
 
 #: a trainer whose samples block until told otherwise; it answers to lines of its input

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato.seeding import init_states
+from minato.seeding import init_states as _init_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

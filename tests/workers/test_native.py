@@ -32,7 +32,7 @@ import minato
 from minato import ops
 from ops.native import RUN, Field, Native  # tests/ops
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATCH = 8
 #: where a wait that should end at once is given up
 PATIENCE = 60.0
@@ -879,7 +879,8 @@ def late():
     except RuntimeError as error: assert "shut down" in str(error)
     else: assert False
 if {late}: atexit.register(late)
-import minato, test_native
+import minato
+from workers import test_native
 slow = lambda index, key, out: time.sleep(0.2 if index else 0)
 it = iter(minato.DataLoader(test_native.Recipe(12, slow), num_workers=2))
 kept = next(it)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from test_native import wait_for
+from workers.test_native import wait_for
 
 import minato
 from minato import _core

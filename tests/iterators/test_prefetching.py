@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_native import wait_for
+from workers.test_native import wait_for
 from torch.utils.data import dataloader
 
 import minato

@@ -12,7 +12,7 @@ import torch
 
 import minato
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 ext = pytest.importorskip("minato._torch", exc_type=ImportError)
 

@@ -1,0 +1,119 @@
+"""The end of workers, and what is said of those that died, without any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minato import WorkerLost
+from minato.iterators.supervisor import Supervisor
+from minato.options import Options
+
+from .parts import Loader, position_of
+
+HEALTHY = {"zygote_lost": False, "deaths": 0, "live": 2, "retries": 0, "pid": 0, "status": 0}
+
+
+class Pool:
+    """Of a kind that is neither; notes what is done with it."""
+
+    kind = "process"
+
+    def __init__(self, fails: bool = False, **health: Any) -> None:
+        self.health = {**HEALTHY, **health}
+        self.engine: Any = SimpleNamespace(
+            health=lambda: self.health, workers=lambda: [], wait=lambda block, left: None
+        )
+        self.fails = fails
+        self.stopped = self.started = False
+        self.done: list[str] = []
+
+    def start(self) -> None:
+        self.done.append("start")
+        if self.fails:
+            raise OSError("no process")
+
+    def mine(self) -> bool:
+        return not self.stopped
+
+    def stop(self) -> None:
+        self.done.append("stop")
+        self.stopped = True
+
+
+def supervisor_of(pool: Any, balanced: bool = True, **options: Any) -> Supervisor:
+    loader: Any = Loader(20, **options)
+    made = Supervisor(loader, Options.of(loader), position_of(loader), balanced)
+    made.start(lambda: pool)
+    return made
+
+
+def never() -> bool:
+    return False
+
+
+def test_they_live_from_start_to_stop() -> None:
+    supervisor = supervisor_of(pool := Pool())
+    assert supervisor.living() and supervisor.bounds == (2, 2, 2)
+    for _ in range(2):
+        supervisor.stop()
+    assert pool.done == ["start", "stop"] and not supervisor.living()
+
+
+def test_what_could_not_be_started_is_stopped() -> None:
+    loader: Any = Loader(20)
+    supervisor = Supervisor(loader, Options.of(loader), position_of(loader), True)
+    pool: Any = Pool(fails=True)
+    with pytest.raises(OSError, match="no process"):
+        supervisor.start(lambda: pool)
+    assert pool.done == ["start", "stop"] and not supervisor.living()
+
+
+def test_what_depends_on_them_ends_before() -> None:
+    supervisor = supervisor_of(pool := Pool())
+    supervisor.before_stop += [lambda: pool.done.append("first"), lambda: pool.done.append("then")]
+    supervisor.stop()
+    assert pool.done == ["start", "first", "then", "stop"]
+
+
+def test_workers_are_stopped_even_if_that_fails() -> None:
+    supervisor = supervisor_of(pool := Pool())
+    supervisor.before_stop.append(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        supervisor.stop()
+    assert pool.done[-1] == "stop"
+
+
+def test_others_do_the_work_of_one_that_died() -> None:
+    supervisor_of(Pool(deaths=1, pid=5, status=-9)).check(never)
+
+
+@pytest.mark.parametrize("balanced, live", [(True, 0), (False, 1)])
+def test_nobody_does(balanced: bool, live: int) -> None:
+    supervisor = supervisor_of(Pool(deaths=1, live=live, pid=5, status=-9), balanced)
+    supervisor.check(lambda: True)  # what is waited for is there
+    with pytest.raises(WorkerLost, match=r"\(pid 5\) is killed by signal: Killed"):
+        supervisor.check(never)
+
+
+def test_one_that_could_not_be_started_is_told_of_once() -> None:
+    supervisor = supervisor_of(Pool(deaths=1, live=1, status=1011))
+    with pytest.warns(UserWarning, match="could not be started: .* The others do its work") as told:
+        supervisor.check(never)
+        supervisor.check(never)
+    assert len(told) == 1
+
+
+def test_without_the_process_that_starts_them_they_are_stopped() -> None:
+    supervisor = supervisor_of(pool := Pool(zygote_lost=True))
+    with pytest.raises(RuntimeError, match="The process that starts DataLoader workers"):
+        supervisor.check(never)
+    assert pool.stopped
+
+
+def test_a_wait_ends_by_its_timeout() -> None:
+    supervisor = supervisor_of(Pool(), timeout=0.01)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 0.01 seconds"):
+        supervisor.wait_for(1, never)
