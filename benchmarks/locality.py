@@ -4,25 +4,34 @@
         [--quiet SHARE]
 
 Groups of samples share something that is opened for them (a row group, a video, a shard), and
-samples tell whether they had to open it. Opening and making a sample are sleeps; the rows
-"parquet" and "hdf5" are real files of random numbers, made for the run where pyarrow and h5py
-are installed (pip install pyarrow h5py). Loaders get the same order, take turns, each repeat
-beginning with another, and keep their workers for three epochs. Shown are samples a second of
-the first epoch, start of workers included, and of the ones after it, the least and the
-greatest, beside the bound: each group opened once, all samples made, over the workers. In the
-real rows one process that does nothing else says how long that takes. "opened" is how often
-a group was opened in the last epoch, over the number of groups.
+samples tell whether they had to open it. In the rows that begin with "sleeping" opening and making
+a sample are sleeps; the others read real files (locality_data.py), and are left out where what
+reads them is not installed: pip install pyarrow h5py av datasets. In the rows "declared" the
+dataset says which samples belong together (locality_key). Loaders get the same order, take
+turns, each repeat beginning with another, and keep their workers for three epochs; what they
+deliver is compared byte by byte.
+
+Shown are samples a second of the first epoch, start of workers included, and of the ones after
+it: the median, the least and the greatest. The bound beside it is each group opened once, all
+samples made, over the workers; for real files what one process that does nothing else needs for
+that, over the cores. "opened" is how often a group was opened in an epoch, over the number of
+groups: it does not depend on what else the machine does, but for work that is moved when a
+worker is held up.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
+import importlib.util
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,184 +40,86 @@ import common
 import numpy as np
 import torch
 from balance import in_turn
-from torch.utils.data import Dataset, Sampler
+from locality_data import (
+    AllShuffled,
+    Decoded,
+    Grouped,
+    GroupsShuffled,
+    Hdf5,
+    HuggingFace,
+    InOrder,
+    Parquet,
+    Patches,
+    Sleeping,
+    Videos,
+)
 
 import minato
 
 WORKERS = 4
 EPOCHS = 3
-
-
-class Sleeping(Dataset):
-    """Groups of which the worker keeps the last: (index, whether it was opened for this)."""
-
-    def __init__(self, sizes: list[int], open_s: float, each_s: float, varied: bool = False):
-        self.of = np.repeat(np.arange(len(sizes)), sizes)
-        rng = np.random.default_rng(0)
-        scale = rng.lognormal(0.0, 0.8, len(sizes)) if varied else np.ones(len(sizes))
-        self.open_s, self.each_s = open_s * scale, each_s
-        self.kept: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def bound(self) -> float:
-        return float(self.open_s.sum() + len(self.of) * self.each_s) / WORKERS
-
-    def groups(self) -> int:
-        return len(self.open_s)
-
-    def opens(self, group: int) -> bool:
-        opened = group not in self.kept
-        if opened:
-            time.sleep(self.open_s[group])
-            self.kept = {group}
-        return opened
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        opened = self.opens(int(self.of[index]))
-        time.sleep(self.each_s)
-        return torch.tensor([index, opened])
-
-
-class Keeping(Sleeping):
-    """Keeps whatever it has made."""
-
-    def opens(self, group: int) -> bool:
-        opened = group not in self.kept
-        if opened:
-            time.sleep(self.open_s[group])
-            self.kept.add(group)
-        return opened
-
-    def bound(self) -> float:
-        """Of an epoch in which all is kept: nothing is left to do but to hand over."""
-        return 0.0
-
-
-class Declared(Sleeping):
-    def locality_key(self, index: int) -> int:
-        return int(self.of[index])
-
-
-class Parquet(Dataset):
-    """Rows of a file that is decoded a row group at a time."""
-
-    def __init__(self, folder: Path, quick: bool) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        self.path, self.size = folder / "rows.parquet", 256
-        rows = 16 * self.size if quick else 96 * self.size
-        rng = np.random.default_rng(0)
-        columns = {f"c{k}": rng.normal(size=rows) for k in range(48)}
-        pyarrow.parquet.write_table(
-            pyarrow.table(columns), self.path, row_group_size=self.size, compression="zstd"
-        )
-        self.rows, self.file, self.at = rows, None, -1
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def groups(self) -> int:
-        return self.rows // self.size
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.file is None:
-            import pyarrow.parquet
-
-            self.file = pyarrow.parquet.ParquetFile(self.path)
-        group = index // self.size
-        opened = group != self.at
-        if opened:
-            table = self.file.read_row_group(group, use_threads=False)
-            self.block = np.stack([table[k].to_numpy() for k in table.column_names], axis=1)
-            self.at = group
-        row = self.block[index % self.size]
-        return torch.tensor([index, opened, float(row.sum())], dtype=torch.float64)
-
-
-class Hdf5(Dataset):
-    """Images in compressed chunks, of which the library keeps one."""
-
-    def __init__(self, folder: Path, quick: bool) -> None:
-        import h5py
-
-        self.path, self.size = folder / "images.h5", 32
-        self.count = 8 * self.size if quick else 64 * self.size
-        rng = np.random.default_rng(0)
-        images = rng.integers(0, 64, (self.count, 64, 64, 3), dtype=np.uint8)
-        with h5py.File(self.path, "w") as file:
-            file.create_dataset("x", data=images, chunks=(self.size, 64, 64, 3),
-                                compression="gzip")  # fmt: skip
-        self.file: Any = None
-        self.at = -1
-
-    def __len__(self) -> int:
-        return self.count
-
-    def groups(self) -> int:
-        return self.count // self.size
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.file is None:
-            import h5py
-
-            self.file = h5py.File(self.path, "r", rdcc_nbytes=self.size * 64 * 64 * 3)
-        opened, self.at = index // self.size != self.at, index // self.size
-        image = self.file["x"][index]
-        return torch.tensor([index, opened, int(image.sum())], dtype=torch.float64)
-
-
-class GroupsShuffled(Sampler):
-    """Groups in another order each epoch, their samples in order."""
-
-    def __init__(self, dataset: Any) -> None:
-        of = getattr(dataset, "of", None)
-        self.of = of if of is not None else np.arange(len(dataset)) // dataset.size
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.epoch)
-        self.epoch += 1
-        for group in torch.randperm(int(self.of[-1]) + 1, generator=generator).tolist():
-            yield from np.flatnonzero(self.of == group).tolist()
-
-
-def sleeping(cls: type, count: int, size: int, open_ms: float, each_ms: float, **more: Any) -> Any:
-    return lambda folder, quick: cls(
-        [size] * (count // (8 if quick else 1)), open_ms / 1e3, each_ms / 1e3, **more
-    )
+LONG_SHORT = [64, 16, 32, 128, 16, 64, 16, 48]
 
 
 @dataclass
 class Case:
-    make: Any  # (folder, quick) -> dataset
+    make: Callable[[Path, bool], Grouped]  # (folder, quick)
     batch: int = 32
-    sampler: Any = None
+    sampler: Callable[[Grouped], GroupsShuffled] = GroupsShuffled
     needs: str | None = None
+    declared: bool = False
 
 
-CASES = {
-    "row groups of 32": Case(sleeping(Sleeping, 64, 32, 100, 1)),
-    "row groups of 32, shuffled": Case(sleeping(Sleeping, 64, 32, 100, 1), 32, GroupsShuffled),
-    "videos of 8": Case(sleeping(Sleeping, 128, 8, 50, 2)),
-    "videos of 8, long and short": Case(sleeping(Sleeping, 128, 8, 50, 2, varied=True)),
-    "row groups of 128": Case(sleeping(Sleeping, 48, 128, 200, 0.5)),
-    "row groups of 128, shuffled": Case(
-        sleeping(Sleeping, 48, 128, 200, 0.5), 32, GroupsShuffled
-    ),
-    "row groups of 128, declared": Case(
-        sleeping(Declared, 48, 128, 200, 0.5), 32, GroupsShuffled
-    ),
-    "everything kept": Case(sleeping(Keeping, 2048, 1, 10, 0)),
-    "no locality": Case(sleeping(Sleeping, 512, 1, 0, 8)),
-    "parquet": Case(Parquet, 64, GroupsShuffled, "pyarrow"),
-    "hdf5": Case(Hdf5, 32, GroupsShuffled, "h5py"),
-}
+def sleeping(count: int, size: int, open_ms: float, each_ms: float, **more: Any) -> Any:
+    return lambda folder, quick: Sleeping(
+        [size] * (count // (8 if quick else 1)), open_ms / 1e3, each_ms / 1e3, **more
+    )
+
+
+def rows(count: int, size: int, keeps: int = 1) -> Any:
+    return lambda folder, quick: Parquet(folder, [size] * (count // (4 if quick else 1)), keeps)
+
+
+PAIRS = functools.partial(GroupsShuffled, mixed=2)
+
+#: Each of them declared, too, but where there is nothing to declare.
+MEASURED = {
+    "sleeping, row groups of 32, in order": Case(sleeping(64, 32, 100, 1), 32, InOrder),
+    "sleeping, row groups of 32": Case(sleeping(64, 32, 100, 1)),
+    "sleeping, videos of 8": Case(sleeping(128, 8, 50, 2)),
+    "sleeping, long and short": Case(sleeping(128, 8, 50, 2, varied=True)),
+    "sleeping, row groups of 128": Case(sleeping(48, 128, 200, 0.5)),
+    "sleeping, two kept": Case(sleeping(64, 32, 100, 1, keeps=2), 32, PAIRS),
+    "parquet, 256 rows": Case(rows(48, 256), 64, needs="pyarrow"),
+    "parquet, 1024 rows": Case(rows(24, 1024), 64, needs="pyarrow"),
+    "parquet, 16 to 128 rows": Case(
+        lambda folder, quick: Parquet(folder, LONG_SHORT * (4 if quick else 16)), 64,
+        needs="pyarrow"),
+    "parquet, two kept": Case(rows(48, 256, keeps=2), 64, PAIRS, "pyarrow"),
+    "hdf5, chunks of 32": Case(
+        lambda folder, quick: Hdf5(folder, 16 if quick else 48), 32, needs="h5py"),
+    "video, 48 frames": Case(
+        lambda folder, quick: Videos(folder, [48] * (6 if quick else 16)), 16, needs="av"),
+    "video, 12 to 80 frames": Case(
+        lambda folder, quick: Videos(folder, [12, 80, 24, 48] * (2 if quick else 5)), 16,
+        needs="av"),
+    "patches, 8 of a volume": Case(
+        lambda folder, quick: Patches(folder, 12 if quick else 32, 8), 4),
+}  # fmt: skip
+NOT_DECLARED = {
+    "sleeping, all kept": Case(sleeping(2048, 1, 10, 0, keeps=2048), 32, AllShuffled),
+    "sleeping, no groups": Case(sleeping(512, 1, 0, 8), 32, AllShuffled),
+    "jpeg, all kept": Case(
+        lambda folder, quick: Decoded(folder, 128 if quick else 512), 32, AllShuffled, "PIL"),
+    "hugging face": Case(
+        lambda folder, quick: HuggingFace(folder, [256] * (4 if quick else 24)), 64,
+        needs="datasets"),
+}  # fmt: skip
+CASES: dict[str, Case] = {}
+for _name, _case in MEASURED.items():
+    CASES[_name] = _case
+    CASES[f"{_name}, declared"] = Case(_case.make, _case.batch, _case.sampler, _case.needs, True)
+CASES.update(NOT_DECLARED)
 
 LOADERS: dict[str, tuple[type, dict[str, Any]]] = {
     "torch": (torch.utils.data.DataLoader, {}),
@@ -217,91 +128,146 @@ LOADERS: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-def bound_of(dataset: Any, case: Case) -> float:
-    """Seconds of an epoch in which each group is opened once, over the workers."""
-    if hasattr(dataset, "bound"):
-        return dataset.bound()
-    order = list(case.sampler(dataset) if case.sampler else range(len(dataset)))
+def make(case: Case, folder: Path, quick: bool) -> Grouped:
+    dataset = case.make(folder, quick)
+    if case.declared:
+        dataset.locality_key = dataset.group_of  # type: ignore[attr-defined]
+    return dataset
+
+
+def alone(call: Callable[[], float]) -> float:
+    """What it returns in a process of its own: decoders that this one has used, with their
+    threads, would be inherited by workers, which hang in them."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=lambda: there.send(call()))
+    process.start()
+    there.close()
+    found = here.recv()  # EOFError where it has failed
+    process.join()
+    return found
+
+
+def bound_of(case: Case, folder: Path, quick: bool) -> float:
+    """Seconds of an epoch in which each group is opened once, over those who work; makes the
+    files."""
+    dataset = make(case, folder, quick)
+    if isinstance(dataset, Sleeping):
+        return dataset.seconds() / WORKERS
+    order = list(case.sampler(dataset))
     begin = time.perf_counter()
     for index in order:
         dataset[index]
-    return (time.perf_counter() - begin) / min(WORKERS, torch.get_num_threads() or 1, 2)
+    return (time.perf_counter() - begin) / min(WORKERS, len(os.sched_getaffinity(0)))
+
+
+class Delivered:
+    """What an epoch brought: in which order, and of each index a sum of its bytes."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        self.sums: list[int] = []
+        self.opened = 0
+
+    def add(self, batch: Any) -> None:
+        index, opened, data = batch
+        self.indices += index.tolist()
+        self.opened += int(opened.sum())
+        words = data.contiguous().flatten(1).view(torch.uint8).view(torch.int32)
+        weights = torch.arange(1, words.shape[1] + 1)
+        self.sums += (words.long() * weights).sum(1).tolist()
+
+    def check(self, case: Case, dataset: Grouped, epoch: int, in_order: bool) -> str:
+        """Each sample once, in the sampler's order where that is promised; their digest."""
+        sampler = case.sampler(dataset)
+        sampler.epoch = epoch
+        want, got = list(sampler), self.indices
+        if (got if in_order else sorted(got)) != (want if in_order else sorted(want)):
+            raise AssertionError("samples lost, repeated or out of order")
+        pairs = sorted(zip(self.indices, self.sums, strict=True))
+        return hashlib.sha256(np.array(pairs, np.int64).tobytes()).hexdigest()
 
 
 def time_epochs(case: Case, folder: Path, quick: bool, cls: type, options: dict) -> dict:
-    dataset = case.make(folder, quick)
-    sampler = case.sampler(dataset) if case.sampler else None
-    loader = cls(dataset, batch_size=case.batch, sampler=sampler, num_workers=WORKERS,
-                 persistent_workers=True, multiprocessing_context="fork", **options)  # fmt: skip
-    walls, opened = [], []
+    dataset = make(case, folder, quick)
+    loader = cls(dataset, batch_size=case.batch, sampler=case.sampler(dataset),
+                 num_workers=WORKERS, persistent_workers=True, multiprocessing_context="fork",
+                 **options)  # fmt: skip
+    walls, opened, digests = [], [], []
     for epoch in range(EPOCHS):
+        found = Delivered()
         begin = time.perf_counter()
-        batches = list(loader)
+        for batch in loader:
+            found.add(batch)
         walls.append(time.perf_counter() - begin)
-        rows = torch.cat(batches)
-        opened.append(int(rows[:, 1].sum()))
-        check(case, dataset, epoch, rows[:, 0].tolist(), options.get("in_order", True))
+        opened.append(found.opened)
+        digests.append(found.check(case, dataset, epoch, options.get("in_order", True)))
     del loader
     return {"rates": [len(dataset) / wall for wall in walls], "opened": opened,
-            "groups": dataset.groups(), "samples": len(dataset)}  # fmt: skip
-
-
-def check(case: Case, dataset: Any, epoch: int, got: list, in_order: bool) -> None:
-    """Exactly once, and in the sampler's order where that is promised."""
-    want = list(range(len(dataset)))
-    if case.sampler is not None:
-        sampler = case.sampler(dataset)
-        sampler.epoch = epoch
-        want = list(sampler)
-    got = [int(index) for index in got]
-    if (got if in_order else sorted(got)) != (want if in_order else sorted(want)):
-        raise AssertionError("samples lost, repeated or out of order")
+            "groups": dataset.groups, "samples": len(dataset), "digests": digests}  # fmt: skip
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     runs: dict[str, Any] = {}
     bounds: dict[str, float] = {}
+    missing = sorted({c.needs for c in CASES.values()
+                      if c.needs and importlib.util.find_spec(c.needs) is None})  # fmt: skip
     for repeat in range(args.repeats):
         for name in args.only:
             case = CASES[name]
-            if case.needs is not None:
-                try:
-                    __import__(case.needs)
-                except ImportError:
-                    continue
+            if case.needs in missing:
+                continue
             if name not in bounds:
-                dataset = case.make(folder, args.quick)
-                bounds[name] = len(dataset) / max(bound_of(dataset, case), 1e-9)
+                seconds = alone(functools.partial(bound_of, case, folder, args.quick))
+                bounds[name] = len(make(case, folder, args.quick)) / max(seconds, 1e-9)
                 runs[name] = {loader: [] for loader in LOADERS}
             for loader in in_turn(LOADERS, repeat):
                 once = functools.partial(time_epochs, case, folder, args.quick, *LOADERS[loader])
-                runs[name][loader].append(quiet.run(once))
+                run = quiet.run(once)
+                runs[name][loader].append(run)
+                times = " ".join(f"{n / run['groups']:.2f}" for n in run["opened"])
+                print(f"{name}, {loader}: opened {times}", file=sys.stderr, flush=True)
+            if len({run["digests"][0] for cells in runs[name].values() for run in cells}) != 1:
+                raise AssertionError(f"{name}: loaders deliver different samples")
     return {"machine": common.machine(), "quiet": quiet.report(), "runs": runs,
-            "bounds": bounds}  # fmt: skip
+            "bounds": bounds, "missing": missing}  # fmt: skip
 
 
-def cell(runs: list[dict[str, Any]], torchs: list[dict[str, Any]], first: bool) -> str:
+def part_of(key: str, runs: list[dict[str, Any]], first: bool) -> list[Any]:
     part = slice(0, 1) if first else slice(1, None)
-    mine = [rate for run in runs for rate in run["rates"][part]]
-    theirs = [rate for run in torchs for rate in run["rates"][part]]
+    return [value for run in runs for value in run[key][part]]
+
+
+def rate_cell(runs: list[dict[str, Any]], torchs: list[dict[str, Any]], first: bool) -> str:
+    mine, theirs = part_of("rates", runs, first), part_of("rates", torchs, first)
     times = "" if runs is torchs else f" ({common.median(mine) / common.median(theirs):.2f} x)"
     return f"{common.median(mine):.0f}{times} {common.between(mine, form='.0f')}"
+
+
+def opened_cell(runs: list[dict[str, Any]], first: bool) -> str:
+    each = [n / runs[0]["groups"] for n in part_of("opened", runs, first)]
+    return f"{common.median(each):.2f} {common.between(each, form='.2f')}"
 
 
 def report(result: dict[str, Any]) -> None:
     print(f"# {common.describe(result['machine'])}")
     print(f"# {common.describe(result['quiet'])}")
+    if result["missing"]:
+        print(f"# not installed: {', '.join(result['missing'])}")
     for first, title in ((True, "first epoch"), (False, "epochs after it")):
-        rows = []
+        speeds, opened = [], []
         for name, cells in result["runs"].items():
-            bound = result["bounds"][name]
-            limit = f"{bound:.0f}" if bound < 1e6 else "-"
-            opened = [f"{r[-1]['opened'][-1] / r[-1]['groups']:.2f}" for r in cells.values()]
-            rows.append([name, limit, *(cell(r, cells["torch"], first) for r in cells.values()),
-                         " ".join(opened)])  # fmt: skip
-        print(f"\n{title}, samples a second (x torch) least..greatest")
-        print(common.table(["", "bound", *LOADERS, "opened"], rows))
+            limit = f"{result['bounds'][name]:.0f}"
+            if "all kept" in name and not first:
+                limit = "-"  # nothing is left to be made
+            speeds.append([name, limit,
+                           *(rate_cell(r, cells["torch"], first) for r in cells.values())])
+            opened.append([name, *(opened_cell(r, first) for r in cells.values())])  # fmt: skip
+        print(f"\n{title}: samples a second (x torch) least..greatest")
+        print(common.table(["", "bound", *LOADERS], speeds))
+        print(f"\n{title}: opened, times a group")
+        print(common.table(["", *LOADERS], opened))
 
 
 def main() -> int:

@@ -215,12 +215,21 @@ class TestNextEpochEarly:
         """Out of order; the epoch after theirs is planned before they are handed over."""
 
         class Gate(Counting):
+            def __init__(self, n):
+                super().__init__(n)
+                self.gates = multiprocessing.Value("q", 0)
+
             def __getitem__(self, index):
                 index = super().__getitem__(index)
-                until, end = self.begun.value + 12, time.monotonic() + 60
-                while index == self.n - 1 and self.begun.value < until:
-                    assert time.monotonic() < end, "the next epoch was not begun"
-                    time.sleep(0.001)
+                if index == self.n - 1:
+                    with self.gates.get_lock():
+                        self.gates.value += 1
+                        gate = self.gates.value
+                    until, end = self.begun.value + 12, time.monotonic() + 60
+                    # The next epoch's gate begins early, once it is known to be slow.
+                    while self.begun.value < until and self.gates.value == gate:
+                        assert time.monotonic() < end, "the next epoch was not begun"
+                        time.sleep(0.001)
                 return index
 
         loader = make(

@@ -49,7 +49,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    own = {"common", "loader", "startup", "balance", "leaks", "operators", "volumes"}
+    own = {"common", "loader", "startup", "balance", "leaks", "operators", "volumes", "locality",
+           "locality_data"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
 
@@ -161,6 +162,45 @@ def test_workers(tmp_path: Path) -> None:
     result, text = quick("workers.py", tmp_path, "--only", "waiting")
     assert result["jobs"]["waiting"]["workers"] >= 2  # how many is a matter of time
     assert text.count("samples/s") == 2
+
+
+def test_locality(tmp_path: Path) -> None:
+    name = "sleeping, row groups of 32, declared"
+    result, text = quick("locality.py", tmp_path, "--only", name)
+    assert set(result["runs"]) == set(result["bounds"]) == {name}
+    cells = {loader: run for loader, [run] in result["runs"][name].items()}
+    assert len({run["digests"][0] for run in cells.values()}) == 1
+    assert all(run["opened"][0] >= run["groups"] for run in cells.values())
+    assert cells["torch"]["opened"][0] == cells["torch"]["groups"]  # a group is a batch
+    assert "opened, times a group" in text
+
+
+def test_groups_that_were_opened_are_counted(benchmark: Any, tmp_path: Path) -> None:
+    data = benchmark("locality_data")
+    some = data.Sleeping([2, 3, 1], 0.0, 0.0, keeps=2)
+    assert [some[i][1] for i in (0, 1, 2, 0, 5, 3, 0)] == [1, 0, 1, 0, 1, 1, 1]
+    pairs = list(data.GroupsShuffled(some, mixed=2))
+    assert sorted(pairs) == list(range(6)) and pairs != list(data.GroupsShuffled(some))
+    kept = data.Decoded(tmp_path, 3)
+    assert [kept[i][1] for i in (2, 1, 2, 1)] == [1, 1, 0, 0]
+    patches = data.Patches(tmp_path, 2, 3)
+    assert [patches[i][1] for i in (0, 1, 3, 2)] == [1, 0, 1, 1]
+    assert (patches[1][2] == data.Patches(tmp_path, 2, 3)[1][2]).all()
+
+
+def test_other_data_is_noticed(benchmark: Any) -> None:
+    locality, data = benchmark("locality"), benchmark("locality_data")
+    case = locality.Case(None, sampler=data.InOrder)
+    some = data.Sleeping([2, 1], 0.0, 0.0)
+
+    def digest(rows: list[int], order: tuple[int, ...] = (0, 1, 2)) -> str:
+        found = locality.Delivered()
+        found.add([torch.tensor(order), torch.ones(3), torch.tensor(rows)[:, None]])
+        return found.check(case, some, 0, order == (0, 1, 2))
+
+    assert digest([5, 6, 7]) == digest([7, 5, 6], (2, 0, 1)) != digest([5, 6, 8])
+    with pytest.raises(AssertionError, match="lost, repeated or out of order"):
+        digest([5, 6, 7], (0, 0, 1))
 
 
 def test_volumes(tmp_path: Path) -> None:

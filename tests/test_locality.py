@@ -132,6 +132,80 @@ def near(loader: Any) -> bool | None:
     return memo_of(loader).costs.summary()["near"]
 
 
+class TestGroups:
+    """Four openings of each group where nothing is kept together."""
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("group", [32, 8])
+    def test_one_worker_makes_a_group(self, group: int, persistent: bool) -> None:
+        data = Shards(512, group)
+        loader = make(data, persistent_workers=persistent)
+        openings(loader)  # here that is found out
+        settles(loader, 512 // group * 3 // 2)
+        assert near(loader) is True
+
+    @pytest.mark.parametrize("within", [False, True])
+    @pytest.mark.parametrize("group", [32, 8])
+    def test_in_a_sampler_that_shuffles_groups(self, group: int, within: bool) -> None:
+        data = Shards(512, group)
+        loader = make(data, sampler=Whole(512, group, within), persistent_workers=True)
+        openings(loader)
+        settles(loader, 512 // group * 3 // 2)
+        assert near(loader) is True
+
+    @pytest.mark.parametrize("shuffled", [False, True])
+    def test_longer_than_a_batch(self, shuffled: bool) -> None:
+        """Fewer openings than batches, of which a worker each would have made one."""
+        sampler = Whole(1024, 128) if shuffled else None
+        loader = make(Shards(1024, 128), sampler=sampler, persistent_workers=True)
+        openings(loader)
+        settles(loader, 1024 // 32 - 4)
+        assert near(loader) is True
+
+    def test_workers_share_the_groups(self) -> None:
+        loader = make(Shards(512, 32), persistent_workers=True)
+        for _ in range(2):
+            batches = list(loader)
+        assert len({int(w) for batch in batches for w in batch[2]}) == 4
+
+
+class TestHome:
+    """Samples go where they were made before, if that is cheaper."""
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_a_dataset_that_keeps_what_it_decoded(self, shuffle: bool) -> None:
+        """By chance a quarter are made at home: in the fourth epoch 42 of 100 miss."""
+        loader = make(Keeps(128), shuffle=shuffle, batch_size=16, persistent_workers=True)
+        assert openings(loader) == 128
+        openings(loader)
+        settles(loader, 12, epochs=2)
+
+
+class TestNothingToGain:
+    class Uneven(Shards):
+        """Some samples are dear wherever they are made."""
+
+        def open(self, index: int) -> bool:
+            return index % 7 == 0
+
+    def test_samples_in_any_order(self) -> None:
+        orders = []
+        for cls in (minato.DataLoader, torch.utils.data.DataLoader):
+            generator = torch.Generator().manual_seed(3)
+            loader = cls(self.Uneven(128, 1, 0.008), 8, shuffle=True, num_workers=3,
+                         generator=generator, persistent_workers=True)  # fmt: skip
+            orders.append([indices_of(loader) for _ in range(3)])
+            if cls is minato.DataLoader:
+                for _ in range(EPOCHS):
+                    engine = loader._iterator._engine
+                    if near(loader) is False and not engine.timing()["together"]:
+                        break
+                    list(loader)
+                assert near(loader) is False
+                assert engine.timing()["together"] is False
+        assert orders[0] == orders[1]
+
+
 class TestDeclared:
     """``locality_key``: where groups begin, by the dataset's word."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 
 import numpy as np
@@ -35,6 +36,37 @@ def test_parts_have_keys_of_their_own() -> None:
     assert key is not None
     assert [key(i) for i in (0, 19, 20, 21, 22, 41, -1)] == [
         (0, 0), (0, 3), (1, None), (1, None), (2, 0), (2, 3), (2, 3)]  # fmt: skip
+
+
+def begins(keys: str, batch: int = 100) -> str:
+    groups = Groups(lambda index: keys[index])
+    out = b""
+    for at in range(0, len(keys), batch):
+        out += groups.begins(range(at, min(at + batch, len(keys))))
+    return "".join("-1"[there] for there in out)
+
+
+def test_groups_that_are_mixed_are_one() -> None:
+    """A worker that keeps both opens each once; from batch to batch, too."""
+    assert begins("aaabbbcc") == "1--1--1-"
+    assert begins("abaabbccdcd") == "1-----1----"
+    assert begins("ababbacdcddc") == "1-----1-----"
+    assert begins("abab" "baba" "cdcd" "dccd", batch=4) == "1-------1-------"
+    assert begins("aab" "bba" "bcc", batch=3) == "1-1" "--1" "11-"
+
+
+def test_what_is_mixed_without_end_is_not_one() -> None:
+    """All samples shuffled: nobody keeps so many groups, and no worker is to make it all."""
+    keys = [chr(40 + n % 64) for n in range(640)]
+    random.Random(0).shuffle(keys)
+    made = begins("".join(keys), batch=64)
+    assert max(map(len, made.split("1"))) < 40
+    assert set(begins("".join(map(chr, range(40, 100))))) == {"1"}
+
+
+def test_a_key_is_hashable() -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        Groups(lambda index: [index]).begins([0])
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")

@@ -23,6 +23,7 @@ struct mn_planned {
     struct mn_piece *pieces; /* [ntasks] of room, while neighbours are kept together */
     uint32_t npieces;
     int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
+    int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to */
@@ -107,6 +108,7 @@ struct mn_piece {
     uint32_t node;    /* in the dispatcher, or MN_NO_NODE: in a share, or empty */
     int32_t home;     /* worker that made it last, -1 unknown */
     int64_t cost_ns;
+    int64_t opens_ns; /* of that, what is paid for groups that begin in it */
 };
 
 #define MN_NO_NODE UINT32_MAX
@@ -122,13 +124,26 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
 int
 mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
 
-/* Moves the last task that waits on a worker's own lane to another one. False without one. */
+/* Moves the first task that waits on a worker's own lane to another one. False without one. */
 bool
 mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
 
 /* No shares any more. */
 void
 mn_pieces_reset(struct mn_plan *p);
+
+/* What decides how early a piece starts: what its samples cost. What is paid for its group others
+ * pay for theirs, and early starts of them all would only open groups in more workers. */
+static inline int64_t
+mn_piece_samples_ns(const struct mn_piece *x)
+{
+    return x->cost_ns - x->opens_ns;
+}
+
+/* Whether samples that cost so much are known to be slow: they may have to start before what
+ * comes first. */
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t samples_ns);
 
 /* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
 void

@@ -96,7 +96,7 @@ offer(struct mn_plan *p, struct mn_piece *x)
     struct mn_dispatch_task task = {
         .position = (int64_t)(q->rows + q->row0[x->t0]),
         .batch = (int64_t)q->sequence,
-        .cost_ns = mn_plan_worth(p, x->cost_ns, bytes),
+        .cost_ns = mn_plan_worth(p, mn_piece_samples_ns(x), bytes),
         .bytes = bytes,
         .tag = q->sequence << 24 | (uint64_t)(x - q->pieces),
     };
@@ -142,12 +142,19 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 /* Slower than most by so much and twice as slow: worth to be started early. */
 #define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
 
+bool
+mn_piece_slow(const struct mn_plan *p, int64_t samples_ns)
+{
+    return samples_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+}
+
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
-/* Marks the rows at which pieces begin: where chains do, and where the home changes. */
+/* Marks the rows at which pieces begin: where chains do, where the home changes, and around
+ * samples that are known to be slow, which may have to start alone. */
 static void
 mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
-             const uint8_t *marks)
+             const uint8_t *marks, const int64_t *cost)
 {
     struct mn_plan *p = e->plan;
     const struct mn_plan_batch *b = &q->batch;
@@ -179,7 +186,10 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
             q->first_chain = p->chain.number;
         }
         p->chain.length++;
-        bool moves = i == 0 || home[i] != home[i - 1];
+        /* Where neighbours are cheaper they stay beside a slow one, too. */
+        bool slow = p->known.near != MN_CONTRAST_YES && !p->declared
+                    && (mn_piece_slow(p, cost[i]) || (i != 0 && mn_piece_slow(p, cost[i - 1])));
+        bool moves = i == 0 || home[i] != home[i - 1] || slow;
         bool begins = moves || (near && breaks);
         /* What is known of a sample's cost is without the opening, but where its group begins. */
         bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
@@ -219,13 +229,14 @@ cut_at(const struct mn_engine *e, struct mn_planned *q, const int64_t *cost, boo
 static int
 make_room(struct mn_planned *q)
 {
-    size_t each = sizeof(*q->pieces) + sizeof(*q->cost_ns);
+    size_t each = sizeof(*q->pieces) + sizeof(*q->cost_ns) + sizeof(*q->opens_ns);
     struct mn_piece *pieces = realloc(q->pieces, q->ntasks * each);
     if (pieces == NULL) {
         return -ENOMEM;
     }
     q->pieces = pieces;
     q->cost_ns = (int64_t *)(void *)(pieces + q->ntasks);
+    q->opens_ns = q->cost_ns + q->ntasks;
     return 0;
 }
 
@@ -242,7 +253,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
     mn_costs_places(e->plan->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL, b->nrows,
                     home, marks);
     q->chain = e->plan->chain;
-    mark_borders(e, q, home, marks);
+    mark_borders(e, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
     uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
@@ -278,15 +289,21 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
     return home != 0 && home <= p->nshares && !tries ? home - 1 : -1;
 }
 
-static int64_t
-cost_of(const struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, uint32_t task)
+/* What a task takes, and of that what is paid for groups that begin in it: all that their first
+ * samples cost beyond a usual one. */
+static void
+cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint32_t task)
 {
-    bool opens = (q->border[q->row0[task]] & OPENING) != 0;
-    int64_t ns = opens ? p->known.opening_ns : 0;
+    bool near = p->known.near == MN_CONTRAST_YES;
+    q->cost_ns[task] = q->opens_ns[task] = 0;
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
-        ns += cost[i];
+        int64_t ns = cost[i] + (q->border[i] & OPENING ? p->known.opening_ns : 0);
+        bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
+        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN)
+                     && ns > p->known.median_ns;
+        q->cost_ns[task] += ns;
+        q->opens_ns[task] += first ? ns - p->known.median_ns : 0;
     }
-    return ns;
 }
 
 /* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
@@ -296,9 +313,7 @@ place(struct mn_engine *e, struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
-    /* What is known to be slow may have to start before what comes first: not from a share. */
-    bool slow = x->cost_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
-    int64_t w = slow ? -1 : x->home;
+    int64_t w = mn_piece_slow(p, mn_piece_samples_ns(x)) ? -1 : x->home;
     if (x->chain == p->chain.number && p->chain.owner >= 0) {
         w = p->chain.owner;
     }
@@ -352,8 +367,9 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         }
         x->t1 = t + 1;
         x->chain = chain;
-        q->cost_ns[t] = cost_of(p, q, cost, t);
+        cost_of(p, q, cost, t);
         x->cost_ns += q->cost_ns[t];
+        x->opens_ns += q->opens_ns[t];
     }
     if (x != NULL) {
         place(e, x);

@@ -8,7 +8,7 @@
  *   2. the far half of what another worker has before it: of the one that has the batch to
  *      deliver next, or else of the one with the most to do. Only if that half would have
  *      waited there for longer than it costs to open its group again;
- *   3. the last task that waits on the lane of a worker that is held up by its present one.
+ *   3. the tasks that wait on the lane of a worker that is held up by its present one.
  *
  * No deadlock: the batch to deliver next is never refused memory, its tasks are first in
  * whatever share they are in (shares are in the order of delivery), and the shares of workers
@@ -33,7 +33,7 @@
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
 /* A worker that has not taken what it was given for so long does not run. */
-#define STOPPED_NS (UINT64_C(200) * 1000 * 1000)
+#define STOPPED_NS (INT64_C(200) * 1000 * 1000)
 
 /* ---- who starts what ---------------------------------------------------------------- */
 
@@ -53,27 +53,31 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    struct look v = {tail > hint ? tail - hint : 0, -1, 0};
-    v.queued = v.queued < QUEUED_MOST ? v.queued : QUEUED_MOST; /* the hint is the worker's word */
+    uint64_t n = tail > hint ? tail - hint : 0;
+    n = n < QUEUED_MOST ? n : QUEUED_MOST; /* the hint is the worker's word */
+    struct look v = {0, -1, 0};
+    for (uint64_t at = tail - n; at < tail; at++) {
+        uint32_t task;
+        if (mn_board_waits(&e->shm, MN_LANE_WORKER + w, at, &task)) {
+            v.queued++;
+            v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
+        }
+    }
     uint64_t running = mn_a64_load_relaxed(&k->running);
     if (running != 0) {
         v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
         /* One that has gone on for longer than expected is taken to last as long again. */
         int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
-        v.left_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+        v.left_ns += whole > v.running_ns ? whole - v.running_ns : v.running_ns;
     }
     bool waits = running == 0 && v.queued != 0;
-    if (!waits || s->hint != hint) { /* it has taken one meanwhile */
+    if (!waits || s->hint != hint || s->idle_ns == 0) { /* it has taken one meanwhile */
         s->idle_ns = waits ? now : 0;
         s->hint = hint;
     }
-    if (waits && now - s->idle_ns > STOPPED_NS) { /* stopped: as if it ran since then */
+    if (waits && now - s->idle_ns > (uint64_t)STOPPED_NS) { /* stopped: as if it ran since then */
         v.running_ns = (int64_t)(now - s->idle_ns);
-        v.left_ns = v.running_ns;
-    }
-    for (uint64_t at = tail - v.queued; at < tail; at++) {
-        uint32_t task = mn_board_entry(&e->shm, MN_LANE_WORKER + w, at);
-        v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
+        v.left_ns += v.running_ns;
     }
     return v;
 }
@@ -118,7 +122,8 @@ may_start(struct mn_engine *e, const struct round *r, const struct mn_piece *x)
     if (x->batch->block_off != 0) {
         return true;
     }
-    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence, .cost_ns = x->cost_ns};
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
     enum mn_dispatch_why why;
     if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
         || (why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
@@ -218,12 +223,14 @@ split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
     struct mn_piece *y = &q->pieces[q->npieces++];
     *y = *x;
     y->t0 = at;
-    y->cost_ns = 0;
+    y->cost_ns = y->opens_ns = 0;
     for (uint32_t t = at; t < y->t1; t++) {
         y->cost_ns += q->cost_ns[t];
+        y->opens_ns += q->opens_ns[t];
     }
     x->t1 = at;
     x->cost_ns -= y->cost_ns;
+    x->opens_ns -= y->opens_ns;
     mn_share_give(p, w, x);
     return y;
 }
@@ -335,6 +342,9 @@ find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
     if (p->next - p->head < p->window && !p->dispatch.closed) {
         return false; /* more is about to be planned, and it may begin with that */
     }
+    if (r->ready >= p->dispatch.rates.hungry) {
+        return false; /* it is the program that takes its time: there is none to win */
+    }
     for (uint32_t w = 0; w < p->nshares; w++) {
         const struct mn_share *s = &p->shares[w];
         if (w == helper || s->first == NULL) {
@@ -363,9 +373,9 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t n = tail > hint ? tail - hint : 0;
     n = n < QUEUED_MOST ? n : QUEUED_MOST;
-    for (uint64_t at = tail; n-- > 0;) {
+    for (uint64_t at = tail - n; at < tail; at++) {
         uint32_t task;
-        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, --at, &task)) {
+        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
             mn_tasks_put(&e->tasks, task, lane);
             return true;
         }
@@ -373,20 +383,27 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
     return false;
 }
 
-/* Takes back the last task that waits behind one that goes on and on. */
+/* Takes back the tasks that wait behind one that goes on and on: no more than AHEAD_NS of work. */
 static bool
 rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
 {
     struct mn_plan *p = e->plan;
     int64_t stuck = STUCK_TIMES * task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
-    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something */
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something, */
+    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for as long as nobody knows */
+        stuck += STOPPED_NS;
+    }
     for (uint32_t w = 0; w < p->nshares; w++) {
         struct look v = look_at(e, w, r->now);
         if (w == helper || v.queued == 0 || v.running_ns < stuck) {
             continue;
         }
-        if (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
+        bool any = false;
+        while (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
+            any = true;
+        }
+        if (any) {
             return true;
         }
     }
@@ -412,17 +429,36 @@ startable(struct mn_engine *e, const struct round *r, uint32_t w)
     return NULL;
 }
 
+static int64_t
+slack_of(const struct mn_plan *p, const struct mn_piece *x)
+{
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
+    return mn_dispatch_slack(&p->dispatch, &task);
+}
+
+/* Whether a piece that nobody has comes before what the worker has itself. One that is known to
+ * be slow does as soon as its time has come, even in the middle of a chain if that is worth what
+ * it costs to come back to it. */
+static bool
+comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
+            bool goes_on)
+{
+    if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
+        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+    }
+    return !goes_on && x->batch->sequence < own->batch->sequence;
+}
+
 /* What the worker is to start next, in its share; NULL: nothing now. */
 static struct mn_piece *
 next_for(struct mn_engine *e, const struct round *r, uint32_t w)
 {
     struct mn_plan *p = e->plan;
     struct mn_piece *own = startable(e, r, w);
-    if (own != NULL && own->chain == p->shares[w].chain) {
-        return own;
-    }
     struct mn_piece *x = unowned(e, r);
-    if (x != NULL && (own == NULL || x->batch->sequence < own->batch->sequence)) {
+    bool goes_on = own != NULL && own->chain == p->shares[w].chain;
+    if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
         return x;
     }
@@ -435,9 +471,9 @@ next_for(struct mn_engine *e, const struct round *r, uint32_t w)
     return own;
 }
 
-/* Starts a task for the worker. False when there is none for it now. */
+/* Starts a task for the worker, and adds what it will take. False when there is none for it now. */
 static bool
-start_next(struct mn_engine *e, const struct round *r, uint32_t w)
+start_next(struct mn_engine *e, const struct round *r, uint32_t w, int64_t *left_ns)
 {
     struct mn_plan *p = e->plan;
     struct mn_piece *x;
@@ -451,7 +487,7 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
             return false; /* what it will take is not known: it begins when it is made */
         }
         struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
-                                        .cost_ns = x->cost_ns};
+                                        .cost_ns = mn_piece_samples_ns(x)};
         enum mn_dispatch_why why;
         bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &why) == MN_OK;
         rc = mn_plan_start(e, x->batch, x->t0, MN_LANE_WORKER + w,
@@ -462,9 +498,11 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w)
     }
     uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
     p->sent_ns[task] = x->batch->cost_ns[x->t0];
+    *left_ns += p->sent_ns[task];
     x->batch->maker = (int32_t)w + 1;
     mn_share_take(p, w, x);
     x->cost_ns -= x->batch->cost_ns[x->t0];
+    x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
     if (x->t0 != x->t1) {
@@ -483,7 +521,8 @@ mn_pieces_pump(struct mn_engine *e)
     struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
     r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
                                        .ready_batches = r.ready + in_hand,
-                                       .last_batch = (int64_t)p->horizon - 1};
+                                       .last_batch = (int64_t)p->horizon - 1,
+                                       .held_ns = p->shared_ns};
     uint64_t most = depth(p);
     for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
         for (uint32_t w = 0; w < workers; w++) {
@@ -494,9 +533,10 @@ mn_pieces_pump(struct mn_engine *e)
             struct look v = look_at(e, w, r.now);
             uint64_t there = v.queued + (v.running_ns >= 0);
             uint64_t want = pass == 0 ? 1 : 1 + most;
-            while (there < want) {
+            int64_t left_ns = v.left_ns; /* with what it is given now */
+            while (there < want && (there == 0 || left_ns < AHEAD_NS)) {
                 r.idle = there == 0;
-                if (!start_next(e, &r, w)) {
+                if (!start_next(e, &r, w, &left_ns)) {
                     break;
                 }
                 there++;

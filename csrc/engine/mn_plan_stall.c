@@ -24,10 +24,7 @@ mn_plan_queued(const struct mn_engine *e)
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t queued = tail > hint ? tail - hint : 0;
     for (uint32_t w = 0; e->plan->by_piece && w < e->shm.ctl->nworkers; w++) {
-        l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
-        hint = mn_a64_load_acquire(&l->hint);
-        tail = mn_a64_load_relaxed(&l->tail);
-        queued += tail > hint ? tail - hint : 0;
+        queued += mn_board_waiting(&e->shm, MN_LANE_WORKER + w);
     }
     return queued;
 }

@@ -320,17 +320,17 @@ finale_work(const struct mn_dispatch_rates *r, int64_t pc)
 
 /* The end of the epoch: the costliest task first, if that can still level the workers. */
 static bool
-finale(const struct mn_dispatch *d, const struct mn_dispatch_node *least,
-       const struct mn_dispatch_node *costly)
+finale(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
+       const struct mn_dispatch_node *least, const struct mn_dispatch_node *costly)
 {
     int64_t c = costly->task.cost_ns;
     int64_t pc = times(c, (int64_t)d->rates.workers);
-    if (!d->closed || d->work_ns > finale_work(&d->rates, pc)
+    if (!d->closed || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
         || times(c, MN_DISPATCH_DISTINCT_DEN)
                <= times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
         return false;
     }
-    int64_t filler = 0;
+    int64_t filler = view->held_ns;
     unsigned end = class_of(c / MN_DISPATCH_SMALLER);
     for (unsigned k = 0; k < end; k++) {
         filler += d->class_ns[k];
@@ -382,6 +382,12 @@ reason(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t
     return view->ready_batches < d->rates.hungry ? MN_DISPATCH_AHEAD : 0;
 }
 
+int64_t
+mn_dispatch_slack(const struct mn_dispatch *d, const struct mn_dispatch_task *task)
+{
+    return slack_of(&d->rates, task);
+}
+
 int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                 const struct mn_dispatch_task *task, enum mn_dispatch_why *why)
@@ -402,7 +408,7 @@ mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *vie
     uint32_t least = d->heap[BY_SLACK][0];
     uint32_t costly = d->heap[BY_COST][0];
     const struct mn_dispatch_node *c = &d->nodes[costly];
-    if (finale(d, &d->nodes[least], c)) {
+    if (finale(d, view, &d->nodes[least], c)) {
         choose(d, costly, MN_DISPATCH_FINALE_LPT, out);
         return MN_OK;
     }

@@ -116,6 +116,8 @@ struct mn_dispatch_view {
     int64_t ready_batches; /* complete and undelivered, in order from the head (all of
                               them when delivery is out of order) */
     int64_t last_batch;    /* past this only known-slow tasks; INT64_MAX for no limit */
+    int64_t held_ns;       /* work left in ordinary tasks that workers have been given already,
+                              and that the dispatcher therefore does not hold */
 };
 
 struct mn_dispatch_choice {
@@ -198,6 +200,10 @@ mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *vie
 int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                 const struct mn_dispatch_task *task, enum mn_dispatch_why *why);
+
+/* What peek goes by: of two tasks the one of less slack comes first. */
+int64_t
+mn_dispatch_slack(const struct mn_dispatch *d, const struct mn_dispatch_task *task);
 
 /* The first task in the sampler's order: for when the budget refuses the other. MN_OK or
  * MN_EMPTY. */

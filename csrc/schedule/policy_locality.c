@@ -64,26 +64,72 @@ rank_of(const struct mn_contrast *c, float cost)
     return (double)twice / (2.0 * c->ncheap);
 }
 
-static void
-decide(struct mn_contrast *c)
+/* Whether the ranks say that the dear kind costs more. */
+static bool
+ranks_differ(const struct mn_contrast *c, double ask)
 {
-    double saved = c->dear_ns - c->cheap_ns;
     bool both = c->ndear != 0 && c->ncheap != 0;
     /* The variance of the mean of so many uniform ranks among so many others. */
     double variance = both ? (1.0 / c->ndear + 1.0 / c->ncheap) / 12.0 : 1.0;
     double above = c->rank - 0.5;
+    return above >= ask * MN_CONTRAST_LEAST
+           && above * above >= ask * ask * MN_CONTRAST_SIGMAS * MN_CONTRAST_SIGMAS * variance;
+}
+
+/* By how much the share of those that cost far more is larger in the dear kind; 0 where that may
+ * be chance. */
+static double
+tails_differ(const struct mn_contrast *c, double ask)
+{
+    const struct mn_contrast_tail *d = &c->dear_tail, *h = &c->cheap_tail;
+    if (d->far < ask * MN_CONTRAST_FAR_LEAST || h->n < MN_CONTRAST_EVIDENCE) {
+        return 0.0;
+    }
+    double all = (d->far + h->far + 1.0) / (d->n + h->n + 2.0);
+    double variance = all * (1.0 - all) * (1.0 / d->n + 1.0 / h->n);
+    double more = d->far / d->n - h->far / h->n;
+    double sigmas = ask * MN_CONTRAST_SIGMAS;
+    return more > 0.0 && more * more >= sigmas * sigmas * variance ? more : 0.0;
+}
+
+/* Whether so many were seen that a difference would have shown. Where some cost far more than
+ * usual it takes more to tell whose they are. */
+static bool
+enough(const struct mn_contrast *c)
+{
+    bool both = c->ndear >= MN_CONTRAST_EVIDENCE && c->ncheap >= MN_CONTRAST_EVIDENCE;
+    double all = c->dear_tail.n + c->cheap_tail.n;
+    return both && (c->dear_tail.far == 0.0 || all >= 8.0 * MN_CONTRAST_EVIDENCE);
+}
+
+static void
+decide(struct mn_contrast *c)
+{
     double worth = c->cheap_ns / 4.0;
     worth = worth > MN_LOCALITY_WORTH_NS ? worth : MN_LOCALITY_WORTH_NS;
     double ask = c->answer == MN_CONTRAST_YES ? 0.5 : 1.0;
-    bool sure = above >= ask * MN_CONTRAST_LEAST
-                && above * above >= ask * ask * MN_CONTRAST_SIGMAS * MN_CONTRAST_SIGMAS * variance;
-    if (sure && saved >= ask * worth) {
+    bool ranks = ranks_differ(c, ask) && c->dear_ns - c->cheap_ns >= ask * worth;
+    bool tails = tails_differ(c, ask) * (c->far_ns - c->cheap_ns) >= ask * worth;
+    if (ranks || tails) {
         c->answer = MN_CONTRAST_YES;
+        c->paid_ns = ranks ? c->dear_ns : c->far_ns;
     }
-    else if (c->answer != MN_CONTRAST_UNKNOWN
-             || (c->ndear >= MN_CONTRAST_EVIDENCE && c->ncheap >= MN_CONTRAST_EVIDENCE)) {
+    else if (c->answer != MN_CONTRAST_UNKNOWN || enough(c)) {
         c->answer = MN_CONTRAST_NO;
     }
+}
+
+/* Counts a sample among those of its kind, and whether it cost far more than usual. */
+static bool
+count(struct mn_contrast *c, struct mn_contrast_tail *t, int64_t cost_ns)
+{
+    bool far = (double)cost_ns > MN_CONTRAST_FAR * c->cheap_ns + MN_LOCALITY_WORTH_NS;
+    if (++t->n > MN_LOCALITY_MEMORY) {
+        t->n /= 2.0;
+        t->far /= 2.0;
+    }
+    t->far += far;
+    return far;
 }
 
 static void
@@ -92,9 +138,15 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
     cost_ns = cost_ns > 0 ? cost_ns : 0;
     if (cheap) {
         c->ncheap += c->ncheap < MN_CONTRAST_MEMORY;
+        (void)count(c, &c->cheap_tail, cost_ns);
         keep(c->cheap, &c->cheap_at, c->ncheap, cost_ns, 0.25, &c->cheap_ns);
     }
     else if (c->ncheap != 0) { /* else there is nothing to rank it in */
+        if (count(c, &c->dear_tail, cost_ns)) {
+            double n = c->dear_tail.far < MN_CONTRAST_MEMORY ? c->dear_tail.far
+                                                             : MN_CONTRAST_MEMORY;
+            c->far_ns += ((double)cost_ns - c->far_ns) / (n > 1.0 ? n : 1.0);
+        }
         toward(&c->rank, rank_of(c, (float)cost_ns), &c->ndear);
         keep(c->dear, &c->dear_at, c->ndear, cost_ns, 0.5, &c->dear_ns);
     }
@@ -106,7 +158,7 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
 static uint8_t
 followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
 {
-    l->opens_ns = (l->near.cheap_ns + l->near.dear_ns) / 2.0;
+    l->opens_ns = (l->near.cheap_ns + l->near.paid_ns) / 2.0;
     bool opens = (double)cost_ns > l->opens_ns;
     if (marks & MN_COST_OPENS) {
         l->right += opens;
@@ -208,13 +260,13 @@ int64_t
 mn_locality_opening(const struct mn_locality *l)
 {
     double each = l->each_ns > 0.0 ? l->each_ns : l->near.cheap_ns;
-    double opening = l->near.dear_ns - each;
+    double opening = l->near.paid_ns - each;
     return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
 }
 
 int64_t
 mn_locality_away(const struct mn_locality *l)
 {
-    double away = l->home.dear_ns - l->home.cheap_ns;
+    double away = l->home.paid_ns - l->home.cheap_ns;
     return l->home.answer == MN_CONTRAST_YES && away > 0.0 ? (int64_t)away : 0;
 }

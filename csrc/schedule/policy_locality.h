@@ -29,7 +29,14 @@
  *   a quarter of the cheap kind's cost and LOCALITY_WORTH_NS, which is half of what tasks are
  *   chunked to: less than that is amortised by the chunk already.
  *
- *   unknown  until EVIDENCE samples of both kinds were seen and nothing was believed
+ *   Where groups are much longer than what one worker makes of them at a time, most of the dear
+ *   kind find their group open and only few pay, but those much: ranks and medians do not show
+ *   it. So a second statement counts as well: that costs beyond CONTRAST_FAR times the cheap
+ *   kind's lower quartile are commoner in the dear kind, by CONTRAST_SIGMAS standard deviations of
+ *   that difference of two shares, and that what they cost more is worth it on average.
+ *
+ *   unknown  until EVIDENCE samples of both kinds were seen, and four times as many in all where
+ *            some cost far more than usual, and nothing was believed
  *   yes      believed; until the mean rank or the difference falls to half of what was asked
  *   no       all else. It can become yes at any time.
  *
@@ -60,6 +67,8 @@
 #define MN_CONTRAST_SIGMAS 4.0
 #define MN_CONTRAST_LEAST 0.15
 #define MN_CONTRAST_EVIDENCE 40
+#define MN_CONTRAST_FAR 4.0
+#define MN_CONTRAST_FAR_LEAST 8 /* of them */
 #define MN_LOCALITY_WORTH_NS 150000
 /* Of samples, for the length of groups, and of beginnings of batches: older ones weigh less
  * and less. */
@@ -72,6 +81,11 @@ enum mn_contrast_answer {
     MN_CONTRAST_YES = 2,
 };
 
+/* How many of a kind there were, and of them how many cost far more than usual. */
+struct mn_contrast_tail {
+    double n, far; /* with the memory above */
+};
+
 struct mn_contrast {
     float cheap[MN_CONTRAST_MEMORY]; /* the last costs of the cheap kind, a ring, */
     float dear[MN_CONTRAST_MEMORY];  /* and of the dear kind */
@@ -80,6 +94,9 @@ struct mn_contrast {
     double dear_ns, cheap_ns; /* their median, and lower quartile: a pause of the machine that hits
                                * one of them makes neither kind dear */
     uint32_t ndear, ncheap;    /* up to MN_CONTRAST_MEMORY */
+    struct mn_contrast_tail cheap_tail, dear_tail;
+    double far_ns;             /* mean cost of those of the dear kind that cost far more */
+    double paid_ns;            /* what one of the dear kind costs where it is dear */
     enum mn_contrast_answer answer;
 };
 

@@ -108,11 +108,29 @@ mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
     return claim_lane(shm, mn_lane_at(shm, MN_LANE_NORMAL), worker, task);
 }
 
-uint32_t
-mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at)
+bool
+mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
 {
     const struct mn_lane *l = mn_lane_at(shm, lane);
-    return (uint32_t)mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    uint64_t word;
+    *task = (uint32_t)entry;
+    return claimable(shm, entry, &word);
+}
+
+uint64_t
+mn_board_waiting(const struct mn_shm *shm, uint32_t lane)
+{
+    const struct mn_lane *l = mn_lane_at(shm, lane);
+    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the worker's word: no more than it may be */
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t n = tail > hint ? tail - hint : 0, waiting = 0;
+    n = n < MN_LANE_OWN_TASKS ? n : MN_LANE_OWN_TASKS;
+    for (uint64_t at = tail - n; at < tail; at++) {
+        uint32_t task;
+        waiting += mn_board_waits(shm, lane, at, &task);
+    }
+    return waiting;
 }
 
 bool

@@ -60,9 +60,14 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
 int
 mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
-/* The task that an entry of a lane names, at a count before its tail. */
-uint32_t
-mn_board_entry(const struct mn_shm *shm, uint32_t lane, uint64_t at);
+/* Whether the entry of a lane at a count before its tail waits to be claimed, and which task it
+ * names: another one may have been claimed, or taken back, while those before it wait. */
+bool
+mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task);
+
+/* How many entries of a worker's own lane wait to be claimed. */
+uint64_t
+mn_board_waiting(const struct mn_shm *shm, uint32_t lane);
 
 /* Takes back the task of an entry of a lane, at a count before its tail, if nobody has claimed
  * it. True, and which task, when it was. */

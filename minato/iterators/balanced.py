@@ -155,7 +155,7 @@ class BalancedIterator(_MinatoIterator):
             straggler_seconds=-1.0 if straggler is None else seconds,
             blocks=self._blocks_out(),
             keep=self._memo.kept_scheduler(self._bounds()),
-            keeps=self._groups is not None and not self._native,
+            keeps=not self._native,
             unit_rows=self._unit_rows,
         )
 

@@ -53,30 +53,47 @@ def _of_parts(whole: ConcatDataset) -> Key | None:
     return key_in
 
 
+#: Groups at most that are kept together because the order mixes their samples: a dataset that
+#: keeps several keeps some few, and what one worker is meant to make must not grow without end.
+MIXED = 8
+
+
 class Groups:
-    """Where groups begin in what the sampler draws."""
+    """Where groups begin in what the sampler draws.
+
+    Groups that the order mixes, as a shuffle buffer does, are one: a worker that keeps both opens
+    each once, and one that keeps the last alone opens no more than it would. They are mixed
+    where one begins before the last sample of the other, as far as a batch shows it.
+    """
 
     def __init__(self, key: Key) -> None:
         self._key = key
-        self._last: Any = _NONE
+        self._together: set[Any] = set()  # the keys of the present one
 
     def begins(self, indices: Any) -> bytes:
-        """A byte for each index: 1 where it has another key than the one before it, of the
-        batch before, too."""
-        out = bytearray()
-        for index in indices:
-            try:
-                key = self._key(index)
-                out.append(bool(key != self._last))
-            except StopIteration as error:  # a for loop would take it for the end of the epoch
-                text = f"locality_key({index!r}) of the dataset raised StopIteration"
-                raise RuntimeError(text) from error
-            except Exception as error:
-                if hasattr(error, "add_note"):  # Python 3.11
-                    error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
-                raise
-            self._last = key
+        """A byte for each index: 1 where another begins than that which the one before it
+        is of, in the batch before, too."""
+        keys = [self._key_of(index) for index in indices]
+        last = {key: at for at, key in enumerate(keys)}
+        out, end = bytearray(), -1
+        for at, key in enumerate(keys):
+            goes_on = key in self._together or (at <= end and len(self._together) < MIXED)
+            if not goes_on:
+                self._together, end = set(), -1
+            self._together.add(key)
+            end = max(end, last[key])
+            out.append(not goes_on)
         return bytes(out)
 
-
-_NONE = object()
+    def _key_of(self, index: Any) -> Hashable:
+        try:
+            key = self._key(index)
+            hash(key)
+            return key
+        except StopIteration as error:  # a for loop would take it for the end of the epoch
+            text = f"locality_key({index!r}) of the dataset raised StopIteration"
+            raise RuntimeError(text) from error
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
+            raise

@@ -90,7 +90,7 @@ dispatch_peek(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL|L:peek", &head, &ready, &last)) {
         return NULL;
     }
-    struct mn_dispatch_view view = {head, ready, last};
+    struct mn_dispatch_view view = {head, ready, last, 0};
     struct mn_dispatch_choice choice;
     if (mn_dispatch_peek(dispatch_of(self), &view, &choice) != MN_OK) {
         Py_RETURN_NONE;
