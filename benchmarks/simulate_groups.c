@@ -11,10 +11,10 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "mn_engine.h"
-#include "mn_engine_internal.h"
-#include "mn_worker.h"
+#include "engine/mn_engine.h"
+#include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
+#include "workers/mn_worker.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 /* A program that waits looks again after so long, and so does the engine (mn_engine.c). */
@@ -288,9 +288,9 @@ settle(struct sim *s)
         any = trainer_goes_on(s);
         mn_mutex_lock(&s->e->mutex);
         any |= mn_engine_step(s->e);
-        mn_mutex_unlock(&s->e->mutex);
+        mn_engine_unlock(s->e);
         any |= workers_go_on(s);
-        int64_t used = (int64_t)mn_extents_used(s->e->arena);
+        int64_t used = (int64_t)mn_arena_used(&s->e->arena);
         s->r.most_bytes = used > s->r.most_bytes ? used : s->r.most_bytes;
     }
     int64_t ahead = (int64_t)(s->e->plan->begun - s->e->plan->head);
@@ -370,7 +370,7 @@ sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t co
     for (int64_t i = 0; i < count && s->fault == 0; i++) {
         s->fault = s->seen[order[i]] == 1 ? 0 : SIM_LOST;
     }
-    s->r.limit_bytes = (int64_t)s->e->limit;
+    s->r.limit_bytes = (int64_t)s->e->arena.limit;
     s->r.wall_ns = (int64_t)(sim_now - begin);
     s->r.helped = (int64_t)(s->e->plan->helped - helped);
     s->r.near = (int64_t)s->e->plan->known.near;

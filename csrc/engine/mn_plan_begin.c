@@ -105,7 +105,7 @@ mn_plan_begin(struct mn_engine *e, struct mn_planned *q)
     uint64_t sequence = q->sequence;
     mn_dispatch_drop(&p->dispatch, is_of, &sequence);
     mn_pieces_forget(p, q);
-    mn_bell_ring(&e->shm.ctl->trainer); /* one that waits for whatever is done first */
+    e->crew.wakes.everybody = true; /* also a caller that waits for whatever is done first */
     return MN_CLOSED;
 }
 

@@ -120,7 +120,7 @@ ask_to_leave(struct mn_engine *e, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
-    mn_bell_ring(&k->bell);
+    e->crew.wakes.everybody = true;
 }
 
 /* The worker with the highest number that nobody has asked yet. */
