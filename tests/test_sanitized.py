@@ -28,8 +28,8 @@ SHORT = ["tests/attack/test_faults.py", "tests/contract/test_transport.py"]
 LONG = [
     *SHORT, "tests/attack/test_kills.py", "tests/attack/test_damage.py", "tests/test_loader.py",
     "tests/contract/test_collate.py", "tests/contract/test_fetch.py",
-    "tests/contract/test_worker_death.py", "tests/contract/test_memory.py", "tests/test_in_hand.py",
-    "tests/test_split.py", "tests/test_seeding.py",
+    "tests/contract/test_worker_death.py", "tests/contract/test_memory.py", "tests/iterators/test_prefetching.py",
+    "tests/transport/test_split.py", "tests/seeding/test_seeding.py",
 ]  # fmt: skip
 
 
@@ -165,20 +165,25 @@ MUTANTS = {
         "l->nodes[i].shape", TRANSPORT),
     "hand: a batch that nobody owns": Mutant(
         "mn_hand.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
-        ("tests/test_in_hand.py",)),
+        ("tests/iterators/test_prefetching.py",)),
     "seeder: room for one target": Mutant(
         "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
-        "PyMem_Calloc(1, sizeof *targets)", ("tests/test_seeding.py",)),
+        "PyMem_Calloc(1, sizeof *targets)", ("tests/seeding/test_seeding.py",)),
     "gather: room for one block": Mutant(
         "mn_engine_plan.c", "PyMem_Calloc((size_t)n + 1, sizeof(*from))",
-        "PyMem_Calloc(1, sizeof(*from))", ("tests/test_balance.py", "-k", "Ready")),
+        "PyMem_Calloc(1, sizeof(*from))", ("tests/iterators/test_balance.py", "-k", "Ready")),
 }  # fmt: skip
+
+
+def source_of(root: Path, mutant: Mutant) -> Path:
+    [path] = (root / "csrc" / "py").rglob(mutant.file)
+    return path
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
     mutant = MUTANTS[name]
-    text = (ROOT / "csrc" / "py" / mutant.file).read_text()
+    text = source_of(ROOT, mutant).read_text()
     assert text.count(mutant.old) == 1, f"{mutant.file} has changed: update the mutant"
 
 
@@ -188,7 +193,7 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_broken_extension_is_noticed(trees, name: str) -> None:
         tree, mutant = trees(False), MUTANTS[name]
-        path = tree.root / "csrc" / "py" / mutant.file
+        path = source_of(tree.root, mutant)
         text = path.read_text()
         path.write_text(text.replace(mutant.old, mutant.new))
         try:

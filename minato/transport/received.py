@@ -43,7 +43,7 @@ def _is_number(value: Any, most: float) -> bool:
 def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
     each of the first two."""
-    got = _loads(worker, data, buffers)
+    got: tuple[Any, ...] = _loads(worker, data, buffers)
     sound = isinstance(got, tuple) and len(got) in (2, 3) and got[0] in (OK, FAILED, EXHAUSTED)
     if sound and got[0] == FAILED:
         sound = isinstance(got[1], Failure)

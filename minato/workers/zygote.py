@@ -209,7 +209,7 @@ class Zygote:
         me: Any = multiprocessing.current_process()
         daemon, me._config["daemon"] = me._config.get("daemon"), False
         try:
-            with _signals.ignored():
+            with signals.ignored():
                 process.start()  # daemons may not have children: here they may
         finally:
             me._config["daemon"] = daemon

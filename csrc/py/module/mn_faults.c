@@ -6,7 +6,7 @@
  * FILE nobody dies, so it is one process in all. The process that loaded the module, with fork
  * the trainer, never dies of it.
  */
-#include "py/mn_state.h"
+#include "py/module/mn_state.h"
 
 #ifdef MN_FAULTS
 
