@@ -36,7 +36,7 @@ def _short(indices: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-#: by the engine's reasons for not making a batch (csrc/load/mn_engine.h): what it needs
+#: by the engine's reasons for not making a batch (csrc/engine/mn_engine.h): what it needs
 _NEEDS = {
     1: "{need} task descriptors at once, and there are {all} ({used} are in use: each sample that "
     "waits for its batch has one)",

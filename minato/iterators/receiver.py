@@ -177,6 +177,12 @@ class Receiver:
         if data is None:
             try:
                 data = self._take(batch, block)
+            except Exception as error:
+                data = Told(error)  # in its place: the end of the epoch counts on one
+            except BaseException:  # an interrupt: nobody gets it, and the end counts on it
+                if self._of_this_epoch(batch):
+                    self.planner.position.progress.delivered(batch.number)
+                raise
             finally:
                 self.engine.taken(sequence, block)
         return data

@@ -28,7 +28,7 @@ _TORCHS = {
 #: of these, and of what is derived from them, no others may be: rows hold them, or they are
 #: made plain on their way
 _HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
-#: what describe() makes of a sample, as csrc/py/mn_layout.h reads it
+#: what describe() makes of a sample, as csrc/py/transport/mn_layout.h reads it
 Spec = tuple[Any, ...]
 
 

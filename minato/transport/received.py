@@ -6,6 +6,7 @@ the worker writes to memory where it must not. Then an error names the worker.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from ..errors import Failure
@@ -32,8 +33,9 @@ def _loads(worker: int, data: bytes, buffers: list[Any] | None) -> Any:
     except Exception as error:
         if hasattr(error, "add_note"):
             error.add_note(_UNREADABLE.format(worker))
-            raise
-        raise RuntimeError(_UNREADABLE.format(worker)) from error
+        elif isinstance(error, (pickle.UnpicklingError, EOFError)):  # of no class, for sure
+            raise RuntimeError(_UNREADABLE.format(worker)) from error
+        raise
 
 
 def _is_number(value: Any, most: float) -> bool:

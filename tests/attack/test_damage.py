@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minato
-from minato import _codec
+from minato.transport import messages
 
 from .datasets import Wordy
 from .support import PATIENCE, alive, wait_for
@@ -154,7 +154,7 @@ GARBAGE = {
 def test_a_message_that_is_garbage_names_its_worker(
     options: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_codec, "dumps", lambda *_: (GARBAGE[what], []))
+    monkeypatch.setattr(messages, "dumps", lambda *_: (GARBAGE[what], []))
     iterator = iter(minato.DataLoader(Wordy(8), 4, num_workers=1, timeout=PATIENCE, **options))
     for _ in range(2):
         with pytest.raises(Exception) as caught:  # also what is raised while it is unpickled

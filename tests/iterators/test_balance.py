@@ -69,6 +69,18 @@ class Counting(torch.utils.data.Dataset):
         return index
 
 
+class Opens:
+    """What cannot be unpickled at index 9."""
+
+    def __init__(self, index, raises):
+        self.index, self.raises = index, raises
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        if self.index == 9:
+            raise self.raises("cannot be opened here")
+
+
 def indices(batches):
     return [b[0].tolist() for b in batches]
 
@@ -238,6 +250,26 @@ class TestNextEpochEarly:
         )
         for _ in range(4):
             assert sorted(sum(indices_of(loader), [])) == list(range(48))
+
+    @pytest.mark.parametrize("raises", [OSError, KeyboardInterrupt])
+    def test_an_error_while_a_batch_is_received_is_one_batch(self, raises):
+        """What is raised there takes the place of its batch; the epoch ends as it should."""
+
+        class Opening(Counting):
+            def __getitem__(self, index):
+                return Opens(index, raises)
+
+        loader = make(Opening(40), collate_fn=list, batch_size=4, prefetch_next_epoch=True,
+                      **self.options(shuffle=False, timeout=60))  # fmt: skip
+        for _ in range(2):
+            iterator, whole, failed = iter(loader), 0, 0
+            for _ in range(10):
+                try:
+                    whole += len(next(iterator)) == 4
+                except raises:
+                    failed += 1
+            assert (whole, failed) == (9, 1)
+            assert next(iterator, None) is None
 
     def test_as_far_as_slow_samples_ask_for(self):
         loader = make(Counting(600), prefetch_next_epoch=True, **self.options())

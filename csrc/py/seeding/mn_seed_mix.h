@@ -19,7 +19,7 @@
  * only has to differ from its neighbours in one state: everything that distinguishes
  * samples and generators has been through the 64-bit mixer before.  The results are
  * part of minato's reproducibility promise: changing any constant changes every
- * seeded run, so tests/test_seeding.py pins them with a twin written in Python.
+ * seeded run, so tests/seeding/test_seeding.py pins them with a twin written in Python.
  *
  * Word i does not depend on how many words are asked for, and not on the instruction
  * set: both variants below are one body compiled twice.
