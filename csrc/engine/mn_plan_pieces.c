@@ -271,7 +271,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
         q->row0[1] = b->nrows;
         q->ntasks = 1;
     }
-    return make_room(q);
+    return 0;
 }
 
 static int32_t
@@ -343,7 +343,7 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         q->first_chain = p->chain.number;
     }
     uint64_t chain = q->first_chain;
-    if (q->pieces == NULL && make_room(q) < 0) {
+    if (make_room(q) < 0) { /* it may have been cut finer since it had pieces */
         return -ENOMEM;
     }
     struct mn_piece *x = NULL;

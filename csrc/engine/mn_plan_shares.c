@@ -444,6 +444,9 @@ static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)
 {
+    if (x->batch->sequence == p->head && own->batch->block_off == 0) {
+        return true; /* what has not begun may find no room, and the head must not wait for it */
+    }
     if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
         return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
     }

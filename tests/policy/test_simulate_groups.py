@@ -168,3 +168,14 @@ def test_groups_that_are_mixed_are_opened_no_more_often_for_being_declared(
 ) -> None:
     for torch, plan in epochs(library, of_name(name), True, True):
         assert plan.opened <= 1.1 * torch.opened
+
+
+def test_batches_that_are_cut_finer_than_they_were(library) -> None:
+    """Long ones, of which nothing is known; then that neighbours are not cheaper; then that they
+    are. A batch has more tasks each time, and room for as many pieces."""
+    alone, shared = 13 * 1024, 12 * 16
+    group = [*range(alone)] + [alone + g for g in range(shared) for _ in range(64)]
+    work = groups.Work([MS // 2] * len(group), group, [0] * alone + [20 * MS] * shared)
+    case = groups.Case("cut", 1024, 16, lambda rng: None, memory=64)
+    with groups.Plan(library, case, work, True, False) as plan:
+        assert plan.epoch_of([*range(len(group))]).opened <= len(group)
