@@ -86,8 +86,8 @@ fuzz: build
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 
 # Installed one by one, beside the torch that is there: not all are there for every Python.
-LIBRARIES ?= accelerate datasets lightning monai pytorch-ignite ray[train] skorch torch_geometric \
-  transformers webdataset
+LIBRARIES ?= accelerate datasets h5py lightning lmdb monai pytorch-ignite ray[train] skorch \
+  torch_geometric transformers webdataset
 libraries: build
 	@for name in $(LIBRARIES); do \
 	  $(BIN)/pip install -q --disable-pip-version-check $(TORCH) $$name \

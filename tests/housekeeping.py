@@ -186,8 +186,9 @@ def _held(folder: Path) -> Counter[str]:
     found = _memfds()
     found.update(_processes())
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
-    # multiprocessing has one folder for the whole life of the process
-    found.update({f"{folder}/{n}": 1 for n in os.listdir(folder) if not n.startswith("pymp-")})
+    # multiprocessing has one folder for the whole life of the process, and torch leaves some
+    kept = ("pymp-", "torchelastic_", "torchinductor_")
+    found.update({f"{folder}/{n}": 1 for n in os.listdir(folder) if not n.startswith(kept)})
     return found
 
 

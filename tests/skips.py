@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-LIBRARIES = "accelerate|datasets|ignite|lightning|monai|ray|skorch|torch_geometric|transformers"
+LIBRARIES = (
+    "accelerate|datasets|h5py|ignite|lightning|lmdb|monai|ray|skorch|torch_geometric|transformers"
+)
 
 LISTED: dict[str, str] = {
     # what the machines of CI do not have

@@ -1,12 +1,12 @@
 """The extension itself under AddressSanitizer and UndefinedBehaviorSanitizer, with fault points.
 
 It is built in a copy of the tree, so that nothing of it gets into this one. What runs there are
-tests of this folder: with every run, workers and the zygote killed at each labelled point, and
-what loads rows, envelopes and collated batches. Reports go to files, because a worker that a
+tests of this folder: workers and the zygote killed at each labelled point, and what loads rows,
+envelopes and collated batches. Reports go to files, because a worker that a
 sanitizer ends is otherwise just a worker that died, and is replaced.
 
 Environment:
-    MINATO_TEST_SANITIZED: set it for the tests of the contract, too (some minutes).
+    MINATO_TEST_SANITIZED: set it for these runs (some minutes).
     MINATO_TEST_MUTANTS: set it to break csrc/py in known ways, one at a time, and see that the
         sanitizers notice (half a minute each).
 """
@@ -118,13 +118,15 @@ def must_pass(status: int, output: str, reports: list[str]) -> None:
     assert status == 0, output
 
 
-@pytest.mark.limit(600)
-def test_short(trees) -> None:
-    """Without minato._torch, so on the ways that do without it."""
-    must_pass(*trees(False).run(*SHORT, MINATO_STRESS_SECONDS="0.3"))
-
-
+# make sanitize, and not CI: on a busy machine a run was seen that did not end, with a forked
+# process that did not go on. Why is not known; it may be a lock of the sanitizer's own allocator,
+# which does not prepare for forks.
 if os.environ.get("MINATO_TEST_SANITIZED"):
+
+    @pytest.mark.limit(600)
+    def test_short(trees) -> None:
+        """Without minato._torch, so on the ways that do without it."""
+        must_pass(*trees(False).run(*SHORT, MINATO_STRESS_SECONDS="0.3"))
 
     @pytest.mark.limit(3600)
     @pytest.mark.parametrize("file", LONG)

@@ -13,7 +13,8 @@ from minato.options import Options
 
 from .parts import Loader, position_of
 
-HEALTHY = {"zygote_lost": False, "deaths": 0, "live": 2, "retries": 0, "pid": 0, "status": 0}
+HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "live": 2, "retries": 0,
+           "pid": 0, "status": 0}  # fmt: skip
 
 
 class Pool:
