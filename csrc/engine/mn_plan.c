@@ -178,10 +178,13 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     r.period_ns = mn_dispatch_period(p->consumer_ns, mean, rows, e->active);
     r.workers = e->active;
     r.window = (int64_t)p->window * e->active / e->cfg.workers;
-    if (r.period_ns > 0 && p->batch_bytes != 0) {
+    /* What is planned before any worker is there has made none of its blocks yet. */
+    uint64_t bytes = whole ? 0 : mn_form_bytes(&p->form, nrows);
+    bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+    if (r.period_ns > 0 && bytes != 0) {
         int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
         int64_t cheap = min64(lasts / r.period_ns,
-                              (int64_t)(MN_PLAN_LARGE_BYTES / p->batch_bytes));
+                              (int64_t)(MN_PLAN_LARGE_BYTES / bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
     if (p->by_piece) { /* a chain for each worker */

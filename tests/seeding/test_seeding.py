@@ -597,7 +597,7 @@ def test_nothing_leaks(force: str | None) -> None:
 
     rounds()
     before, after = rounds(), rounds()
-    assert abs(after[0] - before[0]) < 50
+    assert abs(after[0] - before[0]) < max(50, times // 100)  # other threads allocate, too
     assert after[1] == before[1]
 
 
