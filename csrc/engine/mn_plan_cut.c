@@ -252,9 +252,7 @@ mn_plan_settle(struct mn_engine *e)
     }
     for (uint32_t w = 0; w < e->shm.ctl->nworkers && !p->by_piece; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
-        while (mn_pieces_withdraw(e, w, MN_LANE_EXPRESS)) { /* they are anybody's again */
-            p->moved++;
-        }
+        p->moved += mn_pieces_withdraw(e, w, MN_LANE_EXPRESS); /* they are anybody's again */
     }
     free(cost);
 }

@@ -124,8 +124,8 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
 int
 mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
 
-/* Moves the first task that waits on a worker's own lane to another one. False without one. */
-bool
+/* Moves the tasks that wait on a worker's own lane to another one. Returns how many. */
+uint32_t
 mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
 
 /* No shares any more. */

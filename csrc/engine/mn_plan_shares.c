@@ -49,14 +49,10 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
 {
     struct mn_share *s = &e->plan->shares[w];
     const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t hint, end = mn_board_own_entries(&e->shm, MN_LANE_WORKER + w, &hint);
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    uint64_t n = tail > hint ? tail - hint : 0;
-    n = n < QUEUED_MOST ? n : QUEUED_MOST; /* the hint is the worker's word */
     struct look v = {0, -1, 0};
-    for (uint64_t at = tail - n; at < tail; at++) {
+    for (uint64_t at = hint; at < end; at++) {
         uint32_t task;
         if (mn_board_waits(&e->shm, MN_LANE_WORKER + w, at, &task)) {
             v.queued++;
@@ -365,22 +361,18 @@ find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
     return most >= 0 && victim != head && help(e, r, helper, victim);
 }
 
-bool
+uint32_t
 mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
 {
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_WORKER + w);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* never past what may still be claimed */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    uint64_t n = tail > hint ? tail - hint : 0;
-    n = n < QUEUED_MOST ? n : QUEUED_MOST;
-    for (uint64_t at = tail - n; at < tail; at++) {
-        uint32_t task;
+    uint64_t at, end = mn_board_own_entries(&e->shm, MN_LANE_WORKER + w, &at);
+    uint32_t task, moved = 0;
+    for (; at < end; at++) {
         if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
             mn_tasks_put(&e->tasks, task, lane);
-            return true;
+            moved++;
         }
     }
-    return false;
+    return moved;
 }
 
 /* Takes back the tasks that wait behind one that goes on and on: no more than AHEAD_NS of work. */
@@ -399,11 +391,7 @@ rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
         if (w == helper || v.queued == 0 || v.running_ns < stuck) {
             continue;
         }
-        bool any = false;
-        while (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper)) {
-            any = true;
-        }
-        if (any) {
+        if (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper) != 0) {
             return true;
         }
     }

@@ -119,14 +119,21 @@ mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *t
 }
 
 uint64_t
-mn_board_waiting(const struct mn_shm *shm, uint32_t lane)
+mn_board_own_entries(const struct mn_shm *shm, uint32_t lane, uint64_t *first)
 {
     const struct mn_lane *l = mn_lane_at(shm, lane);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* the worker's word: no more than it may be */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    uint64_t n = tail > hint ? tail - hint : 0, waiting = 0;
-    n = n < MN_LANE_OWN_TASKS ? n : MN_LANE_OWN_TASKS;
-    for (uint64_t at = tail - n; at < tail; at++) {
+    uint64_t n = tail > hint ? tail - hint : 0;
+    *first = tail - (n < MN_LANE_OWN_TASKS ? n : MN_LANE_OWN_TASKS);
+    return tail;
+}
+
+uint64_t
+mn_board_waiting(const struct mn_shm *shm, uint32_t lane)
+{
+    uint64_t at, waiting = 0, end = mn_board_own_entries(shm, lane, &at);
+    for (; at < end; at++) {
         uint32_t task;
         waiting += mn_board_waits(shm, lane, at, &task);
     }

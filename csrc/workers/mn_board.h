@@ -60,6 +60,11 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
 int
 mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
+/* The entries of a worker's own lane that may wait to be claimed: counts from *first up to, and
+ * without, the one that is returned. */
+uint64_t
+mn_board_own_entries(const struct mn_shm *shm, uint32_t lane, uint64_t *first);
+
 /* Whether the entry of a lane at a count before its tail waits to be claimed, and which task it
  * names: another one may have been claimed, or taken back, while those before it wait. */
 bool
