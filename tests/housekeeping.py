@@ -181,6 +181,15 @@ def _is_others(name: str) -> bool:
     return False
 
 
+def _is_a_probe(path: Path) -> bool:
+    """Whether it is the file by which Python's tempfile tries out a folder when it is used first:
+    a process that is killed in that moment leaves it."""
+    try:
+        return re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.stat().st_size <= 4
+    except OSError:
+        return True  # removed just now
+
+
 def _held(folder: Path) -> Counter[str]:
     """All that a test may not leave more of."""
     found = _memfds()
@@ -188,7 +197,8 @@ def _held(folder: Path) -> Counter[str]:
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
     # multiprocessing has one folder for the whole life of the process, and torch leaves some
     kept = ("pymp-", "torchelastic_", "torchinductor_")
-    found.update({f"{folder}/{n}": 1 for n in os.listdir(folder) if not n.startswith(kept)})
+    found.update({f"{folder}/{n}": 1 for n in os.listdir(folder)
+                  if not n.startswith(kept) and not _is_a_probe(folder / n)})
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import types
 from typing import Any
 
 import pytest
@@ -218,8 +217,8 @@ def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
 
 def test_ranks_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it for all of them together, page tables of every process included."""
-    machine = types.SimpleNamespace(machine=lambda: {"memory_available": 64 * 1024 * MIB})
-    monkeypatch.setattr(_core, "machine", machine.machine)
+    machine = {**_core.machine(), "memory_available": 64 * 1024 * MIB}
+    monkeypatch.setattr(_core, "machine", lambda: machine)
     limits = []
     for ranks in (1, 8):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
