@@ -10,6 +10,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
+#include "engine/mn_engine_internal.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
@@ -313,6 +314,12 @@ mn_engine_dismiss(struct mn_engine *e)
     mn_crew_ring_all(&e->crew);
 }
 
+void
+mn_engine_kick(struct mn_engine *e)
+{
+    mn_bell_kick(&e->shm.ctl->trainer);
+}
+
 /* Nobody is woken: whoever would be is gone, or has its wake-up from whoever is here still. */
 static void
 unref_and_unlock(struct mn_engine *e)
@@ -547,12 +554,13 @@ mn_engine_given(struct mn_engine *e, bool got)
     mn_a64_store_relaxed(&c->given, e->waits.n);
 }
 
-void
+int64_t
 mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->waits.spanned = true;
     e->waits.served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
+    return e->plan != NULL ? e->plan->consumer_ns : 0;
 }
 
 void
@@ -569,7 +577,7 @@ mn_engine_span_end(struct mn_engine *e, bool got)
 void
 mn_engine_handed(struct mn_engine *e)
 {
-    mn_engine_span_begin(e);
+    (void)mn_engine_span_begin(e);
     mn_engine_span_end(e, true);
 }
 
