@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .._limits import NOT_STARTED
+from .._system_errors import NOT_STARTED
 from ..seeding import plans
 from . import environment, grace, signals
 from .job import Job, count_threads
