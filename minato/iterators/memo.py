@@ -86,7 +86,7 @@ class Memo:
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def asks_for_samples(self) -> bool:
-        """Whether workers are to say what their first samples are like, see transport/split.py."""
+        """Whether workers are to say what their first samples are like, see transport/sendable.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
     def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
