@@ -10,9 +10,9 @@ import torch
 
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
-from minato.iterators.memo import Shape
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
+from minato.transport.shape import Shape
 from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 
 from .parts import Engine, Loader, planner_of
