@@ -1,6 +1,7 @@
 /* mn_engine_take.c - done blocks of an Engine as batches.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_layout.h"
 
@@ -8,7 +9,7 @@
 static bool
 all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 {
-    const struct mn_block *block = mn_block_at(&e->shm, off);
+    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
     if (mn_layout_has_objects(l)) {
         return false;
     }
@@ -23,7 +24,7 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, const struct mn_block 
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
         bytes += mn_layout_row_bytes(l)[f] * block->nrows;
     }
-    return e->arena.kept_bytes + bytes > e->arena.limit / 2;
+    return !mn_engine_may_keep(e, bytes);
 }
 
 static int
@@ -54,7 +55,7 @@ decode(PyObject *self, struct mn_state *st, struct mn_engine *e, uint64_t off, P
        PyObject *objects)
 {
     struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_block *block = mn_block_at(&e->shm, off);
+    struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
     if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
@@ -100,7 +101,7 @@ mn_engine_py_take(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    if (mn_block_at(&e->shm, off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
+    if (mn_block_at(mn_engine_shm(e), off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
     PyObject *batch = decode(self, st, e, off, layout, NULL);
