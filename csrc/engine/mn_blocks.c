@@ -194,14 +194,35 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     return 0;
 }
 
+/* Whether there is room for its rows, and then for the results of those before it that have no
+ * rows and are not there yet: they are waited for first. */
+static bool
+leaves_room(struct mn_engine *e, const struct mn_submit *s)
+{
+    uint64_t small, rows = fields_bytes(s, &small), need = rows;
+    for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
+        bool waits = !b->abandoned && b->ranges.n == 0;
+        need += waits && mn_engine_poll(e, b->block_off) == MN_BLOCK_BUSY ? rows : 0;
+    }
+    return !mn_arena_exceeds(&e->arena, need);
+}
+
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
 {
     uint32_t rows[2] = {0, s->nrows};
     struct mn_submit own = *s;
+    bool may_go_without = s->kind == MN_KIND_BATCH && s->nfields != 0;
     mn_mutex_lock(&e->mutex);
     own.sequence = e->flight.submitted++;
-    int rc = mn_batch_make(e, &own, rows, 1, block_off);
+    int rc = -ENOMEM;
+    if (!may_go_without || leaves_room(e, s)) {
+        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    }
+    if (rc < 0 && may_go_without) {
+        own.nfields = own.layout = 0;
+        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    }
     if (rc < 0 && mn_arena_no_lent(&e->arena)) {
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }

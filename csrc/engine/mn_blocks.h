@@ -48,7 +48,8 @@ mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off);
 
 /* ---- mutex not held ----------------------------------------------------------------- */
 
-/* Static scheduling: publishes a batch as one task, on the lane of its worker. 0 and the block;
+/* Static scheduling: publishes a batch as one task, on the lane of its worker. A BATCH
+ * without room for its rows now has no layout: then it travels in an envelope. 0 and the block;
  * -ENOMEM; -EAGAIN: no descriptors now, or the lane is full. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);

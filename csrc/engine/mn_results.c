@@ -55,7 +55,7 @@ read_reports(struct mn_engine *e, struct mn_batch *b, const struct mn_result *r)
     bool sound = true;
     for (uint32_t i = 0; i < r->nrows; i++) {
         bool known = to[i].status <= MN_ROW_ENVELOPE && to[i].wall_ns <= r->done_ns;
-        bool there = r->kind != MN_KIND_ROWS || r->flags != 0 || to[i].status == MN_ROW_WRITTEN;
+        bool there = r->flags != 0 || to[i].status == MN_ROW_WRITTEN;
         sound = sound && known && there;
     }
     if (!sound) {

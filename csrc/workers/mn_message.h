@@ -81,7 +81,8 @@ enum mn_task_status {
 enum mn_task_kind {
     MN_KIND_ROWS = 0,    /* samples of a map-style dataset, each written to its row */
     MN_KIND_SAMPLES = 1, /* the same without a known layout: samples into the envelope */
-    MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope */
+    MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope; or, where
+                          * its block has a layout that they fit, samples into its rows */
     MN_KIND_RESUME = 3,  /* a new epoch begins for this worker (torch's resume marker) */
     MN_KIND_PART = 4,    /* samples into the envelope, for the block's collate task */
     MN_KIND_COLLATE = 5, /* collates what the PART tasks of its block have left, in shared

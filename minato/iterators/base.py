@@ -55,6 +55,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _balanced = True
     _unit = "batch"
     _splits = False  # whether batches that one worker makes may be split over several
+    _places = False  # whether the samples of such a batch may be placed in rows
     _pinner: Pinner | None = None
     _supervisor: Supervisor | None = None
 
@@ -127,6 +128,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 worker_init_fn=self._worker_init_fn,
                 splits=self._splits,
                 probing=self._splits and memo.asks_for_samples(),
+                places=self._places,
             ),
         )
 

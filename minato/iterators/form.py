@@ -34,9 +34,13 @@ class Form:
             whole = shape.whole and not self._in_parts
             engine.set_form(BATCH if whole else SAMPLES, None, 0)
             return
+        engine.set_form(ROWS, layout.core, self.posted(engine, layout))
+
+    def posted(self, engine: Engine, layout: Layout) -> int:
+        """Where workers find the layout."""
         if id(layout) not in self._posted:
             self._posted[id(layout)] = engine.post(layout.pickled)
-        engine.set_form(ROWS, layout.core, self._posted[id(layout)])
+        return self._posted[id(layout)]
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""

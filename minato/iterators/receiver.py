@@ -12,9 +12,10 @@ from .._core import CostModel, Engine
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout
-from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART
+from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART, PLACED
 from .collating import CollatesHere
 from .failures import Told, no_room, note, refused
+from .memo import Shape
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
@@ -46,6 +47,33 @@ def whole_batch(engine: Engine, costs: CostModel, block: int) -> tuple[Any, ...]
     if status == OK and more:
         costs.sends(more[0])
     return status, data, *more
+
+
+def placed_batch(
+    engine: Engine, shape: Shape, block: int, sent: Layout | None, most: int
+) -> tuple[Any, ...]:
+    """(status, payload) of a BATCH task whose samples, at most so many, may be in rows of the
+    layout that was sent along."""
+    layout = sent if sent is not None and engine.form(block)[1] else None  # else: no room for rows
+    data = engine.decode(block, layout.core, None) if layout is not None else None
+    if data is not None:
+        shape.note(True)
+        return OK, data
+    (worker, _row0, _nrows, pickled, buffers) = engine.envelopes(block)[0]
+    if pickled is None:
+        return FAILED, no_room()
+    status, data, *more = received.placed(worker, pickled, buffers, layout, most)
+    if status == PLACED:
+        assert layout is not None
+        shape.note(True)
+        return OK, engine.decode(block, layout.core, more[0], data)
+    if status == OK and layout is not None:
+        shape.note(False)
+    elif more and shape.layout is None and not shape.whole:
+        shape.whole = not more[0]
+        if more[0]:
+            shape.layout = received.layout(worker, more[0])
+    return status, data
 
 
 class Completions:

@@ -14,11 +14,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
+from ..transport.layouts import Layout, is_default_collate
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
+from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Told, note
+from .form import Form
 from .prefetcher import PINNED
-from .receiver import LOST, whole_batch
+from .receiver import LOST, placed_batch
 from .supervisor import Supervisor
 
 #: first lane of a worker's own, csrc/workers/mn_message.h
@@ -32,7 +35,9 @@ _PASSED = object()
 class StaticIterator(MinatoIterator):
     """torch's dispatch: batch i on worker i mod n, torch's random streams.
 
-    Used for ``scheduling="static"`` and for iterable datasets.
+    Used for ``scheduling="static"`` and for iterable datasets. A worker fetches a batch as torch
+    does; where default_collate would copy its samples into one tensor a field, they are copied
+    into the rows of the batch's block instead, which the program gets as they are.
     """
 
     _balanced = False
@@ -41,6 +46,11 @@ class StaticIterator(MinatoIterator):
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
+        self._shape = self._position.memo.shape if by_default else WHOLE
+        self._places = not self._shape.whole
+        self._form = Form(self._shape)
+        self._pickled: dict[int, bytes] = {}  # what stands for indices of an iterable dataset
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late
@@ -68,6 +78,7 @@ class StaticIterator(MinatoIterator):
         """Other random streams are wanted: new workers."""
         self._shutdown_workers()
         self._blocks.clear()
+        self._form = Form(self._shape)  # nothing is posted yet
         self._start_workers(loader, self._supervisor)
 
     def _next_data(self) -> Any:
@@ -103,10 +114,13 @@ class StaticIterator(MinatoIterator):
             engine.retire(block)
         self._blocks.clear()
 
-    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
-        block = self._engine.submit(
+    def _submit(
+        self, worker: int, number: int, index: Any, kind: int, layout: Layout | None = None
+    ) -> int:
+        engine = self._engine
+        block = engine.submit(
             index,
-            pickle.dumps,
+            self._dumps if self._iterable else pickle.dumps,
             kind,
             number,
             self._position.epoch,
@@ -114,6 +128,9 @@ class StaticIterator(MinatoIterator):
             LANE_WORKER + worker,
             False,
             self._progress.user_epoch,
+            None if layout is None else layout.core,
+            0 if layout is None else self._form.posted(engine, layout),
+            1 if layout is None else len(index),
         )
         if block is None:
             raise RuntimeError(
@@ -121,9 +138,17 @@ class StaticIterator(MinatoIterator):
             )
         return block
 
+    def _dumps(self, index: Any) -> bytes:
+        """Of an iterable dataset, whose indices all say the same: how many samples are wanted."""
+        size = len(index) if type(index) is list else -1
+        if size not in self._pickled:
+            self._pickled[size] = pickle.dumps(index)
+        return self._pickled[size]
+
     def _send(self, worker: int, number: int, index: Any) -> None:
-        block = self._submit(worker, number, index, BATCH)
-        self._blocks[number] = _Sent(block, worker, index)
+        layout = None if self._form.makes_whole(index) else self._shape.layout
+        block = self._submit(worker, number, index, BATCH, layout)
+        self._blocks[number] = _Sent(block, worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
         """The batch that finished first, as torch's result queue would give it."""
@@ -158,7 +183,7 @@ class StaticIterator(MinatoIterator):
             self._supervisor.trace.block(sent.index, sent.block)
         sent.done_ns = self._engine.done_ns(sent.block)
         try:
-            sent.answer = (EXHAUSTED, None) if ended else self._whole(sent.block)
+            sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
         except Exception as error:
             sent.answer = FAILED, Told(error)  # in its place: torch's dispatch counts on one
         except BaseException:
@@ -170,8 +195,9 @@ class StaticIterator(MinatoIterator):
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)
 
-    def _whole(self, block: int) -> tuple[Any, ...]:
-        return whole_batch(self._engine, self._position.memo.costs, block)
+    def _whole(self, sent: _Sent) -> tuple[Any, ...]:
+        most = len(sent.index) if sent.layout is not None else 0
+        return placed_batch(self._engine, self._shape, sent.block, sent.layout, most)
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
@@ -233,6 +259,7 @@ class _Sent:
     block: int
     worker: int
     index: Any
+    layout: Layout | None  # of the rows that it may be in
     answer: Any = None  # (status, data) once it was read: its block is free
     done_ns: int = 0
 

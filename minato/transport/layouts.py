@@ -196,6 +196,24 @@ class Layout:
         return layout
 
 
+    @classmethod
+    def sent(cls, pickled: bytes) -> Layout:
+        """What a worker has proven. Raises any exception for what it cannot have sent."""
+        return cls(pickle.loads(pickled))
+
+
 def open_layout(pickled: bytes) -> Any:
     """In a worker: the compiled layout of a description the trainer has posted."""
     return _core.Layout(pickle.loads(pickled))
+
+
+def proven(samples: Any, batch: Any) -> bytes | None:
+    """In a worker: the layout of samples, given default_collate's batch of them, for the trainer.
+    Empty where there is none; None where only other samples can tell."""
+    try:
+        if type(samples) is not list:
+            raise NoLayout("samples that are no list")
+        layout = Layout.prove(samples[0], batch, len(samples))
+        return layout.pickled if alike(samples) else None
+    except NoLayout:
+        return b""

@@ -10,8 +10,9 @@ import pickle
 from typing import Any
 
 from ..errors import Failure
-from ..workers.process import ERROR, EXHAUSTED, FAILED, OBJECTS, OK, SAMPLE
+from ..workers.process import ERROR, EXHAUSTED, FAILED, OBJECTS, OK, PLACED, SAMPLE
 from . import messages
+from .layouts import Layout
 
 _UNREADABLE = (
     "minato: while the result of DataLoader worker {} was unpickled. Where that is no class's "
@@ -45,13 +46,52 @@ def _is_number(value: Any, most: float) -> bool:
 def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
     each of the first two."""
-    got: tuple[Any, ...] = _loads(worker, data, buffers)
-    sound = isinstance(got, tuple) and len(got) in (2, 3) and got[0] in (OK, FAILED, EXHAUSTED)
-    if sound and got[0] == FAILED:
-        sound = isinstance(got[1], Failure)
-    if not sound or not all(_is_number(more, 2**63) for more in got[2:]):
+    got = _answer(worker, data, buffers)
+    if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
         raise nonsense(worker)
     return got
+
+
+def placed(
+    worker: int, data: bytes, buffers: list[Any] | None, layout: Layout | None, most: int
+) -> tuple[Any, ...]:
+    """Of a whole batch that may be in rows of a layout, most of them: (OK, data), (FAILED,
+    failure), (EXHAUSTED, None), or (PLACED, rows, objects by row). (OK, data, layout) tells a
+    layout, pickled or empty."""
+    got = _answer(worker, data, buffers)
+    if got[0] == PLACED:
+        sound = layout is not None and len(got) == 3 and _are_rows(*got[1:], layout, most)
+    else:
+        sound = len(got) == 2 or (got[0] == OK and type(got[2]) is bytes)
+    if not sound:
+        raise nonsense(worker)
+    return got
+
+
+def layout(worker: int, pickled: bytes) -> Layout:
+    """What a worker has proven of its samples."""
+    try:
+        return Layout.sent(pickled)
+    except Exception as error:
+        raise nonsense(worker) from error
+
+
+def _answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
+    got: tuple[Any, ...] = _loads(worker, data, buffers)
+    known = isinstance(got, tuple) and len(got) in (2, 3)
+    if not known or got[0] not in (OK, FAILED, EXHAUSTED, PLACED):
+        raise nonsense(worker)
+    if got[0] == FAILED and not isinstance(got[1], Failure):
+        raise nonsense(worker)
+    return got
+
+
+def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
+    leaves = layout.core.objects
+    if not _is_number(rows, most + 1) or rows < 1 or type(objects) is not list:
+        return False
+    each = all(type(row) is list and len(row) == leaves for row in objects)
+    return each and len(objects) == (rows if leaves else 0)
 
 
 def rows(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ..errors import Failure
 from ..seeding import init_states
 from ..state import all_global
 from ..transport import messages
-from ..transport.layouts import open_layout, plain
+from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
 from . import environment, signals
 from .job import by_sample, fetches_batches, Job, offered
@@ -32,13 +32,14 @@ ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
 #: entries of a row's envelope, numbers of csrc/py/types/mn_worker_task.c; REFUSED: of a PART, a
 #: sample that may not come out of a message as it went in
 SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
-#: what a BATCH task answers
-OK, FAILED, EXHAUSTED = range(3)
+#: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say
+OK, FAILED, EXHAUSTED, PLACED = range(4)
 
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
-#: (one of OK to EXHAUSTED, data or failure, the row it failed at or what sending costs)
-Answer = tuple[Any, ...]
+#: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
+#: None) or (PLACED, rows, objects); None: all rows are written, and nothing else is to be said
+Answer = tuple[Any, ...] | None
 #: place of a task in the epoch, as the core's next() gives it
 Task = tuple[Any, ...]
 
@@ -58,6 +59,13 @@ def prepare(job: Job, number: int) -> None:
     )
 
 
+class _Placed(NamedTuple):
+    """In place of a batch that was written into rows."""
+
+    rows: int
+    objects: list[list[Any]]  # by row: leaves that are no row data
+
+
 class _Runner:
     """Answers the tasks that the core's loop hands to Python."""
 
@@ -66,8 +74,10 @@ class _Runner:
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
         self.mark: Any = None  # Worker.mark, once there is one
+        self.place: Any = None  # Worker.place, likewise
         self.probing = job.probing
-        self.sending: tuple[int, ...] = ()  # what the next answer says of it, at its end
+        self.learns = job.places  # what its samples look like
+        self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
@@ -88,10 +98,25 @@ class _Runner:
 
     def _make_fetcher(self) -> None:
         job = self.job
+        # worker_init_fn may have taught this process's default_collate something
+        places = job.places and is_default_collate(job.collate_fn)
+        collate_fn = self._into_rows if places else job.collate_fn
         self.fetcher = _DatasetKind.create_fetcher(
-            job.dataset_kind, job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+            job.dataset_kind, job.dataset, job.auto_collation, collate_fn, job.drop_last
         )
         self.exhausted = False
+
+    def _into_rows(self, samples: Any) -> Any:
+        """What stands in for default_collate: the samples of a batch are written to its rows.
+        Those that do not fit are collated, and where the trainer may not know yet what samples
+        look like it is told."""
+        objects: list[list[Any]] = []
+        if self.place(samples, objects):
+            return _Placed(len(samples), objects)
+        data = self.job.collate_fn(samples)
+        if self.learns and (found := proven(samples, data)) is not None:
+            self.learns, self.sending = False, (found,)
+        return data
 
     def rows(self, extras: list[Entry]) -> list[Entry]:
         """Entries of an envelope of rows, exceptions wrapped."""
@@ -144,8 +169,7 @@ class _Runner:
         return Failure.of(error, self.where)
 
     def batch(self, index: Any, task: Task) -> Answer:
-        """Fetches and collates; (OK, data), (FAILED, failure) or (EXHAUSTED, None). A failure
-        of one sample is followed by its row."""
+        """Fetches and collates. A failure of one sample is followed by its row."""
         if self.init_failure is not None:
             return FAILED, self.init_failure
         if self.exhausted:
@@ -155,6 +179,9 @@ class _Runner:
             if isinstance(index, _IndexError):
                 raise index.error
             data = self._fetch(index, *task)
+            if type(data) is _Placed:
+                all_said = data.rows == len(index) and not data.objects
+                return None if all_said else (PLACED, *data)
             sending, self.sending = self.sending, ()
             return OK, data, *sending
         except StopIteration as error:
@@ -261,7 +288,9 @@ def collated(
     return batch
 
 
-def _encode(answer: Any, where: str, kind: int) -> tuple[bytes, list[Any]]:
+def _encode(answer: Any, where: str, kind: int) -> tuple[bytes | None, list[Any]]:
+    if answer is None:
+        return None, []
     samples = isinstance(answer, list)
     try:
         return messages.dumps(answer, samples)
@@ -321,7 +350,7 @@ def main(job: Job, number: int) -> None:
         offered(job.dataset, "set_epoch"),
         job.user_epoch,
     )
-    runner.mark = worker.mark
+    runner.mark, runner.place = worker.mark, worker.place
     worker.ready(*runner.init_states)
     while True:
         task = worker.next()

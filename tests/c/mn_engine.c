@@ -254,6 +254,38 @@ only_begun_tasks_have_an_age(void)
     mn_engine_close(e);
 }
 
+/* Where the limit leaves no room for rows they travel in envelopes, and no later batch takes the
+ * room that these will need. */
+static void
+batches_may_go_without_rows(void)
+{
+    struct mn_engine *e = open_engine(1, 2 * MIB, 0, true);
+    uint64_t row_bytes = 400 * 1024, off[4];
+    struct mn_submit s = {.nrows = 3,
+                          .kind = MN_KIND_BATCH,
+                          .lane = MN_LANE_WORKER,
+                          .layout = 64,
+                          .nfields = 1,
+                          .row_bytes = &row_bytes};
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(mn_engine_submit(e, &s, &off[i]), 0);
+        const struct mn_block *b = mn_block_at(&e->shm, off[i]);
+        CHECK_EQ(b->layout, i == 0 || i == 3 ? 64 : 0);
+        CHECK_EQ(b->nfields, i == 0 || i == 3 ? 1 : 0);
+        if (i == 1) {
+            rig_abandon(e, off[0]); /* its rows would do for the next, but the one before waits */
+        }
+        if (i == 2) {
+            rig_abandon(e, off[1]);
+            rig_abandon(e, off[2]);
+        }
+    }
+    rig_abandon(e, off[3]);
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
 static void
 abandoned_blocks_come_back(void)
 {
@@ -1266,6 +1298,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),
     MN_TEST("plain", only_begun_tasks_have_an_age),
+    MN_TEST("plain", batches_may_go_without_rows),
     MN_TEST("plain", abandoned_blocks_come_back),
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),

@@ -183,11 +183,11 @@ mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
                  const struct mn_shm *shm, struct mn_block *block, uint32_t row,
                  PyObject *objects);
 
-/* The batch: what default_collate would make of the rows. objects: per row the list that
- * encode filled, or NULL. copy: nothing of the arena leaves. */
+/* The batch: what default_collate would make of the block's first nrows rows. objects: per row
+ * the list that encode filled, or NULL. copy: nothing of the arena leaves. */
 PyObject *
 mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
-                 uint64_t block_off, PyObject *objects, bool copy);
+                 uint64_t block_off, uint32_t nrows, PyObject *objects, bool copy);
 
 /* One row as the sample it was. */
 PyObject *

@@ -19,6 +19,7 @@ struct decoder {
     PyObject *objects; /* batch: list of lists; row: list */
     uint32_t object;   /* the next OBJECT leaf */
     uint32_t row;
+    uint32_t nrows;    /* of the block, that the batch is made of */
     bool whole;        /* the batch, not a row */
     bool copy;
 };
@@ -33,9 +34,9 @@ field_at(const struct decoder *d, const struct mn_node *n)
 static PyObject *
 batch_field(struct decoder *d, const struct mn_node *n)
 {
-    uint64_t bytes = n->bytes * d->block->nrows;
+    uint64_t bytes = n->bytes * d->nrows;
     int64_t *shape = n->shape - 1; /* the free place before it */
-    shape[0] = d->block->nrows;
+    shape[0] = d->nrows;
     if (d->copy || bytes < MN_FIELD_BIG) {
         return mn_tensor_copy(d->st, field_at(d, n), n->dtype, n->ndim + 1, shape, bytes);
     }
@@ -97,8 +98,8 @@ object_leaf(struct decoder *d, const struct mn_node *n)
     if (!d->whole) {
         return Py_XNewRef(PyList_GetItem(d->objects, which));
     }
-    PyObject *out = PyList_New(d->block->nrows);
-    for (uint32_t r = 0; out != NULL && r < d->block->nrows; r++) {
+    PyObject *out = PyList_New(d->nrows);
+    for (uint32_t r = 0; out != NULL && r < d->nrows; r++) {
         PyObject *row = PyList_GetItem(d->objects, r);
         PyObject *o = row != NULL ? PyList_GetItem(row, which) : NULL;
         if (o == NULL) {
@@ -182,10 +183,10 @@ decode_node(struct decoder *d, uint32_t at)
 
 PyObject *
 mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
-                 uint64_t block_off, PyObject *objects, bool copy)
+                 uint64_t block_off, uint32_t nrows, PyObject *objects, bool copy)
 {
     struct decoder d = {.st = st, .l = l, .e = e, .block_off = block_off, .objects = objects,
-                        .whole = true, .copy = copy};
+                        .nrows = nrows, .whole = true, .copy = copy};
     d.block = mn_block_at(mn_engine_shm(e), block_off);
     return decode_node(&d, 0);
 }

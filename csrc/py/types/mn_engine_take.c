@@ -13,16 +13,16 @@ all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
     if (mn_layout_has_objects(l)) {
         return false;
     }
-    return block->ntasks == 0 || mn_engine_in_rows(e, off);
+    return block->ntasks == 0 || (block->layout != 0 && mn_engine_in_rows(e, off));
 }
 
 /* At the ceiling the caller gets copies: half of the limit may be kept by it. */
 static bool
-must_copy(struct mn_engine *e, const struct mn_layout *l, const struct mn_block *block)
+must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
 {
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
-        bytes += mn_layout_row_bytes(l)[f] * block->nrows;
+        bytes += mn_layout_row_bytes(l)[f] * nrows;
     }
     return !mn_engine_may_keep(e, bytes);
 }
@@ -49,26 +49,29 @@ unless_closed(PyObject *self, PyObject *made)
     return made;
 }
 
-/* objects: as in decode, NULL for None. */
+/* objects: as in decode, NULL for None. Of a block that is not full the batch is a copy, so that
+ * nobody keeps the rest of it. */
 static PyObject *
 decode(PyObject *self, struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
-       PyObject *objects)
+       PyObject *objects, uint32_t nrows)
 {
     struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
+    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
+    bool copy = nrows < block->nrows || must_copy(e, l, nrows);
     if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
     mn_engine_pin(e);
-    PyObject *batch = mn_layout_decode(st, l, e, off, objects, must_copy(e, l, block));
+    PyObject *batch = mn_layout_decode(st, l, e, off, nrows, objects, copy);
     mn_engine_unpin(e);
     return unless_closed(self, batch);
 }
 
 const char mn_engine_decode_doc[] =
-    "decode(block, layout, objects) -> batch | None\n\n"
-    "The batch of a done block whose rows were all written in place. objects: one list a row\n"
-    "for a layout with object leaves; with None such a block, or one with envelopes, gives None.";
+    "decode(block, layout, objects, nrows=all) -> batch | None\n\n"
+    "The batch of a done block whose rows, or the first nrows of them, were written in place.\n"
+    "objects: one list a row for a layout with object leaves; with None such a block, one with\n"
+    "envelopes, or one without rows gives None.";
 
 PyObject *
 mn_engine_py_decode(PyObject *self, PyObject *args)
@@ -77,11 +80,14 @@ mn_engine_py_decode(PyObject *self, PyObject *args)
     struct mn_state *st;
     unsigned long long off;
     PyObject *layout, *objects;
-    if (e == NULL || !PyArg_ParseTuple(args, "KOO", &off, &layout, &objects)
+    unsigned int nrows = UINT32_MAX;
+    if (e == NULL || !PyArg_ParseTuple(args, "KOO|I", &off, &layout, &objects, &nrows)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    return decode(self, st, e, off, layout, objects != Py_None ? objects : NULL);
+    uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
+    return decode(self, st, e, off, layout, objects != Py_None ? objects : NULL,
+                  nrows < all ? nrows : all);
 }
 
 const char mn_engine_take_doc[] =
@@ -104,7 +110,7 @@ mn_engine_py_take(PyObject *self, PyObject *args)
     if (mn_block_at(mn_engine_shm(e), off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
-    PyObject *batch = decode(self, st, e, off, layout, NULL);
+    PyObject *batch = decode(self, st, e, off, layout, NULL, mn_block_at(mn_engine_shm(e), off)->nrows);
     if (batch != Py_None && ((struct mn_engine_object *)self)->engine == e) {
         mn_engine_taken(e, sequence, off);
     }

@@ -286,27 +286,48 @@ no_room(const struct mn_memory *m)
 }
 
 PyDoc_STRVAR(submit_doc,
-"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
-"-> int | None\n\n"
+"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0,\n"
+"       layout=None, layout_at=0, nrows=1) -> int | None\n\n"
 "Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
-"that are no list of machine integers travel as dumps(indices), bytes. None when\n"
-"there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
-"placed.");
+"that are no list of machine integers travel as dumps(indices), bytes. layout: how the worker\n"
+"may place the batch's nrows samples, if there is room for them now (form() says so); layout_at\n"
+"is what post() gave for it. None when there is no room now and something is in flight.\n"
+"Raises MemoryError when it could never be placed.");
+
+/* The rows that a batch may be placed in. 0, or -1 with an exception. */
+static int
+fill_rows(PyObject *self, struct mn_submit *s, PyObject *layout)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (layout == Py_None) {
+        s->layout = 0;
+        return 0;
+    }
+    if (st == NULL || !Py_IS_TYPE(layout, st->layout_type)) {
+        PyErr_SetString(PyExc_TypeError, "layout must be a Layout or None");
+        return -1;
+    }
+    s->nfields = mn_layout_nfields((struct mn_layout *)layout);
+    s->row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
+    return 0;
+}
 
 static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
-                            "lane", "seeded", "user_epoch", NULL};
+                            "lane", "seeded", "user_epoch", "layout", "layout_at", "nrows",
+                            NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
-    PyObject *indices, *dumps;
+    PyObject *indices, *dumps, *layout = Py_None;
     unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|K", names, &indices, &dumps,
-                                        &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
-                                        &user_epoch)) {
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOII", names, &indices,
+                                        &dumps, &s.kind, &number, &epoch, &seed, &s.lane,
+                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows)
+        || fill_rows(self, &s, layout) < 0) {
         return NULL;
     }
     if (s.lane < MN_LANE_WORKER || s.lane >= mn_engine_shm(e)->ctl->nlanes

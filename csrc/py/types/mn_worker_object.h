@@ -32,6 +32,13 @@ struct mn_worker_object {
 PyObject *
 mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o);
 
+/* Writes the samples, a list, as the first rows of the block in hand. 1: done, and of each the
+ * objects that are no row data are a list appended to objects; 0: some do not fit, or there are
+ * no rows for them; -1: an exception. */
+int
+mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *samples,
+                     PyObject *objects);
+
 /* The task in hand is done, and its result where it belongs. */
 void
 mn_worker_finish_task(struct mn_worker_object *o);

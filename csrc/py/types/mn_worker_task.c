@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * What does not fit its row, and exceptions, become extras, which Python sends in the task's
- * envelope.
+ * envelope. Samples that Python has fetched are written to rows all together.
  */
 #include <string.h>
 
@@ -133,6 +133,46 @@ layout_of(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b)
     }
     Py_XDECREF(key);
     return (struct mn_layout *)l;
+}
+
+/* As mn_layout_encode, of one sample of many. */
+static int
+place_row(struct mn_state *st, struct mn_layout *layout, PyObject *sample,
+          const struct mn_shm *shm, struct mn_block *b, uint32_t row, PyObject *objects)
+{
+    PyObject *own = NULL;
+    if (mn_layout_has_objects(layout)) {
+        own = PyList_New(0);
+        if (own == NULL || PyList_Append(objects, own) < 0) {
+            Py_XDECREF(own);
+            return -1;
+        }
+        Py_DECREF(own); /* objects keeps it */
+    }
+    return mn_layout_encode(st, layout, sample, shm, b, row, own);
+}
+
+int
+mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *samples,
+                     PyObject *objects)
+{
+    struct mn_block *b = mn_block_at(&o->side.shm, mn_task_at(&o->side.shm, o->task)->block_off);
+    Py_ssize_t n = PyList_CheckExact(samples) ? PyList_GET_SIZE(samples) : 0;
+    if (b->layout == 0 || n == 0 || n > (Py_ssize_t)b->nrows) {
+        return 0;
+    }
+    struct mn_layout *layout = layout_of(st, o, b);
+    int rc = layout != NULL ? 1 : -1;
+    for (uint32_t row = 0; rc == 1 && row < n; row++) {
+        PyObject *sample = Py_XNewRef(PyList_GetItem(samples, row));
+        rc = sample != NULL ? place_row(st, layout, sample, &o->side.shm, b, row, objects) : -1;
+        Py_XDECREF(sample);
+    }
+    struct mn_report *reports = mn_block_reports(b);
+    for (uint32_t row = 0; rc == 1 && row < n; row++) {
+        reports[row].status = MN_ROW_WRITTEN;
+    }
+    return rc;
 }
 
 static PyObject *

@@ -150,7 +150,8 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
 PyDoc_STRVAR(finish_doc,
 "finish(pickle, buffers) -> bool\n\n"
 "Sends the result of the task that next() handed out: a pickle (bytes) and its buffers out\n"
-"of band (C-contiguous). False when the loader stopped meanwhile.");
+"of band (C-contiguous), or None where all of it is in rows. False when the loader stopped\n"
+"meanwhile.");
 
 static PyObject *
 worker_finish(PyObject *self, PyObject *args)
@@ -159,7 +160,7 @@ worker_finish(PyObject *self, PyObject *args)
     const char *pickle;
     Py_ssize_t pickle_bytes;
     PyObject *list;
-    if (!PyArg_ParseTuple(args, "y#O!", &pickle, &pickle_bytes, &PyList_Type, &list)) {
+    if (!PyArg_ParseTuple(args, "z#O!", &pickle, &pickle_bytes, &PyList_Type, &list)) {
         return NULL;
     }
     if (!o->holding) {
@@ -167,7 +168,7 @@ worker_finish(PyObject *self, PyObject *args)
         return NULL;
     }
     struct mn_task *t = mn_task_at(&o->side.shm, o->task);
-    int rc = mn_envelope_send(&o->side, t, pickle, pickle_bytes, list);
+    int rc = pickle != NULL ? mn_envelope_send(&o->side, t, pickle, pickle_bytes, list) : 0;
     if (rc < 0) {
         return NULL;
     }
@@ -236,6 +237,29 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
     return out;
 }
 
+PyDoc_STRVAR(place_doc,
+"place(samples, objects) -> bool\n\n"
+"Writes the samples of the batch in hand, a list, as the first rows of its block; of each the\n"
+"objects that are no row data are a list appended to objects. False where some do not fit, or\n"
+"there is no room for rows.");
+
+static PyObject *
+worker_place(PyObject *self, PyObject *args)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *samples, *objects;
+    if (st == NULL || !PyArg_ParseTuple(args, "OO!", &samples, &PyList_Type, &objects)) {
+        return NULL;
+    }
+    if (!o->holding) {
+        PyErr_SetString(PyExc_RuntimeError, "no task in hand");
+        return NULL;
+    }
+    int rc = mn_worker_place_rows(st, o, samples, objects);
+    return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
 PyDoc_STRVAR(mark_doc,
 "mark(row): this row of the batch in hand has just been fetched; teaches its cost.");
 
@@ -287,6 +311,7 @@ static PyMethodDef worker_methods[] = {
                "worker_init_fn has left their generators in, 0 where it has not.")},
     {"next", worker_next, METH_NOARGS, next_doc},
     {"mark", worker_mark, METH_O, mark_doc},
+    {"place", worker_place, METH_VARARGS, place_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},
     {"finish", worker_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},

@@ -1,0 +1,188 @@
+"""Static and iterable batches whose samples are written to rows: torch's, bit for bit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract.support import assert_same
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+import minato
+from minato.iterators.memo import memo_of
+from minato.iterators.static import StaticIterator
+
+SIZE, BATCH = 30, 4
+
+
+def numbers(index: int) -> Any:
+    return torch.full((3,), index), index
+
+
+def drawn(index: int) -> Any:
+    return {"torch": torch.rand(2), "numpy": np.random.rand(2), "large": torch.rand(9000), "i": index}
+
+
+def worded(index: int) -> Any:
+    return f"sample {index}", np.float32(index), torch.tensor(index), bytes([index])
+
+
+class Made(Dataset):
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Listed(Made):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self.make(index) for index in indices]
+
+
+class Streamed(IterableDataset):
+    """Each worker has every n-th sample, so that the last batch of each is not full."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        return map(self.make, range(info.id, SIZE, info.num_workers))
+
+
+KINDS: dict[str, tuple[type, dict[str, Any]]] = {
+    "static": (Made, {}),
+    "lists": (Listed, {}),
+    "iterable": (Streamed, {}),
+    "iterable, drop_last": (Streamed, {"drop_last": True}),
+}
+
+
+def epochs(cls: Any, dataset: Any, count: int, **options: Any) -> tuple[list[Any], Any]:
+    torch.manual_seed(5)
+    loader = cls(dataset, BATCH, num_workers=2, persistent_workers=True, **options)
+    return [list(loader) for _ in range(count)], loader
+
+
+def compared(dataset: Any, count: int = 3, limit: str | None = None, **options: Any) -> Any:
+    """The loader, after a look that its batches are torch's."""
+    own: dict[str, Any] = {"memory_limit": limit}
+    if not isinstance(dataset, IterableDataset):
+        own["scheduling"] = "static"
+    found, loader = epochs(minato.DataLoader, dataset, count, **own, **options)
+    assert_same(found, epochs(torch.utils.data.DataLoader, dataset, count, **options)[0])
+    return loader
+
+
+@pytest.mark.parametrize("make", [numbers, drawn, worded])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_torchs_batches(kind: str, make: Callable[[int], Any]) -> None:
+    cls, options = KINDS[kind]
+    shape = memo_of(compared(cls(make), **options)).shape
+    assert shape.layout is not None and not shape.whole
+    assert shape.misfits and not any(shape.misfits)
+
+
+@pytest.mark.parametrize("dataset", [Made(numbers), Listed(numbers)], ids=["static", "lists"])
+def test_nothing_travels_beside_rows(dataset: Any) -> None:
+    loader = compared(dataset, 4)
+    # a mean of which each new batch is a quarter: of messages there were some at the beginning
+    assert loader._iterator._engine.memory()["envelope_bytes"] < 10
+
+
+class Buffered:
+    """One tensor that all samples share, as no dataset should."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.zeros(3)
+
+    def __call__(self, index: int) -> Any:
+        return self.buffer.fill_(index)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_copied_when_all_are_made(kind: str) -> None:
+    cls, options = KINDS[kind]
+    assert memo_of(compared(cls(Buffered()), **options)).shape.layout is not None
+
+
+def uneven(index: int) -> Any:
+    """As large as the others of its batch, if batches have four."""
+    return torch.full((1 + index // BATCH,), index)
+
+
+def now_and_then(index: int) -> Any:
+    return torch.full((1 + index // BATCH // 6,), index)
+
+
+class Odd:
+    """Not known to default_collate, which says so."""
+
+
+def impossible(index: int) -> Any:
+    return torch.tensor(index), Odd()
+
+
+def test_samples_that_seldom_fit_are_collated_where_they_are_made() -> None:
+    assert memo_of(compared(Made(uneven))).shape.whole
+
+
+def test_samples_that_sometimes_do_not_fit_are_collated_for_once() -> None:
+    shape = memo_of(compared(Made(now_and_then), 1)).shape
+    assert any(shape.misfits) and not shape.whole
+
+
+def ordered(index: int) -> Any:
+    return OrderedDict(number=torch.tensor(index))
+
+
+def test_samples_that_rows_cannot_hold() -> None:
+    assert memo_of(compared(Made(ordered))).shape.whole
+
+
+def test_samples_that_torch_refuses() -> None:
+    loader = minato.DataLoader(Made(impossible), BATCH, num_workers=1, scheduling="static")
+    with pytest.raises(TypeError, match="default_collate: batch must contain .* found .*Odd"):
+        next(iter(loader))
+
+
+def doubled(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return torch.stack(batch) * 2
+
+
+def teach(_worker: int) -> None:
+    default_collate_fn_map[torch.Tensor] = doubled
+
+
+def test_what_worker_init_fn_teaches_default_collate() -> None:
+    compared(Made(numbers), worker_init_fn=teach)
+
+
+def test_the_next_iterator_knows_the_layout() -> None:
+    loader = minato.DataLoader(Made(numbers), BATCH, num_workers=2, scheduling="static")
+    first = list(loader)
+    iterator = iter(loader)
+    assert isinstance(iterator, StaticIterator)
+    assert all(sent.layout is not None for sent in iterator._blocks.values())
+    assert_same(list(iterator), first)
+
+
+def large(index: int) -> Any:
+    return torch.full((1 << 18,), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("dataset", [Made(large), Streamed(large)], ids=["static", "iterable"])
+def test_batches_that_the_limit_leaves_no_rows_for(dataset: Any) -> None:
+    """A window of eight under a limit of three: most travel in envelopes."""
+    shape = memo_of(compared(dataset, 2, "3MiB", prefetch_factor=4)).shape
+    assert shape.layout is not None and not shape.whole

@@ -1,0 +1,75 @@
+"""What workers say of whole batches, taken for nothing before it makes sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minato.errors import Failure
+from minato.transport import messages, received
+from minato.transport.layouts import Layout, proven
+from minato.workers.process import EXHAUSTED, FAILED, OK, PLACED
+
+WORDS = [("a", torch.tensor(1)), ("b", torch.tensor(2))]
+FOUND = proven(WORDS, [("a", "b"), torch.tensor([1, 2])])
+assert FOUND
+WORDED = Layout.sent(FOUND)
+PLAIN = Layout((6,))
+FAILURE = Failure.of(KeyError("wrong"), "in DataLoader worker process 3")
+
+
+def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
+    data, buffers = messages.dumps(answer)
+    return received.placed(3, data, [bytearray(buffer) for buffer in buffers], layout, most)
+
+
+@pytest.mark.parametrize("answer", [
+    (OK, "data"), (OK, "data", b"layout"), (EXHAUSTED, None), (PLACED, 1, []), (PLACED, 2, []),
+], ids=str)  # fmt: skip
+def test_what_makes_sense(answer: Any) -> None:
+    assert told(answer, PLAIN) == answer
+    if answer[0] != PLACED:
+        assert told(answer, None) == answer
+
+
+def test_objects_by_row() -> None:
+    assert told((PLACED, 2, [["a"], ["b"]]), WORDED) == (PLACED, 2, [["a"], ["b"]])
+    assert told((FAILED, FAILURE), WORDED)[1].original == FAILURE.original
+
+
+@pytest.mark.parametrize("answer, layout", [
+    ((PLACED, 1, []), None),
+    ((PLACED, 0, []), PLAIN), ((PLACED, 3, []), PLAIN), ((PLACED, -1, []), PLAIN),
+    ((PLACED, True, []), PLAIN), ((PLACED, 1.0, []), PLAIN), ((PLACED, 1), PLAIN),
+    ((PLACED, 1, None), PLAIN), ((PLACED, 1, [[]]), PLAIN), ((PLACED, 1, [["a"]]), PLAIN),
+    ((PLACED, 1, []), WORDED), ((PLACED, 2, [["a"]]), WORDED), ((PLACED, 1, ["a"]), WORDED),
+    ((PLACED, 1, [["a", "b"]]), WORDED), ((PLACED, 1, [[]]), WORDED),
+    ((OK, "data", 7), PLAIN), ((OK, "data", None), PLAIN), ((FAILED, FAILURE, b""), PLAIN),
+    ((FAILED, "no failure"), PLAIN), ((77, None), PLAIN), ((), PLAIN), (7, PLAIN),
+    ((OK, 1, b"", 4), PLAIN),
+], ids=str)  # fmt: skip
+def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) -> None:
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+        told(answer, layout)
+
+
+def test_only_who_may_place_is_believed_to_have() -> None:
+    data, buffers = messages.dumps((PLACED, 1, []))
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+        received.answer(3, data, list(buffers))
+
+
+@pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])
+def test_a_layout_that_is_none(garbage: bytes) -> None:
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+        received.layout(3, garbage)
+
+
+def test_what_samples_prove() -> None:
+    assert proven([1, 2], torch.tensor([1, 2])) == Layout((6,)).pickled
+    assert proven([torch.zeros(2), torch.zeros(2, dtype=torch.int64)], torch.zeros(2, 2)) is None
+    assert proven((1, 2), torch.tensor([1, 2])) == b""
+    assert proven([1, 2], torch.tensor([1.0, 2.0])) == b""
+    assert proven([object()], None) == b""
