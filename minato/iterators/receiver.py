@@ -12,10 +12,10 @@ from .._core import CostModel, Engine
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout
+from ..transport.shape import Shape
 from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART, PLACED
 from .collating import CollatesHere
 from .failures import Told, no_room, note, refused
-from .memo import Shape
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
