@@ -15,8 +15,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
+from ..workers.tolerance import REPLACE, Spares
 from .base import MinatoIterator
-from .failures import Told, note
+from .failures import Amended, Told, note
 from .prefetcher import PINNED
 from .receiver import LOST, whole_batch
 from .supervisor import Supervisor
@@ -41,6 +42,7 @@ class StaticIterator(MinatoIterator):
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        self._spares = Spares() if self._options.on_error == REPLACE else None
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late
@@ -50,6 +52,8 @@ class StaticIterator(MinatoIterator):
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
+        if self._spares is not None:
+            self._spares.clear()
         self._task_info: dict[int, tuple[Any, ...]] = {}
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
@@ -103,7 +107,9 @@ class StaticIterator(MinatoIterator):
             engine.retire(block)
         self._blocks.clear()
 
-    def _submit(self, worker: int, number: int, index: Any, kind: int) -> int:
+    def _submit(
+        self, worker: int, number: int, index: Any, kind: int, spares: int = 0
+    ) -> int:
         block = self._engine.submit(
             index,
             pickle.dumps,
@@ -114,6 +120,7 @@ class StaticIterator(MinatoIterator):
             LANE_WORKER + worker,
             False,
             self._progress.user_epoch,
+            spares,
         )
         if block is None:
             raise RuntimeError(
@@ -122,7 +129,12 @@ class StaticIterator(MinatoIterator):
         return block
 
     def _send(self, worker: int, number: int, index: Any) -> None:
-        block = self._submit(worker, number, index, BATCH)
+        sent, spares = index, []
+        if self._spares is not None and (isinstance(index, list) or not self._auto_collation):
+            spares = self._spares.of(index)
+            self._spares.passed(index)
+            sent = [*index, *spares] if self._auto_collation else [index, *spares]
+        block = self._submit(worker, number, sent, BATCH, len(spares))
         self._blocks[number] = _Sent(block, worker, index)
 
     def _get_data(self) -> tuple[int, Any]:
@@ -166,7 +178,9 @@ class StaticIterator(MinatoIterator):
             raise
         finally:
             self._engine.retire(sent.block)
-        if self._pinner is not None and sent.answer[0] == OK:
+        if type(sent.answer[1]) is Amended:
+            sent.answer[1].name(number, sent.index)
+        elif self._pinner is not None and sent.answer[0] == OK:
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)
 
@@ -209,6 +223,10 @@ class StaticIterator(MinatoIterator):
         if self._earlier.takes(number, worker_idx):
             return _PASSED
         self._progress.delivered(number, worker_idx)
+        if type(data) is Amended:
+            amended = data
+            data = self._allowed(amended)
+            return _PASSED if amended.empty else data
         if isinstance(data, Failure):
             self._position.errors += 1
             data.reraise()

@@ -106,6 +106,7 @@ class Job:
     pickled: Pickled | None = None  # these three, where processes do not inherit them
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes
+    on_error: str = "raise"  # see workers/tolerance.py
     zygote: int = 0  # its process id
 
     def __getstate__(self) -> dict[str, Any]:

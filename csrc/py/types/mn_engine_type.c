@@ -257,6 +257,17 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     return owned;
 }
 
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares)
+{
+    if (spares >= *nrows) {
+        PyErr_SetString(PyExc_ValueError, "spares must leave indices of a batch");
+        return 0;
+    }
+    *nrows -= spares;
+    return 1;
+}
+
 static PyObject *
 no_room(struct mn_engine *e)
 {
@@ -270,10 +281,11 @@ no_room(struct mn_engine *e)
 }
 
 PyDoc_STRVAR(submit_doc,
-"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0)\n"
+"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0, spares=0)\n"
 "-> int | None\n\n"
 "Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
-"that are no list of machine integers travel as dumps(indices), bytes. None when\n"
+"that are no list of machine integers travel as dumps(indices), bytes; the last spares of\n"
+"them are of other samples, to take the place of one that fails. None when\n"
 "there is no room now and something is in flight.  Raises MemoryError when it could never be\n"
 "placed.");
 
@@ -281,16 +293,16 @@ static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
-                            "lane", "seeded", "user_epoch", NULL};
+                            "lane", "seeded", "user_epoch", "spares", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *dumps;
     unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|K", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KI", names, &indices, &dumps,
                                         &s.kind, &number, &epoch, &seed, &s.lane, &seeded,
-                                        &user_epoch)) {
+                                        &user_epoch, &s.spares)) {
         return NULL;
     }
     if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
@@ -306,6 +318,11 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *owned =
         mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
     if (owned == NULL) {
+        return NULL;
+    }
+    if (s.index_kind == MN_INDEX_INT64 && s.kind == MN_KIND_BATCH && s.nrows != 0
+        && !mn_split_spares(&s.nrows, s.spares)) {
+        Py_DECREF(owned);
         return NULL;
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
