@@ -110,6 +110,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced: more than the default is refused.
+        on_error: ``"raise"``: a sample that raises ends its batch with that error, as in torch's
+            loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
+            has no sample left is not delivered). ``"replace"``: another sample of the same epoch
+            is made in its place, the same one however many workers there are, so batches keep
+            their size. For map-style datasets; errors of a collate_fn always raise.
+        max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
+            as a number (int), or as a share of the epoch (float; one is always allowed). One
+            more raises the first of their errors.
 
     Raises:
         ValueError: for arguments that make no sense, with torch's texts for torch's, and for
@@ -125,6 +133,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     autoscale: tuple[int, int] | None = None
     straggler_threshold: float | str | None = "auto"
     prefetch_next_epoch: bool = False
+    on_error: str = "raise"
+    max_errors: int | float = 0.01
 
     def __init__(
         self,
@@ -155,6 +165,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         autoscale: tuple[int, int] | None = None,
         straggler_threshold: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
+        on_error: str = "raise",
+        max_errors: int | float = 0.01,
     ) -> None:
         options = Options(
             scheduling=scheduling,
@@ -166,6 +178,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             autoscale=autoscale,
             straggler_threshold=straggler_threshold,
             prefetch_next_epoch=prefetch_next_epoch,
+            on_error=on_error,
+            max_errors=max_errors,
         )
         options.check(num_workers, persistent_workers)
         options.put(self)

@@ -118,6 +118,7 @@ fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
     b->position = s->position;
     b->base_seed = s->base_seed;
     b->nrows = s->nrows;
+    b->spares = s->spares;
     b->ntasks = ntasks;
     b->nfields = s->nfields;
     b->layout = s->layout;

@@ -37,6 +37,7 @@ struct mn_plan_batch {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
+    uint32_t spares; /* indices behind those of rows (struct mn_block) */
     uint32_t seeded;
     bool whole;          /* one BATCH task, */
     bool splits;         /* or, where that pays, PART tasks and one that collates them */

@@ -42,6 +42,7 @@ start_block(struct mn_engine *e, struct mn_planned *q)
                           .position = b->position,
                           .base_seed = b->base_seed,
                           .nrows = b->nrows,
+                          .spares = b->spares,
                           .kind = in_parts(q) ? (uint32_t)MN_KIND_PART
                                   : b->whole  ? (uint32_t)MN_KIND_BATCH
                                               : p->form.kind,

@@ -170,7 +170,7 @@ struct mn_report {
 MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
 
 enum mn_index_kind {
-    MN_INDEX_INT64 = 0,   /* nrows machine integers that were a list of int */
+    MN_INDEX_INT64 = 0,   /* nrows + spares machine integers that were a list of int */
     MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the object the sampler gave */
 };
 
@@ -192,7 +192,7 @@ struct mn_block {
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
-    uint32_t unused;
+    uint32_t spares;     /* indices behind those of rows: of samples to take a failed one's place */
     uint64_t bytes;      /* of the block itself */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");

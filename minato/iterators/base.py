@@ -29,6 +29,8 @@ from ..options import Options
 from ..state import Progress
 from ..workers.native import NativePool
 from ..workers.pool import Pool, WorkerHandle, start_method_context
+from .errors_allowed import ErrorsAllowed
+from .failures import Amended
 from .memo import memo_of
 from .position import BASE_SEED, Position
 from .supervisor import Supervisor
@@ -77,6 +79,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
+        position.allowed = ErrorsAllowed(loader, options, position)
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
         self._supervisor = supervisor = Supervisor(loader, options, position, self._balanced)
@@ -129,6 +132,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 splits=self._splits,
                 probing=self._splits and memo.asks_for_samples(),
                 places=self._places,
+                on_error=options.on_error,
             ),
         )
 
@@ -184,6 +188,18 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             return _MultiProcessingDataLoaderIter.__next__(self)
         data = self._next_data()  # type: ignore[no-untyped-call]
         self._num_yielded += 1
+        return data
+
+    def _allowed(self, amended: Amended) -> Any:
+        """The data of a batch some of whose samples could not be made, if that many may fail."""
+        assert self._position.allowed is not None
+        try:
+            data = self._position.allowed.take(amended)
+        except Exception:
+            self._position.errors += 1
+            raise
+        if self._pinner is not None and not amended.empty:
+            data = self._pinner.submit(data, lambda: "").result(self._timeout)
         return data
 
     def _shutdown_workers(self) -> None:

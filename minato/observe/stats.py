@@ -7,6 +7,9 @@ bytes:
 epoch, delivered            epoch of the seeds, batches handed over in it so far (samples
                             with ``batching="ready"``)
 errors                      batches that raised
+failed                      samples that on_error has left_out or replaced, in all epochs of the
+                            iterator, and the latest hundred of them: (index, error, index of
+                            the sample in its place or None)
 wait                        of the caller in ``next()``: total, mean, max, its time between
                             calls, share of waiting in both
 batch_queue                 window (batches), ready (complete), planned (not started)
@@ -71,6 +74,7 @@ NOTHING = "Nothing was loaded yet."
 #: what an iterator with workers adds
 _NONE: dict[str, Any] = {
     "errors": 0,
+    "failed": {"left_out": 0, "replaced": 0, "latest": []},
     "wait": None,
     "batch_queue": None,
     "started": None,
@@ -102,7 +106,8 @@ def collect(loader: Any) -> dict[str, Any]:
     }
     if loader.num_workers == 0:
         stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
-        stats["errors"] = position.errors if position is not None else 0
+        if position is not None:
+            stats["errors"], stats["failed"] = position.errors, _failed(position)
     elif supervisor is not None and supervisor.pool is not None and supervisor.living():
         stats.update(engine_stats(supervisor.pool, supervisor.served))
     elif (reason := loader._why_torch()) is not None:
@@ -131,6 +136,7 @@ def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
     out: dict[str, Any] = {
         **_NONE,
         "errors": served.position.errors,
+        "failed": _failed(served.position),
         "wait": _waits(waits),
         "worker_type": pool.kind,
         "worker_start": _STARTS[engine.segment.start],
@@ -153,6 +159,17 @@ def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
             out["displacement"] = served.displacement()
     out["verdict"] = verdict(out, waits["waits"], _facts(pool, served, waits, out))
     return out
+
+
+def _failed(position: Position) -> dict[str, Any]:
+    allowed = position.allowed
+    if allowed is None:
+        return {"left_out": 0, "replaced": 0, "latest": []}
+    return {
+        "left_out": allowed.left_out,
+        "replaced": allowed.replaced,
+        "latest": list(allowed.latest),
+    }
 
 
 def _facts(pool: Pool | NativePool, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:

@@ -46,6 +46,11 @@ PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
               PyObject *indices, PyObject *dumps);
 
+/* Of so many indices the last are spares; nrows is the rest. 0 with an exception where there
+ * would be none. */
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares);
+
 /* mn_engine_plan.c: balanced scheduling */
 extern const char mn_engine_plan_doc[];
 PyObject *

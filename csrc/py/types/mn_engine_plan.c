@@ -21,19 +21,20 @@ planner(PyObject *self)
 
 const char mn_engine_plan_doc[] =
     "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
-    "     user_epoch=0, splits=False, begins=None) -> bool\n"
+    "     user_epoch=0, splits=False, begins=None, spares=0) -> bool\n"
     "\n"
     "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
     "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
     "with splits, where that pays, several fetch and one collates. begins: a byte a row, not 0\n"
-    "where by the dataset's word a group begins. False: later.";
+    "where by the dataset's word a group begins. spares: so many of the indices are of other\n"
+    "samples, to take the place of one that fails. False: later.";
 
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
                             "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
-                            "splits", "begins", NULL};
+                            "splits", "begins", "spares", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *dumps;
@@ -42,10 +43,10 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_ssize_t nbegins = 0;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#I", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows,
                                         &seeded, &whole, &user_epoch, &splits, &begins,
-                                        &nbegins)) {
+                                        &nbegins, &b.spares)) {
         return NULL;
     }
     b.sequence = sequence;
@@ -60,6 +61,10 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *owned =
         mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, dumps);
     if (owned == NULL) {
+        return NULL;
+    }
+    if (b.index_kind == MN_INDEX_INT64 && !mn_split_spares(&b.nrows, b.spares)) {
+        Py_DECREF(owned);
         return NULL;
     }
     if (begins != NULL && nbegins < (Py_ssize_t)b.nrows) {

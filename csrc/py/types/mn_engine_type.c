@@ -273,6 +273,17 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     return owned;
 }
 
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares)
+{
+    if (spares >= *nrows) {
+        PyErr_SetString(PyExc_ValueError, "spares must leave indices of a batch");
+        return 0;
+    }
+    *nrows -= spares;
+    return 1;
+}
+
 static PyObject *
 no_room(const struct mn_memory *m)
 {
@@ -287,11 +298,12 @@ no_room(const struct mn_memory *m)
 
 PyDoc_STRVAR(submit_doc,
 "submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0,\n"
-"       layout=None, layout_at=0, nrows=1) -> int | None\n\n"
+"       layout=None, layout_at=0, nrows=1, spares=0) -> int | None\n\n"
 "Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
 "that are no list of machine integers travel as dumps(indices), bytes. layout: how the worker\n"
 "may place the batch's nrows samples, if there is room for them now (form() says so); layout_at\n"
-"is what post() gave for it. None when there is no room now and something is in flight.\n"
+"is what post() gave for it. The last spares of the indices are of other samples, to take the\n"
+"place of one that fails. None when there is no room now and something is in flight.\n"
 "Raises MemoryError when it could never be placed.");
 
 /* The rows that a batch may be placed in. 0, or -1 with an exception. */
@@ -317,16 +329,17 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
                             "lane", "seeded", "user_epoch", "layout", "layout_at", "nrows",
-                            NULL};
+                            "spares", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *dumps, *layout = Py_None;
     unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOII", names, &indices,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOIII", names, &indices,
                                         &dumps, &s.kind, &number, &epoch, &seed, &s.lane,
-                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows)
+                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows,
+                                        &s.spares)
         || fill_rows(self, &s, layout) < 0) {
         return NULL;
     }
@@ -343,6 +356,11 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *owned =
         mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
     if (owned == NULL) {
+        return NULL;
+    }
+    if (s.index_kind == MN_INDEX_INT64 && s.kind == MN_KIND_BATCH && s.nrows != 0
+        && !mn_split_spares(&s.nrows, s.spares)) {
+        Py_DECREF(owned);
         return NULL;
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
