@@ -335,8 +335,9 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, zygote_hung, deaths, live, retries, worker, pid, status}\n\n"
-    "Unexpected deaths so far, workers that may still finish something, and the last death.";
+    "health() -> {zygote_lost, zygote_hung, deaths, barren, live, retries, worker, pid, status}\n\n"
+    "Unexpected deaths so far, the longest row of them up to now in one place without a finished\n"
+    "task, workers that may still finish something, and the last death.";
 
 PyObject *
 mn_engine_health(PyObject *self, PyObject *ignored)
@@ -349,14 +350,14 @@ mn_engine_health(PyObject *self, PyObject *ignored)
     mn_mutex_lock(&e->mutex);
     struct mn_death d = e->crew.death;
     uint32_t deaths = e->crew.ndeaths, live = mn_crew_live(&e->crew);
+    uint32_t barren = mn_crew_barren(&e->crew);
     bool lost = e->crew.lost, hung = e->crew.hung;
     uint64_t retries = e->tasks.retries;
     mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
-                         "zygote_hung", hung ? Py_True : Py_False, "deaths", deaths, "live", live,
-                         "retries",
-                         (unsigned long long)retries, "worker", d.worker, "pid", d.pid,
-                         "status", d.status);
+    return Py_BuildValue("{sO sO sI sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
+                         "zygote_hung", hung ? Py_True : Py_False, "deaths", deaths, "barren",
+                         barren, "live", live, "retries", (unsigned long long)retries, "worker",
+                         d.worker, "pid", d.pid, "status", d.status);
 }
 
 const char mn_engine_memory_doc[] =
