@@ -48,6 +48,9 @@ GRACE_S = 30.0
 PATIENCE_S = 10.0
 #: asks a process for its stacks; processes forked by a test inherit that
 STACKS = signal.SIGUSR2
+#: Under it no thread may be starting while a process forks (tests/test_sanitized.py says why), so
+#: Python has no thread there that watches for a hang in C.
+ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 class DeadlineExceeded(BaseException):
@@ -95,7 +98,8 @@ def _deadline(item: pytest.Item) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
+    if not ADDRESS_SANITIZER:
+        faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
     try:
         yield
     finally:

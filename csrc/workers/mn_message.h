@@ -255,7 +255,8 @@ struct mn_worker {
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
     uint32_t tid;     /* the thread that works; 0: the process's first */
-    uint32_t pad0;
+    uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
+    uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */

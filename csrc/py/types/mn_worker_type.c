@@ -322,6 +322,7 @@ worker_ready(PyObject *self, PyObject *args)
     (void)mn_proc_start_time(getpid(), &o->side.me->born);
     o->side.me->pid = (uint32_t)getpid();
     mn_worker_waited(&o->clock);
+    o->side.me->began = 1;
     mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
     Py_RETURN_NONE;
 }
