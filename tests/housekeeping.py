@@ -199,8 +199,9 @@ def _held(folder: Path) -> Counter[str]:
     found = _memfds()
     found.update(_processes())
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
-    # multiprocessing has one folder for the whole life of the process, and torch leaves some
-    kept = ("pymp-", "torchelastic_", "torchinductor_")
+    # multiprocessing has one folder for the whole life of the process, torch leaves some, and
+    # torch_geometric the code that it has generated
+    kept = ("pymp-", "torchelastic_", "torchinductor_", "torch_geometric.")
     found.update({f"{folder}/{n}": 1 for n in os.listdir(folder)
                   if not n.startswith(kept) and not _is_a_probe(folder / n)})
     return found
