@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._limits import fair_memory
 from ._system import CORE, NEEDS_LINUX
+from .device.provider import target
 from .errors import native_impossible
 
 if CORE:
@@ -55,6 +56,7 @@ class Options:
     autoscale: tuple[int, int] | None
     straggler_threshold: float | str | None
     prefetch_next_epoch: bool
+    device: str | int | torch.device | None
 
     @classmethod
     def of(cls, loader: Any) -> Options:
@@ -114,6 +116,8 @@ class Options:
             )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
+        if self.device is not None:
+            target(self.device)
         self._check_autoscale(num_workers)
         self._check_straggler_threshold()
         if self.autoscale is not None and self.static:
@@ -172,7 +176,7 @@ class Options:
         ignored = [name for name in asked if asked[name]]
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
             why = "for DataPipes, which torch's own workers serve"
-            ignored += ["memory_limit"] if self.memory_limit is not None else []
+            ignored += [n for n in ("memory_limit", "device") if getattr(self, n) is not None]
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker goes through it by itself, with a random "

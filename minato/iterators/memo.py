@@ -17,6 +17,7 @@ from .._system import CORE, NoCosts
 from ..state import Progress, State
 
 if TYPE_CHECKING:
+    from ..device.copies import Copies
     from ..transport.layouts import Layout
     from .position import Position
     from .supervisor import Supervisor
@@ -81,6 +82,7 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_uncounted = False  # that its states know no position
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        self.copies: Copies | None = None  # to a device, of the latest iterator
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
