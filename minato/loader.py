@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._system_errors import refused
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
+from .device.provider import target
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of
 from .observe.stats import collect
@@ -107,6 +108,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between discards what was begun.
+        device: batches arrive there (``"cuda"``, ``"cuda:1"``, a ``torch.device``): copied ahead of
+            ``next()`` on a stream of minato's own, after which what the program does on its
+            current stream waits, and the program itself does not. ``"cuda"`` is the device
+            that is current when the iterator is made. Containers are gone into as
+            ``pin_memory`` does, and dataclasses, too; what is no tensor stays as it is, but
+            for objects with a ``to(device)`` of their own. ``pin_memory`` is not needed
+            beside it. ``"cpu"`` and ``None``: nothing is copied.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced: more than the default is refused.
@@ -135,6 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     prefetch_next_epoch: bool = False
     on_error: str = "raise"
     max_errors: int | float = 0.01
+    device: str | int | torch.device | None = None
 
     def __init__(
         self,
@@ -167,6 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: bool = False,
         on_error: str = "raise",
         max_errors: int | float = 0.01,
+        device: str | int | torch.device | None = None,
     ) -> None:
         options = Options(
             scheduling=scheduling,
@@ -180,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             prefetch_next_epoch=prefetch_next_epoch,
             on_error=on_error,
             max_errors=max_errors,
+            device=device,
         )
         options.check(num_workers, persistent_workers)
         options.put(self)
@@ -294,6 +305,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InlineIterator(self)
         reason = self._why_torch()
         if reason is not None:
+            if self.device is not None and target(self.device).type != "cpu":
+                raise ValueError(
+                    f"device={self.device!r} needs minato's own workers, but torch's serve this "
+                    f"loader: {reason}. Leave device out and copy batches in your program, or "
+                    "use num_workers=0"
+                )
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return super()._get_iterator()
         self.check_worker_number_rationality()

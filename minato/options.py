@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._memory_limit import fair_memory
 from ._system import CORE, NEEDS_LINUX
+from .device.provider import target
 from .errors import native_impossible
 
 if CORE:
@@ -57,6 +58,7 @@ class Options:
     prefetch_next_epoch: bool
     on_error: str
     max_errors: int | float
+    device: str | int | torch.device | None
 
     @classmethod
     def of(cls, loader: Any) -> Options:
@@ -116,6 +118,8 @@ class Options:
             )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
+        if self.device is not None:
+            target(self.device)
         self._check_autoscale(num_workers)
         self._check_straggler_threshold()
         self._check_errors()
@@ -190,7 +194,7 @@ class Options:
         ignored = [name for name in asked if asked[name]]
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
             why = "for DataPipes, which torch's own workers serve"
-            ignored += ["memory_limit"] if self.memory_limit is not None else []
+            ignored += [n for n in ("memory_limit", "device") if getattr(self, n) is not None]
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker goes through it by itself, with a random "

@@ -74,7 +74,8 @@ class BalancedIterator(MinatoIterator):
         )
         collates = CollatesHere(loader, position, shape)
         completions = Completions(supervisor, planner)
-        self._receiver = Receiver(completions, planner, collates, forgets=not self._pin_memory)
+        forgets = not self._pin_memory and self._provider is None  # else errors may name them
+        self._receiver = Receiver(completions, planner, collates, forgets)
         at_a_time = AtATime(form if self._in_order else None, window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
 

@@ -10,6 +10,8 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from .._system import CORE
+from ..device.copies import Copier
+from ..device.provider import provider_for
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
@@ -36,7 +38,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     _base_seed: int = BASE_SEED
 
     def __init__(self, loader: Any) -> None:
-        self._position = position = Position(loader, memo_of(loader))
+        memo, provider = memo_of(loader), provider_for(loader.device)
+        self._copier = Copier(provider) if provider is not None else None
+        memo.copies = self._copier.counts if self._copier is not None else None
+        self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
             found = position.sources.capture()
@@ -115,7 +120,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _next_data(self) -> Any:
         drawn = self._number
         try:
-            return self._fetched()
+            data = self._fetched()
+            if self._copier is not None:
+                data = self._copier.hand_over(self._copier.begin(data))
+            return data
         except StopIteration:
             self._progress.finished = True
             raise

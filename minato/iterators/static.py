@@ -21,7 +21,6 @@ from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Amended, Told, note
 from .form import Form
-from .prefetcher import PINNED
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor
 
@@ -219,7 +218,8 @@ class StaticIterator(MinatoIterator):
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
-        for number in self._done()[:PINNED]:
+        assert self._pinner is not None
+        for number in self._done()[: self._pinner.most()]:
             sent = self._blocks[number]
             if sent.answer is None and self._engine.poll(sent.block) == 1:
                 if self._workers_status[sent.worker]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from .. import _limits
+from .. import _memory_limit, _system_errors
 from .._system import CORE, NEEDS_LINUX
 from . import info
 from .variables import ALL
@@ -478,9 +478,9 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
     found = getattr(torch, "accelerator", torch.cuda)
     return Facts(
         workers=workers or cpus or 1,
-        ranks=_limits.ranks_here(environ),
+        ranks=_memory_limit.ranks_here(environ),
         no_engine=None if CORE else NEEDS_LINUX,
-        refused=_limits.refused() if CORE else None,
+        refused=_system_errors.refused() if CORE else None,
         torch=torch.__version__,
         torch_extension=_known(info._torch_extension) or "built",
         torch_accelerator=torch.version.cuda or torch.version.hip,

@@ -33,6 +33,16 @@ worker_start                "forked": by a process that has loaded the dataset o
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
+device                      with device=: device (its name), batches handed over, copies (tensors),
+                            bytes, through (bytes by the way on the host: "direct" from where they
+                            were made, "pinned": copied to page-locked memory first, "pageable":
+                            no memory could be locked), staging (seconds of that, in a thread),
+                            copy (seconds on the device's stream, of large tensors), bandwidth
+                            (bytes a second of these; None: not known yet), stalled (seconds for
+                            which the caller's stream waited for copies), overlap (share of copy
+                            that it did not wait for), waited (of the caller for the thread; part
+                            of wait), depth (batches on the device at most, the one handed out
+                            among them), refused (times the device had no memory for one ahead)
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
@@ -85,6 +95,7 @@ _NONE: dict[str, Any] = {
     "workers": [],
     "retries": 0,
     "deaths": 0,
+    "device": None,
     "scheduler": None,
     "memory": None,
     "verdict": NOTHING,
@@ -108,6 +119,7 @@ def collect(loader: Any) -> dict[str, Any]:
         stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
         if position is not None:
             stats["errors"], stats["failed"] = position.errors, _failed(position)
+        stats["device"] = memo.copies.summary() if memo.copies is not None else None
     elif supervisor is not None and supervisor.pool is not None and supervisor.living():
         stats.update(engine_stats(supervisor.pool, supervisor.served))
     elif (reason := loader._why_torch()) is not None:
@@ -132,6 +144,7 @@ class Served:
 def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
     """The part that needs living workers."""
     engine, costs = pool.engine, served.position.memo.costs
+    copies = served.position.memo.copies
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
         **_NONE,
@@ -144,6 +157,7 @@ def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
         "retries": health["retries"],
         "deaths": health["deaths"],
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
+        "device": copies.summary() if copies is not None else None,
     }
     if served.balanced:
         t = engine.timing()
