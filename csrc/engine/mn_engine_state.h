@@ -11,6 +11,7 @@
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_scheduler    how many workers there should be
  *     mn_plan*        what starts next
+ *     mn_forming      a part of the plan: batches of what is ready
  *     mn_blocks       batches made and ended
  *     mn_results      what workers wrote, copied out and checked
  *     mn_batch        batches in flight
@@ -52,7 +53,8 @@ struct mn_engine_config {
     uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
-    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
+    uint32_t ready_batch;   /* 0: what is planned is delivered. Else batches of so many samples */
+    uint32_t ready_bound;   /* are formed of what is ready; none moves by more than so many */
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */

@@ -198,7 +198,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
         reports[row].wall_ns = now - before;
         reports[row].status = rc == 1 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
         before = now;
-        if (rc == -2) {
+        if (rc == -2 && !b->apart) {
             break; /* torch stops at the first exception of a batch */
         }
     }
