@@ -160,6 +160,7 @@ class Engine:
         keeps: bool = False,
         ready_batch: int = 0,
         ready_bound: int = 0,
+        ready_mixes: bool = False,
     ) -> Engine: ...
     @property
     def fd(self) -> int: ...

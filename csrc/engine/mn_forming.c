@@ -31,7 +31,7 @@ reset(struct mn_forming *f)
 }
 
 struct mn_forming *
-mn_forming_open(uint32_t batch, uint32_t bound)
+mn_forming_open(uint32_t batch, uint32_t bound, bool mixes)
 {
     struct mn_forming *f = calloc(1, sizeof(*f));
     size_t bytes = mn_ready_bytes(batch, bound);
@@ -48,6 +48,7 @@ mn_forming_open(uint32_t batch, uint32_t bound)
     }
     f->policy.batch = batch;
     f->policy.bound = bound;
+    f->mixes = mixes;
     reset(f);
     return f;
 }
@@ -161,7 +162,7 @@ mn_forming_refused(const struct mn_forming *f, uint64_t sequence)
 
 /* ---- what is ready ------------------------------------------------------------------ */
 
-/* Rows of a unit are ready, as far as the policy may know. b: NULL where it is refused. */
+/* Rows of a unit are ready, as far as the policy may know. b: NULL where none is slow. */
 static void
 mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nrows, const struct mn_batch *b)
 {
@@ -225,16 +226,25 @@ look_at(struct mn_engine *e, struct mn_unit *u)
     }
     struct mn_batch *b = mn_batch_find(e, u->block_off);
     enum mn_block_status status = u->ended ? MN_BLOCK_DONE : mn_engine_poll(e, u->block_off);
-    if (status == MN_BLOCK_BUSY) {
-        mn_batch_accept_some(e, b);
-    }
-    else if (!u->ended) {
+    if (!u->ended && status != MN_BLOCK_BUSY) {
         status = mn_batch_accept(e, b);
     }
-    mark_tasks(e, u, b);
+    if (p->forming->mixes) {
+        mn_batch_accept_some(e, b);
+        mark_tasks(e, u, b);
+    }
+    else if (status != MN_BLOCK_BUSY) {
+        mark(p, u, 0, u->nrows, NULL);
+    }
     if (!u->ended && status != MN_BLOCK_BUSY) {
         leave_plan(e, u, b);
     }
+}
+
+static bool
+could_mix(const struct mn_forming *f)
+{
+    return f->mixes && mn_ready_could_mix(&f->policy);
 }
 
 int64_t
@@ -335,7 +345,7 @@ bool
 mn_forming_any(struct mn_engine *e)
 {
     struct mn_forming *f = e->plan->forming;
-    return form_whole(e) || (f->could_ns == 0 && mn_ready_could_mix(&f->policy));
+    return form_whole(e) || (f->could_ns == 0 && could_mix(f));
 }
 
 bool
@@ -346,7 +356,7 @@ mn_forming_form(struct mn_engine *e)
     if (form_whole(e)) {
         return true;
     }
-    if (!mn_ready_could_mix(&f->policy)) {
+    if (!could_mix(f)) {
         return false;
     }
     uint64_t now = mn_now_ns();

@@ -12,6 +12,9 @@
  * stays until its last row was taken.  So the head of the plan is the first unit that is not
  * made yet: it alone may pass the memory limit, and it is never one that waits for others.
  *
+ * Batches that a worker collates cannot be mixed: all rows of a unit are ready when it has ended.
+ * Then forming says which comes next, and nothing more.
+ *
  * Places count the rows of an epoch in the order in which they were planned.  An epoch taken
  * up in the middle has rows that were delivered already, and then a unit may be shorter than a
  * batch, and a batch be of several.
@@ -53,12 +56,13 @@ struct mn_forming {
     struct mn_unit *units; /* [room], from oldest on the live ones, in the order of planning */
     uint32_t oldest, nunits, room;
     int64_t planned;       /* places given */
+    bool mixes;            /* units may be delivered in parts */
     uint64_t could_ns;     /* since when a batch could be mixed; 0: it could not */
 };
 
 /* NULL without memory. */
 struct mn_forming *
-mn_forming_open(uint32_t batch, uint32_t bound);
+mn_forming_open(uint32_t batch, uint32_t bound, bool mixes);
 
 void
 mn_forming_close(struct mn_forming *f);

@@ -31,7 +31,8 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
     }
     uint32_t most = cfg->max_workers > cfg->workers ? cfg->max_workers : cfg->workers;
     p->keeps = cfg->keeps && cfg->costs != NULL;
-    p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound)
+    p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
+                                                         cfg->ready_mixes)
                                        : NULL;
     p->shares = calloc(most, sizeof(*p->shares));
     p->nshares = most;

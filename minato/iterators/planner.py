@@ -274,13 +274,17 @@ class Planner:
             self.draw.pass_over()
         return taken
 
+    def _makes_whole(self, sent: Any) -> bool:
+        """Whether one worker fetches and collates what is planned next."""
+        return self.form.makes_whole(sent)
+
     def _offer(self, index: Any, first: int) -> bool:
         """Whether the engine takes it. first: place of its first sample in the order."""
         position, draw, making = self.position, self.draw, self._making
         if self._hints.given is not None and position.epoch == 0:
             self._hints.take(index)
         sent = integers(index) if making.native else index
-        whole = self.form.makes_whole(sent)
+        whole = self._makes_whole(sent)
         taken = self.engine.plan(
             sent,
             pickle.dumps,

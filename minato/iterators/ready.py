@@ -5,24 +5,22 @@ rows that are ready (csrc/engine/mn_forming.h): slow samples with their natural 
 further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end. Where
 nothing is slow they are the sampler's, delivered as they lie. Else rows of several are gathered
 by one copy.
+
+Where a worker collates, because there is a ``collate_fn`` of the program's or a dataset gives
+batches, each is one of the sampler's, and all that is chosen is which comes next.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import types
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import Failure
-from ..seeding.here import COLLATE, SeededHere
 from ..transport import received
-from ..transport.layouts import Layout, is_default_collate
-from ..workers.job import fetches_batches
+from ..transport.layouts import Layout
 from ..workers.process import ERROR, OBJECTS
-from .balanced import WHOLE, BalancedIterator
+from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Told, no_room, note, refused
 from .form import Form
@@ -73,6 +71,12 @@ class UnitPlanner(Planner):
         """So many rows are in a batch now."""
         self._formed_rows += rows
 
+    def _makes_whole(self, sent: Any) -> bool:
+        """Only one that all of it is in: what is left of others is collated with them."""
+        size = self.window.batch_size
+        entire = self._within == 0 and (len(sent) == size or self.draw.position >= self._resumed)
+        return super()._makes_whole(sent) and entire and self._planned_rows % size == 0
+
     def _was_delivered(self) -> bool:
         return False  # _plan() looks at each sample
 
@@ -100,57 +104,18 @@ class UnitPlanner(Planner):
         return next((row for row in range(self._within, rows) if has(first + row)), rows)
 
 
-class CollatesSeeded(CollatesHere):
-    """A collate_fn draws here from what it would find in a worker, by the batch's number; the
-    program's own generators are put back. (There is no stream of a worker's that
-    seed_per_sample=False could leave it.)"""
-
-    def __init__(self, loader: Any, position: Position, shape: Shape) -> None:
-        super().__init__(loader, position, shape)
-        self.formed = 0  # batches of the epoch
-        self._here: SeededHere | None = None
-        self._rehearsed = False  # a batch was collated here
-
-    def begin(self, formed: int) -> None:
-        """An epoch, of which some were formed before this process began. set_epoch() may
-        have made generators."""
-        self.formed = formed
-        self._here, self._rehearsed = None, False
-
-    @contextlib.contextmanager
-    def as_worker(self, number: int) -> Iterator[None]:
-        if self._here is None:
-            self._here = SeededHere(self.dataset, self.collate_fn, hooks=False)
-        position = self.position
-        with super().as_worker(number), self._here.undisturbed():
-            self._here.seeder.seed(position.seed, position.epoch, self.formed - 1, COLLATE)
-            yield
-
-    def collated(self, samples: list[Any], worker: int) -> Any:
-        """A first batch is collated again where that has made a generator; of copies, because a
-        collate_fn may take samples apart, and no worker has them any more."""
-        copies = None
-        if not self._rehearsed and not isinstance(self.collate_fn, types.FunctionType):
-            with contextlib.suppress(Exception):  # what cannot be copied is collated once
-                copies = copy.deepcopy(samples)
-        self._rehearsed = True
-        data = super().collated(samples, worker)
-        renewed = self._here is not None and self._here.seeder.renew()
-        return super().collated(copies, worker) if renewed and copies is not None else data
-
-
 class ReadyReceiver(Receiver):
     """Batches that the engine has formed: the sampler's, or mixed ones."""
 
     planner: UnitPlanner
-    collates: CollatesSeeded
 
     def __init__(
-        self, completions: Completions, planner: UnitPlanner, collates: CollatesSeeded
+        self, completions: Completions, planner: UnitPlanner, collates: CollatesHere
     ) -> None:
         super().__init__(completions, planner, collates, forgets=False)
         self._left: dict[int, int] = {}  # rows, of what was delivered in part
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same, by row
+        self.formed = 0  # batches of the epoch
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
         """([(Batch, first row, rows)], data or Failure); None at the end, without wait also
@@ -160,7 +125,7 @@ class ReadyReceiver(Receiver):
             return None
         runs, planned = self.engine.formed(), self.planner.planned
         what = [(planned[sequence], row0, rows) for sequence, _, row0, rows in runs]
-        self.collates.formed += 1
+        self.formed += 1
         self.planner.formed(sum(rows for _, _, rows in what))
         batch = what[0][0]
         if len(what) == 1 and what[0][2] == len(batch.indices):
@@ -170,7 +135,7 @@ class ReadyReceiver(Receiver):
 
     def named(self, what: Any) -> str:
         """For an error: which batch that is."""
-        return note(self.collates.formed - 1, indices_of(what))
+        return note(self.formed - 1, indices_of(what))
 
     def clear(self) -> None:
         """What was received of an epoch that is left is dropped."""
@@ -233,7 +198,7 @@ class ReadyReceiver(Receiver):
                 if isinstance(sample, Failure):
                     return sample
                 samples.append(sample)
-        place = self.collates.formed - 1, indices_of(what)
+        place = self.formed - 1, indices_of(what)
         mixed = layout if any(self.engine.form(block)[1] for _, block, _, _ in runs) else None
         return self.collates.batch(place, samples, 0, mixed)
 
@@ -322,15 +287,12 @@ class ReadyIterator(BalancedIterator):
     _planner: UnitPlanner
     _receiver: ReadyReceiver
 
-    def _shape_of(self, loader: Any) -> Shape:
-        plain = is_default_collate(loader.collate_fn) and not fetches_batches(loader.dataset)
-        return self._position.memo.shape if plain else WHOLE
-
     def _make_parts(
         self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
     ) -> None:
         position, size = self._position, loader.batch_sampler.batch_size
-        hints, form = Hints(loader, position.memo), Form(shape, in_parts=True)
+        self._mixes = not shape.whole
+        hints, form = Hints(loader, position.memo), Form(shape, in_parts=self._mixes)
         costs, known = position.memo.costs, hints.given is not None
         window = Window(loader, self._options, costs, known, batch_size=size)
         self._planner = planner = UnitPlanner(
@@ -343,7 +305,7 @@ class ReadyIterator(BalancedIterator):
             groups_of(loader),
             Making(self._options.seeds, self._offer is not None, self._splits),
         )
-        collates = CollatesSeeded(loader, position, shape)
+        collates = CollatesHere(loader, position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
         at_a_time = AtATime(None, window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
@@ -351,7 +313,11 @@ class ReadyIterator(BalancedIterator):
 
     def _engine_options(self) -> dict[str, Any]:
         size = self._planner.window.batch_size
-        return super()._engine_options() | {"ready_batch": size, "ready_bound": DISPLACEMENT}
+        return super()._engine_options() | {
+            "ready_batch": size,
+            "ready_bound": DISPLACEMENT,
+            "ready_mixes": self._mixes,
+        }
 
     def _blocks_out(self) -> int:
         """Tasks of all batches that may wait for a slow sample of the first."""
@@ -367,10 +333,8 @@ class ReadyIterator(BalancedIterator):
         return self._rcvd_idx + self._planner.drawn_ahead()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._receiver.collates.begin(0)
         super()._reset(loader, first_iter)
-        formed = self._progress.count // self._planner.window.batch_size
-        self._receiver.collates.formed = formed
+        self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
     def _next_data(self) -> Any:
         planner, progress, position = self._planner, self._progress, self._position

@@ -695,7 +695,8 @@ forming_engine(struct rig *r, struct rig_worker *w, uint32_t workers, uint32_t b
                                    .arena_bytes = 64 * MIB,
                                    .window = 8,
                                    .ready_batch = batch,
-                                   .ready_bound = 2};
+                                   .ready_bound = 2,
+                                   .ready_mixes = true};
     struct mn_engine *e;
     CHECK_EQ(mn_engine_open(&e, &cfg), 0);
     *r = (struct rig){.e = e, .scale = 8};

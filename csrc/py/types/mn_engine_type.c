@@ -74,21 +74,22 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "min_workers",
                             "max_workers", "straggler_seconds", "keep", "blocks",
-                            "keeps", "ready_batch", "ready_bound", NULL};
+                            "keeps", "ready_batch", "ready_bound",
+                            "ready_mixes", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
     unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
     unsigned int ready_batch = 0, ready_bound = 0;
     double straggler = 0.0;
-    int respawn, in_order = 1, keeps = 0;
+    int respawn, in_order = 1, keeps = 0, ready_mixes = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpII", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIp", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
                                      &min_workers, &max_workers, &straggler, &kept,
                                      &kept_size, &blocks, &keeps, &ready_batch,
-                                     &ready_bound)) {
+                                     &ready_bound, &ready_mixes)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -130,6 +131,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .keeps = keeps != 0,
                                    .ready_batch = ready_batch,
                                    .ready_bound = ready_bound,
+                                   .ready_mixes = ready_mixes != 0,
                                    .keep = kept != NULL ? &keep : NULL};
     o->pid = getpid();
     o->costs = Py_NewRef(costs);
