@@ -309,6 +309,16 @@ class Progress:
             self.beyond.remove(self.head)
             self.head += 1
 
+    def delivered_run(self, first: int, count: int) -> None:
+        """So many neighbours at once."""
+        if first == self.head and not self.beyond:
+            self.head += count
+            return
+        self.beyond.update(range(first, first + count))
+        while self.head in self.beyond:
+            self.beyond.remove(self.head)
+            self.head += 1
+
     def has(self, number: int) -> bool:
         return number < self.head or number in self.beyond
 

@@ -19,6 +19,7 @@ struct mn_submit {
     uint32_t lane;
     uint32_t layout;
     uint32_t seeded;
+    uint32_t apart;
     uint32_t nfields;
     const uint64_t *row_bytes; /* [nfields] */
     uint32_t index_kind;

@@ -193,9 +193,11 @@ struct mn_block {
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
     uint32_t spares;     /* indices behind those of rows: of samples to take a failed one's place */
+    uint32_t apart; /* rows may go into different batches: one that fails fails alone */
+    uint32_t pad0;
     uint64_t bytes;      /* of the block itself */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
+MN_STATIC_ASSERT(sizeof(struct mn_block) == 104, "block layout");
 
 /* ---- envelope: a result outside of rows ---------------------------------------------- */
 
@@ -353,7 +355,7 @@ struct mn_ctl {
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
     mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
     mn_a64 wait_ns;          /* in next() before that */
-    mn_a64 given;            /* batches handed over (batching by readiness: samples) */
+    mn_a64 given;            /* batches handed over */
     mn_a64 used_bytes;       /* of the arena, when it last got one */
     mn_a64 limit_bytes;
     mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */

@@ -123,15 +123,10 @@ class BalancedIterator(MinatoIterator):
             blocks=self._blocks_out(),
             keep=memo.kept_scheduler(bounds),
             keeps=self._offer is None,
-            unit_rows=self._unit_rows(),
         )
 
     def _blocks_out(self) -> int:
         """Blocks that are out at once, as far as those are many."""
-        return 0
-
-    def _unit_rows(self) -> int:
-        """Samples that would be a batch, where they are planned one by one."""
         return 0
 
     @property

@@ -37,10 +37,16 @@ class Amended(Failure):
 
     def name(self, number: int, indices: Any) -> None:
         """Says of each failure which sample it is of."""
+        amiss, self.amiss = self.amiss, []
+        self.add(amiss, number, indices)
+
+    def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
+        """More that are amiss, of this batch of the sampler's."""
         several = isinstance(indices, (Sequence, torch.Tensor, np.ndarray))
-        for one in self.amiss:
+        for one in amiss:
             one.failure.note = note(number, indices, one.row)
             self.indices.append(indices[one.row] if several else indices)
+        self.amiss += amiss
 
 
 def note(number: int, indices: Any, row: int | None = None) -> str:

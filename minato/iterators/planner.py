@@ -33,6 +33,7 @@ class Batch:
     indices: Any
     whole: bool
     sequence: int = -1  # what it is planned by
+    position: int = 0  # of its first sample in the sampler's order
 
 
 class EpochAhead(NamedTuple):
@@ -49,7 +50,6 @@ class Making(NamedTuple):
     seeds: bool = True  # before each sample
     native: bool = False  # in C, which takes lists of int
     splits: bool = False  # batches that one worker makes may be split over several
-    unit_rows: int = 0  # samples that would be a batch, where they are planned one by one
     replaces: bool = False  # samples that fail, by others of the epoch
 
 
@@ -91,7 +91,7 @@ class _End:
     """Where a RandomSampler draws from its generator once more, when it ends: that end must
     not be met ahead, because torch's loader would not be there yet."""
 
-    def __init__(self, loader: Any, far: bool, batches: bool) -> None:
+    def __init__(self, loader: Any, far: bool) -> None:
         sampler = sampler_of(loader)
         random = type(sampler) is torch.utils.data.RandomSampler
         self.draws = far and random and sampler.generator is not None
@@ -100,7 +100,7 @@ class _End:
         self.short = 0
         made_by = loader.batch_sampler
         plain = type(made_by) is torch.utils.data.BatchSampler
-        if self.draws and batches and plain and not made_by.drop_last:
+        if self.draws and plain and not made_by.drop_last:
             self.short = int(len(sampler) % made_by.batch_size != 0)
 
 
@@ -127,7 +127,7 @@ class Planner:
         self.enough = sys.maxsize  # with more planned, none are drawn
         self.form, self.window = form, window
         self.position = position
-        self.ends = _End(loader, window.far, making.unit_rows == 0)
+        self.ends = _End(loader, window.far)
         self.groups = groups
         self._received = received  # and not handed over yet
         self._sampler = loader._index_sampler
@@ -240,8 +240,8 @@ class Planner:
                 if not self._ended():
                     return
                 continue
-            if self._progress.has(self.draw.number):
-                self._pass_over(index)  # delivered before this process began
+            if self._was_delivered():
+                self._pass_over(index)  # before this process began
             elif not self._plan(index):
                 return
 
@@ -262,7 +262,7 @@ class Planner:
         if self._goes_on and self._begins:
             return False  # what comes next draws from the program's generators
         self.draw.end()
-        self._progress.check_end(self.draw.number)
+        self._progress.check_end(self._counted())
         if not self._goes_on or self.early is not None:
             self.engine.plan_end()
             return False
@@ -274,20 +274,39 @@ class Planner:
         """Of the epoch that batches are drawn for."""
         return self.position.progress if self.early is None else self.early.progress
 
+    def _was_delivered(self) -> bool:
+        """What was drawn last, before this process began."""
+        return self._progress.has(self.draw.number)
+
+    def _counted(self) -> int:
+        """What was drawn, as progress counts."""
+        return self.draw.number
+
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
+        taken = self._offer(index, self.draw.position)
+        if taken:
+            self._pass_over(index)
+        return taken
+
+    def _makes_whole(self, sent: Any) -> bool:
+        """Whether one worker fetches and collates what is planned next."""
+        return self.form.makes_whole(sent)
+
+    def _offer(self, index: Any, first: int) -> bool:
+        """Whether the engine takes it. first: place of its first sample in the order."""
         position, draw, making = self.position, self.draw, self._making
         if self._hints.given is not None and position.epoch == 0:
             self._hints.take(index)
         sent, spares = self._with_spares(integers(index) if making.native else index)
-        whole = self.form.makes_whole(index)
+        whole = self._makes_whole(index)
         taken = self.engine.plan(
             sent,
             pickle.dumps,
             self.sequence,
             draw.number,
             position.epoch,
-            draw.position,
+            first,
             position.seed,
             1 if whole else len(sent) - spares,
             making.seeds,
@@ -298,9 +317,8 @@ class Planner:
             spares,
         )
         if taken:
-            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence)
+            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence, first)
             self.sequence += 1
-            self._pass_over(index)
         return taken
 
     def _pass_over(self, index: Any) -> None:

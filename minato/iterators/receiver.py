@@ -230,10 +230,13 @@ class Receiver:
         except Exception as error:
             data = Told(error)  # in its place: the end of the epoch counts on one
         except BaseException:  # an interrupt: nobody gets it, and the end counts on it
-            if self._of_this_epoch(batch):
-                self.planner.position.progress.delivered(batch.number)
+            self._is_lost(batch)
             raise
         return data
+
+    def _is_lost(self, batch: Batch) -> None:
+        if self._of_this_epoch(batch):
+            self.planner.position.progress.delivered(batch.number)
 
     def _take_rows(self, sequence: int, block: int) -> Any:
         """The batch, if it is nothing but rows: taken from the engine then, also where it fails.

@@ -61,6 +61,8 @@ def kinds() -> list[Any]:
             "static": {"scheduling": "static"},
             "collate": {"collate_fn": collate},
             "any-order": {"in_order": False},
+            "ready": {"in_order": False, "batching": "ready"},
+            "ready-collate": {"in_order": False, "batching": "ready", "collate_fn": collate},
         }.items()
         for workers in ((1, 3) if name == "balanced" else (2,))
     ]

@@ -70,13 +70,15 @@ mn_engine_py_refused(PyObject *self, PyObject *sequence);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 
+extern const char mn_engine_formed_doc[];
 PyObject *
-mn_engine_py_detach(PyObject *self, PyObject *sequence);
+mn_engine_py_formed(PyObject *self, PyObject *ignored);
+extern const char mn_engine_displaced_doc[];
 PyObject *
-mn_engine_py_set_horizon(PyObject *self, PyObject *sequence);
+mn_engine_py_displaced(PyObject *self, PyObject *ignored);
 extern const char mn_engine_gather_doc[];
 PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *args);
+mn_engine_py_gather(PyObject *self, PyObject *layout);
 extern const char mn_engine_place_doc[];
 PyObject *
 mn_engine_py_place(PyObject *self, PyObject *args);

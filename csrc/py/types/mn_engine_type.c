@@ -90,20 +90,22 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "min_workers",
                             "max_workers", "straggler_seconds", "keep", "blocks",
-                            "keeps", "unit_rows", NULL};
+                            "keeps", "ready_batch", "ready_bound",
+                            "ready_mixes", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
     unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
-    unsigned int unit_rows = 0;
+    unsigned int ready_batch = 0, ready_bound = 0;
     double straggler = 0.0;
-    int respawn, in_order = 1, keeps = 0;
+    int respawn, in_order = 1, keeps = 0, ready_mixes = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpI", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIp", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
                                      &min_workers, &max_workers, &straggler, &kept,
-                                     &kept_size, &blocks, &keeps, &unit_rows)) {
+                                     &kept_size, &blocks, &keeps, &ready_batch,
+                                     &ready_bound, &ready_mixes)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -143,7 +145,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .in_order = in_order != 0,
                                    .costs = shared,
                                    .keeps = keeps != 0,
-                                   .unit_rows = unit_rows,
+                                   .ready_batch = ready_batch,
+                                   .ready_bound = ready_bound,
+                                   .ready_mixes = ready_mixes != 0,
                                    .keep = kept != NULL ? &keep : NULL};
     o->pid = getpid();
     o->costs = Py_NewRef(costs);
@@ -488,11 +492,9 @@ static PyMethodDef engine_methods[] = {
     {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
-    {"detach", mn_engine_py_detach, METH_O,
-     PyDoc_STR("detach(sequence): read, but its block stays out until retire(block)")},
-    {"set_horizon", mn_engine_py_set_horizon, METH_O,
-     PyDoc_STR("set_horizon(sequence): nothing from it on may start yet")},
-    {"gather", mn_engine_py_gather, METH_VARARGS, mn_engine_gather_doc},
+    {"formed", mn_engine_py_formed, METH_NOARGS, mn_engine_formed_doc},
+    {"displaced", mn_engine_py_displaced, METH_NOARGS, mn_engine_displaced_doc},
+    {"gather", mn_engine_py_gather, METH_O, mn_engine_gather_doc},
     {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
     {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
     {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},

@@ -243,7 +243,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
         reports[row].wall_ns = now - before;
         reports[row].status = rc == 1 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
         before = now;
-        if (rc == -2 && !o->goes_on) {
+        if (rc == -2 && !b->apart && !o->goes_on) {
             break; /* torch stops at the first exception of a batch */
         }
     }
