@@ -173,6 +173,12 @@ mn_engine_waits(const struct mn_engine *e, uint64_t *held)
     return e->waits;
 }
 
+void
+mn_engine_note_failed(struct mn_engine *e, uint64_t samples)
+{
+    mn_a64_store_relaxed(&e->shm.ctl->failed, samples);
+}
+
 /* ---- batches that are formed ----------------------------------------------------------- */
 
 bool

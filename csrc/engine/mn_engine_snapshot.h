@@ -127,6 +127,11 @@ mn_engine_progress(struct mn_engine *e);
 struct mn_waits
 mn_engine_waits(const struct mn_engine *e, uint64_t *held);
 
+/* For people who look from outside: how many samples failed so far and were left out or replaced.
+ * The caller's thread. */
+void
+mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
+
 /* ---- batches that are formed (mn_forming.h) --------------------------------------------- */
 
 bool

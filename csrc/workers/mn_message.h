@@ -360,6 +360,7 @@ struct mn_ctl {
     mn_a64 limit_bytes;
     mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */
     mn_a64 group_milli; /* and how many thousandths of samples are in one; 0: none is */
+    mn_a64 failed;      /* samples that were left out or replaced, because they failed */
 };
 
 #define MN_WANT_NONE UINT64_C(0)

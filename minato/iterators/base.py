@@ -205,12 +205,18 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _allowed(self, amended: Amended) -> Any:
         """The data of a batch some of whose samples could not be made, if that many may fail."""
-        assert self._position.allowed is not None
+        allowed, supervisor = self._position.allowed, self._supervisor
+        assert allowed is not None
         try:
-            data = self._position.allowed.take(amended)
+            data = allowed.take(amended)
         except Exception:
             self._position.errors += 1
             raise
+        finally:
+            if supervisor is not None and supervisor.living():
+                self._engine.note_failed(allowed.left_out + allowed.replaced)
+                if supervisor.trace is not None:
+                    supervisor.trace.amiss(amended)
         if self._pinner is not None and not amended.empty:
             data = self._pinner.submit(data, lambda: "").result(self._timeout)
             if isinstance(data, Failure):

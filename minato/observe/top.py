@@ -196,6 +196,7 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
         f"  tasks    {queue['running']} running, {queue['queued']} queued, "
         f"{queue['waiting']} not begun",
         f"  memory   {_bytes(seen['used_bytes'])} of {_bytes(seen['limit_bytes'])}",
+        *_failed(seen),
         *_together(seen),
         *_slow(seen),
         f"  {'worker':>6} {'pid':>8} {'state':8} {'cpu':>5} {'busy':>5} {'samples':>8} "
@@ -234,6 +235,13 @@ def _busy(
     busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
     cpu = (entry["cpu_ns"] - was[1]) / elapsed
     return min(1.0, max(0.0, busy)), min(1.0, max(0.0, cpu))
+
+
+def _failed(seen: Any) -> list[str]:
+    """Samples that could not be made, where there were some."""
+    if not seen.get("failed"):
+        return []
+    return [f"  errors   {seen['failed']} samples could not be made, and were left out or replaced"]
 
 
 def _together(seen: Any) -> list[str]:

@@ -31,6 +31,7 @@ from ..workers.process import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Engine
+    from ..iterators.failures import Amended
     from ..iterators.memo import Memo
     from ..iterators.supervisor import Supervisor
 
@@ -225,6 +226,15 @@ class Trace:
         now = self._now()
         args = {"epoch": epoch, "indices": _plain(indices)}
         self.out.write([self._instant("batch formed", now, **args)])
+
+    def amiss(self, amended: Amended) -> None:
+        """Samples of a batch that could not be made."""
+        now = self._now()
+        self.out.write([
+            self._instant("replaced" if one.replaced else "left out", now, index=_plain(index),
+                          instead=_plain(one.instead))
+            for one, index in zip(amended.amiss, amended.indices)
+        ])  # fmt: skip
 
     def _now(self) -> int:
         """The end of the wait, or while it goes on the time."""

@@ -286,3 +286,25 @@ def test_options_that_make_no_sense() -> None:
 
     with pytest.raises(ValueError, match="on_error='skip' has no effect for an iterable dataset"):
         minato.DataLoader(Stream(), on_error="skip")
+
+
+def test_people_who_look_see_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the trace, and from outside."""
+    from minato.observe import top
+
+    file = tmp_path / "trace.json"
+    monkeypatch.setenv("MINATO_TRACE", str(file))
+    loader = minato.DataLoader(
+        Broken((3, 8)), batch_size=4, num_workers=1, on_error="replace", max_errors=9
+    )
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    [seen] = top.snapshots(os.getpid())
+    assert seen["failed"] == 2
+    assert any("2 samples could not be made" in line for line in top.render(seen))
+    del iterator
+    text = file.read_text()
+    assert text.count('"name":"replaced"') == 2 and '"index":8,"instead":9' in text

@@ -235,7 +235,7 @@ mn_peek(PyObject *module, PyObject *read)
     }
     /* Relaxed: of a copy. */
     return Py_BuildValue(
-        "{sI sK sO sK sK sK sK sK sK sK sK sK sN sN}", "trainer_pid", c.trainer_pid, "trainer_start",
+        "{sI sK sO sK sK sK sK sK sK sK sK sK sK sN sN}", "trainer_pid", c.trainer_pid, "trainer_start",
         (unsigned long long)c.trainer_start, "stopped",
         mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
         (unsigned long long)mn_now_ns(), "opened_ns",
@@ -246,6 +246,6 @@ mn_peek(PyObject *module, PyObject *read)
         (unsigned long long)mn_a64_load_relaxed(&c.used_bytes), "limit_bytes",
         (unsigned long long)mn_a64_load_relaxed(&c.limit_bytes), "opening_ns",
         (unsigned long long)mn_a64_load_relaxed(&c.opening_ns), "group_milli",
-        (unsigned long long)mn_a64_load_relaxed(&c.group_milli), "queue", queue, "workers",
-        workers);
+        (unsigned long long)mn_a64_load_relaxed(&c.group_milli), "failed",
+        (unsigned long long)mn_a64_load_relaxed(&c.failed), "queue", queue, "workers", workers);
 }

@@ -315,6 +315,22 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+const char mn_engine_note_failed_doc[] =
+    "note_failed(samples): so many failed so far, and were left out or replaced; for people who\n"
+    "look from outside";
+
+PyObject *
+mn_engine_py_note_failed(PyObject *self, PyObject *arg)
+{
+    unsigned long long samples = PyLong_AsUnsignedLongLong(arg);
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_engine_note_failed(e, samples);
+    Py_RETURN_NONE;
+}
+
 const char mn_engine_health_doc[] =
     "health() -> {zygote_lost, zygote_hung, deaths, barren, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, the longest row of them up to now in one place without a finished\n"

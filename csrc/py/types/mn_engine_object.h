@@ -130,6 +130,11 @@ extern const char mn_engine_let_go_doc[];
 PyObject *
 mn_engine_py_let_go(PyObject *self, PyObject *number);
 extern const char mn_engine_dismiss_doc[];
+extern const char mn_engine_note_failed_doc[];
+
+PyObject *
+mn_engine_py_note_failed(PyObject *self, PyObject *arg);
+
 PyObject *
 mn_engine_py_dismiss(PyObject *self, PyObject *ignored);
 extern const char mn_engine_health_doc[];

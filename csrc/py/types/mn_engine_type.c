@@ -520,6 +520,7 @@ static PyMethodDef engine_methods[] = {
     {"move_to", mn_engine_py_move_to, METH_O, mn_engine_move_to_doc},
 #endif
     {"let_go", mn_engine_py_let_go, METH_O, mn_engine_let_go_doc},
+    {"note_failed", mn_engine_py_note_failed, METH_O, mn_engine_note_failed_doc},
     {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
     {"health", mn_engine_py_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_py_memory, METH_NOARGS, mn_engine_memory_doc},
