@@ -63,10 +63,10 @@ def placed_batch(
     if pickled is None:
         return FAILED, no_room()
     status, data, *more = received.placed(worker, pickled, buffers, layout, most)
-    if status == PLACED:
-        assert layout is not None
+    if status == PLACED and layout is not None:
         shape.note(True)
-        return OK, engine.decode(block, layout.core, more[0], data)
+        rows, objects = data, more[0]
+        return OK, engine.decode(block, layout.core, objects, rows)
     if status == OK and layout is not None:
         shape.note(False)
     elif more and shape.layout is None and not shape.whole:
