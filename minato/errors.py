@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
-from ._limits import NOT_STARTED, advice
+from ._system_errors import NOT_STARTED, advice
 
 
 class WorkerLost(RuntimeError):

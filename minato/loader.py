@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._limits import refused
+from ._system_errors import refused
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of

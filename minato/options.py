@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._limits import fair_memory
+from ._memory_limit import fair_memory
 from ._system import CORE, NEEDS_LINUX
 from .errors import native_impossible
 

@@ -32,6 +32,8 @@ LISTED: dict[str, str] = {
         "Without a network only the build without isolation can be tested.",
     "not installed; the module is tested above":
         "The command is a shell's way to the module, which has been tested.",
+    r"this file system does not (tell|let go of) .*":
+        "What a file system keeps in the page cache is its own affair.",
     # what does not apply to one of several loaders that a test is for
     "torch waits for ever: .*":
         "A fault of torch's own, by which its loader would hang in the test.",

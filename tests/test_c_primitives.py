@@ -468,7 +468,7 @@ MUTANTS = {
     "board: full is not noticed": Mutant(
         WORKERS + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
     "engine: own lane too short": Mutant(
-        ENGINE + "mn_engine.c", "cfg->window == 0    ? tasks_for(cfg)",
+        ENGINE + "mn_engine_sizes.c", "cfg->window == 0    ? tasks_for(cfg)",
         "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
         MEMORY + "mn_arena.c", "a->guard);\n    mn_arena_discard(a, off, len);", "a->guard);",

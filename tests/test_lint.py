@@ -35,6 +35,9 @@ MAY_INCLUDE = {
     "cuda": {"base", "os"},
 }
 
+#: Headers that only their own folder sees, not even by way of another header: the others ask.
+PRIVATE = {"engine/mn_engine_state.h"}
+
 #: Headers of the C standard library without a system behind them: all that base may use.
 ISO_C = {
     "errno.h", "inttypes.h", "limits.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h",
@@ -164,6 +167,20 @@ def check_knowledge(sources: list[Source]) -> Iterator[str]:
             yield f"{s.name}: C++ lives in torch only"
 
 
+def check_private(sources: list[Source]) -> Iterator[str]:
+    """A private header is out of sight, however long the way to it is."""
+    includes = {s.name: {found.group(2) for found in INCLUDE.finditer(s.code)} for s in sources}
+    for s in sources:
+        seen: set[str] = set()
+        ahead = {s.name}
+        while ahead:
+            seen |= ahead
+            ahead = {name for at in ahead for name in includes.get(at, ())} - seen
+        for name in sorted(seen & PRIVATE):
+            if not name.startswith(s.folder + "/"):
+                yield f"{s.name}: {name} is out of its sight"
+
+
 def check_words(sources: list[Source]) -> Iterator[str]:
     """Words that have no place in code, and notes that have none anywhere."""
     for s in sources:
@@ -283,6 +300,7 @@ Rule = Callable[[list[Source]], Iterator[str]]
 RULES: list[Rule] = [
     check_floors,
     check_knowledge,
+    check_private,
     check_words,
     check_labels,
     check_file_sizes,
@@ -322,6 +340,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_knowledge, "base/a.h", "#include <unistd.h>"),
         (check_knowledge, "base/a.c", "void *f(void) { return malloc(1); }"),
         (check_knowledge, "engine/a.cpp", ""),
+        (check_private, "py/a.c", '#include "engine/mn_engine_state.h"'),
         (check_words, "engine/a.c", "static volatile int x;"),
         (check_words, "engine/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
         (check_words, "engine/a.c", "__sync_synchronize();"),
@@ -367,6 +386,13 @@ def test_a_label_has_one_header() -> None:
     text = "/* [A1] -> [A2] */\nint x; /* [A1] [A2] */\n"
     assert not list(check_labels([parse("sync/a.h", text)]))
     assert list(check_labels([parse("sync/a.h", text), parse("sync/b.h", text)]))
+
+
+def test_what_is_private_is_found_behind_another_header() -> None:
+    between = parse("engine/b.h", '#include "engine/mn_engine_state.h"')
+    user = parse("py/a.c", '#include "engine/b.h"')
+    assert list(check_private([between, user]))
+    assert not list(check_private([between, parse("engine/a.c", '#include "engine/b.h"')]))
 
 
 def test_bare_names_are_found_by_file() -> None:

@@ -11,7 +11,7 @@ import torch
 from workers.test_native import Recipe
 
 import minato
-from minato import _core, _limits
+from minato import _core, _memory_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -212,7 +212,7 @@ def test_workers_that_wait_for_room_do_not_hold_up_the_end() -> None:
     ],
 )
 def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
-    assert _limits.ranks_here(environ) == ranks
+    assert _memory_limit.ranks_here(environ) == ranks
 
 
 def test_ranks_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ LONG = [
     *SHORT, "tests/attack/test_kills.py", "tests/attack/test_damage.py", "tests/test_loader.py",
     "tests/contract/test_collate.py", "tests/contract/test_fetch.py",
     "tests/contract/test_worker_death.py", "tests/contract/test_memory.py", "tests/iterators/test_prefetching.py",
-    "tests/transport/test_split.py", "tests/seeding/test_seeding.py",
+    "tests/transport/test_sendable.py", "tests/seeding/test_seeding.py",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +34,14 @@ class Case:
     label: Path
     nbytes: int
 
-    def load(self) -> tuple[np.ndarray, np.ndarray]:
-        """Read (float32 image, uint8 label), both [1, z, y, x]. Raises DataError."""
+    def load(self, mapped: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Read (float32 image, uint8 label), both [1, z, y, x], or map the files. Raises
+        DataError."""
         arrays = []
         for path in (self.image, self.label):
             try:
-                arrays.append(np.load(path, allow_pickle=False))
+                arrays.append(np.load(path, mmap_mode="r" if mapped else None,
+                                      allow_pickle=False))
             except (OSError, ValueError, EOFError) as error:
                 raise DataError(f"{path}: cannot be read: {error}") from error
         image, label = arrays
@@ -139,9 +142,39 @@ class VolumeDataset(Dataset):
             random.seed(number)
             np.random.seed(number & 0xFFFFFFFF)
         case = self.case(index)
-        image, label = case.load()
         try:
-            image, label = self.transform(image, label)
+            image, label = self._make(case)
         except ValueError as error:
             raise DataError(f"{case.image}: {error}") from error
         return image, label, index
+
+    def _make(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
+        return self.transform(*case.load())
+
+
+class ExpertVolumes(VolumeDataset):
+    """The same samples as an expert makes them without another loader: files are mapped, so
+    that only the crop is read, and each worker remembers the boxes of the labels it has seen."""
+
+    def __init__(self, reference: VolumeDataset) -> None:
+        super().__init__(reference.cases, reference.transform, reference.seed, reference.repeat)
+        self._epoch = reference._epoch  # whose epoch is told
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def _make(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
+        crop, *others = self.transform.steps
+        image, label = crop(*case.load(mapped=True), self._known.setdefault(case.name, {}))
+        return Compose(others)(np.asarray(image), np.asarray(label))
+
+
+class WholeVolumes(Dataset):
+    """The volumes themselves, for an evaluation: (image [1, z, y, x], label)."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = list(cases)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.cases[index].load()

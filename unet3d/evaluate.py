@@ -8,15 +8,16 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from unet3d import checkpoint, spec
-from unet3d.data import Case, list_cases, split
+from unet3d.data import Case, WholeVolumes, list_cases, split
 from unet3d.losses import dice_score
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
@@ -25,6 +26,7 @@ from unet3d.ranks import add_device
 # Windows predicted together. One at a time, a single CPU thread would take torch's slow
 # path for 3-D convolutions: measured 95 ms against 20 ms for a window of the quick preset.
 WINDOW_BATCH = 4
+Loader = Callable[[Dataset], Iterable]
 # What --amp means to autocast; unused where it is "none".
 AMP = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -90,11 +92,11 @@ def sliding_window(model: Callable[[torch.Tensor], torch.Tensor], image: torch.T
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int],
              device: torch.device, overlap: float = 0.5, amp: str = "none",
-             progress: bool = True) -> dict:
+             progress: bool = True, loader: Loader = DataLoader) -> dict:
     """Mean Dice over `cases`, each volume with equal weight however ranks share them.
 
     Under torch.distributed each rank evaluates every world-size-th case and the sums are
-    added up. Returns {"kidney", "tumour", "mean_dice", "volumes"}.
+    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns {"kidney", "tumour", "mean_dice", "volumes"}.
     """
     rank, world = 0, 1
     if distributed.is_initialized():
@@ -102,9 +104,10 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
     training = model.training
     model.eval()
     total = torch.zeros(spec.CLASSES, dtype=torch.float64, device=device)
-    for case in tqdm(cases[rank::world], desc="evaluate", unit="volume", leave=False,
-                     disable=not progress or rank != 0):
-        image, label = (torch.from_numpy(a)[None].to(device) for a in case.load())
+    volumes = WholeVolumes(cases[rank::world])
+    for batch in tqdm(loader(volumes), desc="evaluate", unit="volume", leave=False,
+                      total=len(volumes), disable=not progress or rank != 0):
+        image, label = (part.to(device) for part in batch)
         with torch.autocast(device.type, AMP[amp], enabled=amp != "none"):
             logits, kept = sliding_window(model, image, patch, overlap)
         total[:-1] += dice_score(logits, label[(..., *kept)]).double()

@@ -89,6 +89,11 @@ def _minato_process(dataset: Dataset, options: Options) -> Iterable[Batch]:
     return _minato(dataset, options, worker_type="process")
 
 
+def _pytorch_expert(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    from unet3d.data import ExpertVolumes
+    return DataLoader(ExpertVolumes(dataset), **options.torch_arguments())
+
+
 def _dali(dataset: Dataset, options: Options) -> Iterable[Batch]:
     from unet3d.dali import DaliLoader
     return DaliLoader(dataset, options)
@@ -130,9 +135,11 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato-ready": _minato_ready,
     "minato-static": _minato_static,
     "minato-native": _minato_native,
+    "minato-native-cached": _minato_native,
     "minato-native-process": _minato_process,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
+    "pytorch-expert": _pytorch_expert,
     "pytorch-native": _pytorch,
     "dali": _dali,
     "dali-cached": _dali_cached,
@@ -141,9 +148,14 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
 # Loaders of the same kind deliver the same bytes for the same sample, seeded alike; of the
 # kind None, bytes of their own. "reference", the NumPy transforms, where not listed.
 SAMPLES: dict[str, str | None] = {"minato-native": "native",
+                                  "minato-native-cached": "native",
                                   "minato-native-process": "native",
                                   "pytorch-native": "native",
                                   "dali": None, "dali-cached": None, "synthetic": None}
+
+
+#: workers that read volumes for an evaluation: each holds two, of up to 400 MB
+EVALUATION_WORKERS = 2
 
 
 def samples_of(name: str) -> str | None:
@@ -163,7 +175,17 @@ def dataset_for(name: str, dataset: Dataset) -> Dataset:
         from unet3d.native import NativeVolumes
     except ImportError as error:
         raise _not_built(error) from error
-    return dataset if isinstance(dataset, NativeVolumes) else NativeVolumes(dataset)
+    if isinstance(dataset, NativeVolumes):
+        return dataset
+    return NativeVolumes(dataset, keep_boxes=name.endswith("-cached"))
+
+
+def evaluation_loader(name: str, volumes: Dataset, workers: int) -> Iterable[Batch]:
+    """Loader `name` over whole volumes of unequal shape, one a batch, in order; torch's where
+    `name` makes training samples only (DALI, synthetic)."""
+    loader = _minato_class() if name.startswith("minato") else DataLoader
+    few = min(workers, EVALUATION_WORKERS)
+    return loader(volumes, batch_size=1, num_workers=few, prefetch_factor=1 if few else None)
 
 
 def unavailable(name: str) -> str | None:

@@ -17,7 +17,7 @@ SUBMISSION = {"submission_benchmark": BENCHMARK, "submission_org": "none",
 
 
 def log_start(log: Records, settings: Settings, world: int, train_samples: int,
-              eval_samples: int, began_ms: int) -> None:
+              samples_per_epoch: int, eval_samples: int, began_ms: int) -> None:
     """Everything up to and with run_start; `began_ms` is when the set-up began."""
     preset, args = settings.preset, settings.args
     log.mlperf("start", "init_start", at_ms=began_ms)
@@ -29,6 +29,7 @@ def log_start(log: Records, settings: Settings, world: int, train_samples: int,
             "global_batch_size": preset.batch_size * world * preset.accumulate,
             "gradient_accumulation_steps": preset.accumulate,
             "train_samples": train_samples, "eval_samples": eval_samples,
+            "samples_per_epoch": samples_per_epoch,
             "opt_name": "sgd", "opt_base_learning_rate": preset.learning_rate,
             "opt_learning_rate_warmup_epochs": preset.warmup_epochs,
             "opt_learning_rate_decay_boundary_epochs": [],

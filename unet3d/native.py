@@ -13,16 +13,19 @@ class NativeVolumes(ops.VolumeDataset):
     Same cases, repeats, seed, and sample (image float32 [1, *patch], label uint8
     [1, *patch], index int). The random numbers are the operators' own, so the bytes differ
     from the NumPy transforms', not their distribution; among loaders they are the same.
-    Without a seed each sample is keyed by its loader.
+    Without a seed each sample is keyed by its loader. With `keep_boxes` the boxes of a label
+    are sought once, as DALI's object cache does.
     """
 
-    def __init__(self, reference: VolumeDataset) -> None:
+    def __init__(self, reference: VolumeDataset, keep_boxes: bool = False) -> None:
         transform = reference.transform
         if not isinstance(transform, TrainTransforms):
             raise TypeError("only the specified training transforms have native twins, "
                             f"got {type(transform).__name__}")
+        self.keep_boxes = keep_boxes
         pipeline = ops.unet3d_training(transform.patch, around_one=transform.around_one,
-                                       include_last=not transform.reference_starts)
+                                       include_last=not transform.reference_starts,
+                                       keep_boxes=keep_boxes)
         super().__init__(reference.cases, pipeline, seed=reference.seed or 0,
                          keyed_by="sample" if reference.seed is None else "epoch",
                          repeat=reference.repeat, with_index=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from unet3d.spec import CLASSES
+from unet3d.spec import CLASSES, KITS19_CASES
 
 IMAGE_NAME = "imaging.nii.gz"
 LABEL_NAME = "segmentation.nii.gz"
@@ -17,6 +17,14 @@ LABEL_NAME = "segmentation.nii.gz"
 
 class DataError(ValueError):
     """An input file that cannot be used; the message names it and says why."""
+
+
+def is_unlabelled(case: Path) -> bool:
+    """Whether this is one of KiTS19's test cases, which are downloaded with the others, but
+    whose labels were never published."""
+    _, _, number = case.name.partition("_")
+    return (number.isdigit() and int(number) >= KITS19_CASES
+            and not (case / LABEL_NAME).exists())
 
 
 def find_cases(folder: Path, required: str) -> list[Path]:

@@ -181,8 +181,16 @@ def _is_done(case: Path, out: Path, manifest: dict[str, Any]) -> bool:
 
 def preprocess(source: Path, out: Path, settings: Settings = Settings(),
                workers: int = 1) -> tuple[int, int]:
-    """Prepare all cases of `source` into `out`. Returns (made, kept). Raises DataError."""
+    """Prepare all labelled cases of `source` into `out`. Returns (made, kept). Raises
+    DataError."""
     cases = nifti.find_cases(source, nifti.IMAGE_NAME)
+    unlabelled = [case.name for case in cases if nifti.is_unlabelled(case)]
+    if unlabelled:
+        print(f"{len(unlabelled)} cases without labels are skipped ({unlabelled[0]} to "
+              f"{unlabelled[-1]}): KiTS19 has labels for its first "
+              f"{spec.KITS19_CASES}",
+              file=sys.stderr)
+        cases = [case for case in cases if case.name not in unlabelled]
     out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(out) or {"settings": settings.as_json(), "cases": {}}
     if manifest["settings"] != settings.as_json():
@@ -226,6 +234,41 @@ def verify(folder: Path, workers: int = 1) -> list[str]:
     return sorted(wrong)
 
 
+def read_checksums(path: Path) -> dict[str, str]:
+    """MD5 sums by file name, as the reference keeps them in its checksum.json. Raises
+    DataError."""
+    try:
+        sums = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as checksums: {error}") from error
+    if not isinstance(sums, dict) or not all(
+            isinstance(value, str) and len(value) == 32 for value in sums.values()):
+        raise DataError(f"{path}: not the reference's checksums, an object of MD5 sums by file "
+                        "name")
+    return sums
+
+
+def _other_sum(item: tuple[Path, str]) -> str | None:
+    path, expected = item
+    if not path.is_file():
+        return f"{path}: missing"
+    with open(path, "rb") as stream:
+        found = hashlib.file_digest(stream, "md5") if hasattr(hashlib, "file_digest") \
+            else hashlib.md5(stream.read())
+    return None if found.hexdigest() == expected else f"{path}: differs from the reference's"
+
+
+def verify_reference(folder: Path, checksums: Path, workers: int = 1) -> list[str]:
+    """Check the files of a preprocessed folder against the reference's own sums. Returns what
+    is wrong, one a line. Raises DataError."""
+    sums = read_checksums(checksums)
+    wrong = [line for line in each(_other_sum, [(folder / name, sums[name]) for name in sums],
+                                   workers, "verify") if line]
+    wrong += [f"{path}: not in {checksums}" for path in folder.glob("*.npy")
+              if path.name not in sums]
+    return sorted(wrong)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(prog="unet3d.preprocess", description=__doc__,
@@ -233,6 +276,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--source", type=Path, help="folder of case_*/imaging.nii.gz")
     parser.add_argument("--out", type=Path, required=True, help="folder of .npy files")
     parser.add_argument("--verify", action="store_true", help="check the files of --out")
+    parser.add_argument("--reference-checksums", type=Path, metavar="JSON",
+                        help="with --verify: the reference's checksum.json (MD5 by file name), "
+                        "to be checked instead of the folder's own")
     parser.add_argument("--spacing", type=float, nargs=3, default=spec.TARGET_SPACING,
                         metavar="MM", help="target spacing z y x (default 1.6 1.2 1.2)")
     parser.add_argument("--min-shape", type=int, nargs=3, default=spec.MIN_SHAPE,
@@ -241,11 +287,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if (args.source is None) == (not args.verify):
         parser.error("give either --source or --verify")
+    if args.reference_checksums is not None and not args.verify:
+        parser.error("--reference-checksums goes with --verify")
     if min(args.spacing) <= 0 or min(args.min_shape) < 1:
         parser.error("--spacing and --min-shape must be positive")
     try:
         if args.verify:
-            wrong = verify(args.out, args.workers)
+            wrong = (verify(args.out, args.workers) if args.reference_checksums is None else
+                     verify_reference(args.out, args.reference_checksums, args.workers))
             print("\n".join(wrong) if wrong else f"{args.out}: all files are intact")
             return 1 if wrong else 0
         settings = Settings(tuple(args.spacing), tuple(args.min_shape))

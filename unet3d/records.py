@@ -13,8 +13,10 @@ EPOCH_COLUMNS = (
     "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "loss", "learning_rate",
     "index_hash", "content_hash", "resumed_at", "work_bound_s", "synthetic_bound_s",
     "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice", "step_ms",
+    "still_cached",
 )
 CSV_NAME, LINES_NAME, MLPERF_NAME = "epochs.csv", "log.jsonl", "mlperf.log"
+USAGE_NAME, USAGE_COLUMNS = "usage.csv", ("epoch", "t", "cpu", "memory_mb", "gpu")
 RESULT_NAME, CHECKPOINT_NAME = "result.json", "checkpoint.pt"
 
 
@@ -28,7 +30,8 @@ class Records:
             return
         folder.mkdir(parents=True, exist_ok=True)
         if not append:
-            for name in (CSV_NAME, LINES_NAME, MLPERF_NAME, RESULT_NAME, CHECKPOINT_NAME):
+            for name in (CSV_NAME, LINES_NAME, MLPERF_NAME, USAGE_NAME, RESULT_NAME,
+                         CHECKPOINT_NAME):
                 (folder / name).unlink(missing_ok=True)
         fresh = not (folder / CSV_NAME).exists()
         self._csv_file = open(folder / CSV_NAME, "a", newline="")
@@ -62,6 +65,19 @@ class Records:
                    "event_type": kinds[kind], "key": key, "value": value,
                    "metadata": metadata}
             self._mlperf.write(f":::MLLOG {json.dumps(row)}\n")
+
+    def usage(self, epoch: int, samples: list[dict[str, Any]]) -> None:
+        """What an epoch used over time (see bench.usage), into the JSON lines and usage.csv."""
+        if not self.active:
+            return
+        fresh = not (self.folder / USAGE_NAME).exists()
+        with open(self.folder / USAGE_NAME, "a", newline="") as stream:
+            table = csv.DictWriter(stream, USAGE_COLUMNS)
+            if fresh:
+                table.writeheader()
+            for sample in samples:
+                table.writerow({"epoch": epoch, **sample})
+                self.line("usage", epoch=epoch, **sample)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One epoch into the CSV, the JSON lines and TensorBoard; files are flushed."""

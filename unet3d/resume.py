@@ -22,8 +22,8 @@ from unet3d.checkpoint import CheckpointError
 from unet3d.ranks import Ranks
 
 #: Loaders whose epoch is the same again if begun with the same generators.
-REPEATABLE = ("minato", "minato-static", "minato-native", "minato-native-process", "pytorch",
-              "pytorch-native")
+REPEATABLE = ("minato", "minato-static", "minato-native", "minato-native-cached",
+              "minato-native-process", "pytorch", "pytorch-expert", "pytorch-native")
 
 
 class Skipping:

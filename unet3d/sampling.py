@@ -18,10 +18,11 @@ def epoch_sampler(dataset: Dataset, seed: int, rank: int = 0,
     """Torch's own sampler: a permutation given by (seed, epoch), dealt out to ranks.
 
     Call ``set_epoch`` before each epoch. Where the length does not divide by `world` the
-    permutation's tail is left out, so that every rank takes equally many steps.
+    permutation's first samples come once more at its end, as in the reference, so that every
+    rank takes equally many steps.
     """
     return DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True,
-                              seed=mix(seed) & 0x7FFFFFFF, drop_last=True)
+                              seed=mix(seed) & 0x7FFFFFFF, drop_last=False)
 
 
 def epoch_order(dataset: Dataset, seed: int, epoch: int) -> list[int]:
@@ -46,14 +47,15 @@ class RestSampler(Sampler[int]):
 
 def remaining(order: Sequence[int], delivered: Iterable[int], rank: int = 0,
               world: int = 1) -> list[int]:
-    """This rank's share of `order` less what all ranks together had `delivered`.
+    """This rank's share of `order` less what all ranks together had `delivered`, filled up
+    to equal shares as `epoch_sampler` does it.
 
     With as many ranks as before and a loader that keeps the order, each rank goes on
     exactly where it stopped.
     """
     done = set(delivered)
     rest = [index for index in order if index not in done]
-    return rest[:len(rest) - len(rest) % world][rank::world]
+    return [*rest, *order[:-len(rest) % world]][rank::world]
 
 
 def expected_count(planned: int, batch_size: int, drop_last: bool) -> int:
@@ -63,12 +65,13 @@ def expected_count(planned: int, batch_size: int, drop_last: bool) -> int:
 
 def check_delivery(planned: Sequence[int], delivered: Sequence[int], batch_size: int,
                    drop_last: bool, epoch: int) -> None:
-    """Raise DeliveryError unless exactly the planned samples were delivered, once each."""
+    """Raise DeliveryError unless exactly the planned samples were delivered, each as often as
+    it was planned (once, but for a sample that fills up the last round of all ranks)."""
     want = expected_count(len(planned), batch_size, drop_last)
-    counts = Counter(delivered)
-    repeated = sorted(index for index, n in counts.items() if n > 1)
-    foreign = sorted(set(counts) - set(planned))
-    missing = sorted(set(planned) - set(counts))
+    plan, counts = Counter(planned), Counter(delivered)
+    foreign = sorted(set(counts) - set(plan))
+    repeated = sorted(index for index, n in counts.items() if n > plan[index] > 0)
+    missing = sorted((plan - counts).elements())
     if drop_last and len(missing) == len(planned) - want:
         missing = []
     if len(delivered) != want or repeated or foreign or missing:

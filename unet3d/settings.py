@@ -62,14 +62,18 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     watch.add_argument("--stop-after", type=int, metavar="BATCHES",
                        help="write a checkpoint and stop after so many batches")
     watch.add_argument("--eval-every", type=int, metavar="EPOCHS",
-                       help="0: after the last epoch only")
+                       help="0: after the last epoch only (mlperf: every 20 x 168 samples, from "
+                       "1000 x 168 on)")
+    watch.add_argument("--eval-start", type=int, metavar="EPOCH", help="the first evaluated")
+    watch.add_argument("--target-dice", type=float, metavar="DICE",
+                       help="training stops once an evaluation's mean Dice reaches it")
     watch.add_argument("--no-eval", action="store_true")
     watch.add_argument("--step-ms", type=float, metavar="MS",
                        help="a stand-in for a fast accelerator: a step only takes this time, "
                        "counting the batch's hash, and leaves the CPU to the workers; nothing "
                        "is trained or evaluated")
-    watch.add_argument("--no-bounds", action="store_true",
-                       help="do not measure the bounds before the first epoch")
+    watch.add_argument("--bounds", action=argparse.BooleanOptionalAction, default=None,
+                       help="measure the bounds before the run (default: quick does)")
     watch.add_argument("--hash-content", action="store_true",
                        help="hash the bytes of all samples too")
     watch.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
@@ -87,6 +91,18 @@ class Settings:
     args: argparse.Namespace
     preset: Preset
     threads: int
+
+    def evaluations(self, samples_per_epoch: int) -> tuple[int, int]:
+        """(the first epoch that may be evaluated, epochs between evaluations): the preset's,
+        which are epochs of `eval_samples`, in epochs of so many samples, rounded up as the
+        reference's rules do; what the command line says is taken as it is."""
+        def epochs(given: int | None, value: int) -> int:
+            if given is not None or not self.preset.eval_samples:
+                return value
+            return -(-value * self.preset.eval_samples // max(1, samples_per_epoch))
+
+        return (epochs(self.args.eval_start, self.preset.eval_start),
+                epochs(self.args.eval_every, self.preset.eval_every))
 
     def as_config(self, train_cases: list[str]) -> dict[str, Any]:
         """Plain data: what the run does, for the logs and the checkpoint."""
@@ -121,8 +137,9 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     for name in ("epochs", "batch_size", "repeat", "accumulate"):
         if getattr(preset, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if preset.workers < 0 or args.checkpoint_every < 0 or preset.eval_every < 0:
-        parser.error("--workers, --checkpoint-every and --eval-every cannot be negative")
+    if min(preset.workers, args.checkpoint_every, preset.eval_every, preset.eval_start) < 0:
+        parser.error("--workers, --checkpoint-every, --eval-every and --eval-start cannot be "
+                     "negative")
     if args.stop_after is not None and args.stop_after < 1:
         parser.error("--stop-after must be at least 1")
     if args.timeout < 0:
@@ -132,13 +149,16 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     divisor = 2 ** len(preset.filters)
     if any(p < 1 or p % divisor for p in preset.patch):
         parser.error(f"--patch must be multiples of {divisor} for {len(preset.filters)} filters")
-    if args.no_eval and args.eval_every is not None:
-        parser.error("--no-eval and --eval-every exclude each other")
+    asked = [name for name in ("eval_every", "eval_start", "target_dice")
+             if getattr(args, name) is not None]
+    if args.no_eval and asked:
+        parser.error(f"--no-eval and --{asked[0].replace('_', '-')} exclude each other")
     if args.step_ms is not None:
         if not 0 <= args.step_ms < float("inf"):
             parser.error("--step-ms must be a number and not negative")
-        if args.eval_every is not None:
-            parser.error("--step-ms trains nothing that --eval-every could evaluate")
+        if asked:
+            parser.error(f"--step-ms trains nothing that --{asked[0].replace('_', '-')} could "
+                         "evaluate")
         args.no_eval = True
     threads = args.threads or max(1, available_cores() - preset.workers)
     return Settings(args, preset, threads)

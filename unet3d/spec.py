@@ -50,8 +50,11 @@ class Preset:
     workers: int
     eval_every: int  # epochs between evaluations; 0: after the last epoch only
     eval_start: int  # first epoch that may be evaluated
+    eval_samples: int  # in an epoch of the two above; 0: an epoch as it is
     overlap: float  # of the evaluation's sliding windows
     target_dice: float  # training stops once the mean Dice reaches it
+    diverged_dice: float  # training has diverged if an evaluation's mean Dice is under it
+    bounds: bool  # measure the bounds of loading before the run
     drop_last: bool
 
 
@@ -61,7 +64,8 @@ PRESETS = {
         patch=(128, 128, 128), filters=(32, 64, 128, 256, 320), batch_size=2,
         epochs=4000, repeat=1, learning_rate=0.8, initial_rate=1e-4,
         warmup_epochs=200, accumulate=1, workers=8, eval_every=20, eval_start=1000,
-        overlap=0.5, target_dice=0.908, drop_last=True,
+        eval_samples=KITS19_CASES - len(KITS19_EVALUATION), overlap=0.5, target_dice=0.908,
+        diverged_dice=1e-6, bounds=False, drop_last=True,
     ),
     # Minutes on two CPU cores, on a dozen phantoms made with `--scale 0.4`. A dozen
     # cases would be an epoch of five steps, all start-up: hence the repeats.
@@ -69,6 +73,7 @@ PRESETS = {
         patch=(32, 32, 32), filters=(8, 16, 32), batch_size=2,
         epochs=8, repeat=8, learning_rate=0.05, initial_rate=1e-3,
         warmup_epochs=0, accumulate=1, workers=2, eval_every=0, eval_start=1,
-        overlap=0.25, target_dice=1.01, drop_last=False,
+        eval_samples=0, overlap=0.25, target_dice=1.01, diverged_dice=0.0, bounds=True,
+        drop_last=False,
     ),
 }

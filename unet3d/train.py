@@ -4,11 +4,14 @@
     torchrun --nproc-per-node 2 -m unet3d.train --loader pytorch ...
 
 Exit status: 0 done, 1 an input or the delivery of samples was wrong, 3 stopped early with
-a checkpoint (--stop-after, SIGTERM, SIGINT): go on with --resume.
+a checkpoint (--stop-after, SIGTERM, SIGINT): go on with --resume, 4 training has diverged.
 """
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import math
 import pickle
 import random
 import signal
@@ -27,7 +30,7 @@ from unet3d import checkpoint, mlperf, records, resume, sampling, spec
 from unet3d.bench import bounds, pagecache
 from unet3d.data import VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
-from unet3d.loaders import LoaderUnavailable, build, dataset_for
+from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
 from unet3d.losses import dice_ce_loss
 from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
 from unet3d.model import UNet3D
@@ -36,9 +39,9 @@ from unet3d.parallel import available_cores
 from unet3d.ranks import Ranks
 from unet3d.settings import Settings, parse
 from unet3d.transforms import train_transforms
-from unet3d.bench.usage import UsageSampler
+from unet3d.bench.usage import UsageSampler, usage_of_all
 
-STOPPED = 3
+STOPPED, DIVERGED = 3, 4
 BOUND_SAMPLES = 32  # samples timed for the work bound
 
 
@@ -70,8 +73,8 @@ class Trainer:
                                      args.reference_starts)
         seed = args.seed if args.seeding == "sample" else None
         self.cases = train
-        self.dataset = dataset_for(args.loader,
-                                   VolumeDataset(train, transform, seed, preset.repeat))
+        self.reference = VolumeDataset(train, transform, seed, preset.repeat)
+        self.dataset = dataset_for(args.loader, self.reference)
         self.config = settings.as_config([case.name for case in train])
         if len(self.dataset) // ranks.world < preset.batch_size and preset.drop_last:
             raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
@@ -92,6 +95,16 @@ class Trainer:
         # Seconds of a step that is only waited for; None: steps train.
         self.step_s = None if args.step_ms is None else args.step_ms / 1e3
         self.rows: list[dict[str, Any]] = []
+        self.seconds_before = 0.0  # of training, in the runs that this one goes on from
+        self.run_began: float | None = None
+        steps = sampling.expected_count(len(self.sampler), preset.batch_size, preset.drop_last)
+        self.samples_per_epoch = steps * ranks.world
+        self.eval_start, self.eval_every = settings.evaluations(self.samples_per_epoch)
+
+    def seconds(self) -> float:
+        """How long this run has been training, the runs that it goes on from included."""
+        now = 0.0 if self.run_began is None else time.perf_counter() - self.run_began
+        return self.seconds_before + now
 
     def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.args.seed)
@@ -111,7 +124,8 @@ class Trainer:
             "whole": self.loader_runs, "loader": resume.state_of(own)})
         if self.ranks.rank == 0:
             checkpoint.save(self.args.out / records.CHECKPOINT_NAME, {
-                "config": self.config, "model": self.model.state_dict(),
+                "config": self.config, "seconds": self.seconds(),
+                "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(), "ranks": states})
 
@@ -121,6 +135,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        self.seconds_before = state.get("seconds", 0.0)
         ranks = state["ranks"]
         self.resumed = resume.plan(path, state, self.config, self.ranks)
         if len(ranks) == self.ranks.world:
@@ -209,8 +224,7 @@ class Trainer:
         """Train until the epoch ends (True) or the run must stop (False)."""
         progress, preset = self.progress, self.preset
         epoch, resumed_at = progress.epoch, len(progress.delivered)
-        if self.args.cache == "cold":
-            self._evict()
+        self.still_cached = self._evict() if self.args.cache == "cold" else None
         loader, rest = self._plan(epoch)
         rate = self._set_rate(epoch)
         steps_before = len(progress.losses)
@@ -250,8 +264,7 @@ class Trainer:
         bar.close()
         used = usage.stop()
         del iterator
-        for sample in usage.samples:
-            log.line("usage", epoch=epoch, **sample)
+        log.usage(epoch, usage_of_all(self.ranks.gather(usage.samples)))
         if finished:
             self._finish_epoch(log, clock, used, rest, resumed_at, nbytes, rate)
         return finished
@@ -272,13 +285,22 @@ class Trainer:
         return self.ranks.any(self.stop_asked or
                               (limit is not None and self.batches_run >= limit))
 
-    def _evict(self) -> None:
+    def _evict(self) -> float | None:
+        """Drop the data from the page cache; the share that is still in it, None if unknown.
+
+        What is mapped cannot be dropped, so the loader goes with its workers, and the dataset
+        is made anew.
+        """
+        self.loader = None
+        self.dataset = dataset_for(self.args.loader, self.reference)
+        gc.collect()
         left = pagecache.evict(path for case in self.cases
                                for path in (case.image, case.label))
         if self.ranks.rank == 0 and (left is None or left > 0.1):
             share = "an unknown share" if left is None else f"{left:.0%}"
             tqdm.write(f"warning: {share} of the data is still cached; this epoch is "
                        "not cold", file=sys.stderr)
+        return left
 
     def _finish_epoch(self, log: records.Records, clock: EpochClock, used: dict,
                       rest: list[int], resumed_at: int, nbytes: int, rate: float) -> None:
@@ -315,7 +337,8 @@ class Trainer:
                "cpu_seconds": sum(p["used"]["cpu_seconds"] for p in parts),
                "memory_mb": sum(memory) if memory else None, "gpu": used["gpu"],
                "loss": float(np.mean([p["loss"] for p in parts])), "learning_rate": rate,
-               "step_ms": self.args.step_ms, "index_hash": total_hash.state()["indices"],
+               "step_ms": self.args.step_ms, "still_cached": self.still_cached,
+               "index_hash": total_hash.state()["indices"],
                "content_hash": total_hash.state()["content"], "resumed_at": resumed_at}
         if self.costs is not None:
             on_cpu = self.device.type == "cpu" and self.step_s is None
@@ -331,7 +354,7 @@ class Trainer:
         order = sampling.epoch_order(self.dataset, self.args.seed, self.progress.epoch)
         self.dataset.set_epoch(self.progress.epoch)
         dataset = self.dataset
-        if hasattr(dataset, "warm"):  # a copy: the run is to find its boxes by itself
+        if getattr(dataset, "keep_boxes", False):  # a copy: the run finds its boxes by itself
             dataset = pickle.loads(pickle.dumps(dataset))
             dataset.warm()
         synthetic = build("synthetic", dataset, batch_size=self.preset.batch_size,
@@ -363,9 +386,11 @@ class Trainer:
         log.mlperf("start", "eval_start", epoch, epoch_num=epoch)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, available_cores() // self.ranks.world))
+        loader = functools.partial(evaluation_loader, self.args.loader,
+                                   workers=self.preset.workers)
         scores = evaluate(self.model, self.evaluation, self.preset.patch, self.device,
                           self.preset.overlap, self.args.amp,
-                          progress=sys.stderr.isatty())
+                          progress=sys.stderr.isatty(), loader=loader)
         torch.set_num_threads(self.settings.threads)
         log.mlperf("event", "eval_accuracy", scores["mean_dice"], epoch_num=epoch)
         log.mlperf("end", "eval_stop", epoch, epoch_num=epoch)
@@ -377,23 +402,30 @@ class Trainer:
             return False
         if epoch == preset.epochs:
             return True
-        return bool(preset.eval_every) and epoch >= preset.eval_start \
-            and epoch % preset.eval_every == 0
+        return bool(self.eval_every) and epoch >= self.eval_start \
+            and epoch % self.eval_every == 0
+
+    def _has_diverged(self, row: dict[str, Any]) -> bool:
+        """Whether an epoch's row says that going on is of no use."""
+        if not math.isfinite(row["loss"]):
+            return True
+        return row.get("mean_dice", math.inf) < self.preset.diverged_dice
 
     def _log_start(self, log: records.Records) -> None:
         log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
                  cores=available_cores(), torch=torch.__version__)
         if log.fresh:  # a resumed run goes on in the same log
             mlperf.log_start(log, self.settings, self.ranks.world, len(self.dataset),
-                             len(self.evaluation), self.began_ms)
+                             self.samples_per_epoch, len(self.evaluation), self.began_ms)
 
     def run(self, log: records.Records) -> int:
         """Train to the last epoch or the target; returns the exit status."""
-        if not self.args.no_bounds:
+        if self.preset.bounds:
             self.costs = self.measure_costs()
         self._log_start(log)
-        reached = False
-        while self.progress.epoch <= self.preset.epochs and not reached:
+        self.run_began = time.perf_counter()
+        reached = diverged = False
+        while self.progress.epoch <= self.preset.epochs and not reached and not diverged:
             epoch = self.progress.epoch
             log.mlperf("start", "block_start", first_epoch_num=epoch, epoch_count=1)
             log.mlperf("start", "epoch_start", epoch, epoch_num=epoch)
@@ -407,6 +439,7 @@ class Trainer:
                 scores = self._evaluate(log, epoch)
                 row |= scores
                 reached = scores["mean_dice"] >= self.preset.target_dice
+            diverged = self._has_diverged(row)
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
@@ -414,12 +447,19 @@ class Trainer:
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))
-            if epoch < self.preset.epochs and not reached and self._must_stop():
+            ends = reached or diverged or epoch == self.preset.epochs
+            if not ends and self._must_stop():
                 return STOPPED
         log.mlperf("end", "run_stop", status="success" if reached else "aborted")
+        seconds = self.seconds()
         log.result({"config": self.config, "costs": self.costs, "epochs": self.rows,
-                    "reached_target": reached})
-        return 0
+                    "reached_target": reached, "diverged": diverged, "seconds": seconds})
+        if self.ranks.rank == 0 and reached:
+            tqdm.write(f"mean Dice {self.preset.target_dice:g} reached after {seconds:.1f} s")
+        if diverged and self.ranks.rank == 0:
+            print(f"error: training has diverged in epoch {epoch}: loss {row['loss']:g}, mean "
+                  f"Dice {row.get('mean_dice', 'not evaluated')}", file=sys.stderr)
+        return DIVERGED if diverged else 0
 
 
 def describe(row: dict[str, Any]) -> str:

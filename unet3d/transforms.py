@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
@@ -53,31 +54,41 @@ class RandBalancedCrop:
         self.oversampling = oversampling
         self.reference_starts = reference_starts
 
-    def __call__(self, image: np.ndarray, label: np.ndarray) -> Pair:
-        """Return views of shape [1, *patch]. Raises ValueError if a volume is smaller."""
+    def __call__(self, image: np.ndarray, label: np.ndarray,
+                 known: dict[str, Any] | None = None) -> Pair:
+        """Return views of shape [1, *patch]. Raises ValueError if a volume is smaller.
+
+        `known` is what earlier calls found in this label, and is added to.
+        """
         shape = image.shape[1:]
         if any(n < p for n, p in zip(shape, self.patch)):
             raise ValueError(f"volume {shape} is smaller than the patch {self.patch}; "
                              "preprocess with a larger --min-shape")
-        box = self._foreground(label) if random.random() < self.oversampling else None
+        foreground = random.random() < self.oversampling
+        box = self._foreground(label, {} if known is None else known) if foreground else None
         starts = self._random_starts(shape) if box is None else self._around(box, shape)
         window = tuple(slice(s, s + p) for s, p in zip(starts, self.patch))
         return image[(slice(None), *window)], label[(slice(None), *window)]
 
     def _draw(self, last: int) -> int:
-        """Uniform in 0..last; the reference's excludes `last` unless it is 0."""
-        return random.randrange(max(1, last if self.reference_starts else last + 1))
+        """Uniform in 0..last; the reference's excludes `last`. Without a choice nothing is
+        drawn, as in the reference."""
+        return random.randrange(last if self.reference_starts else last + 1) if last else 0
 
     def _random_starts(self, shape: Sequence[int]) -> list[int]:
         return [self._draw(n - p) for n, p in zip(shape, self.patch)]
 
     @staticmethod
-    def _foreground(label: np.ndarray) -> tuple[slice, ...] | None:
-        present = np.unique(label[label > 0])
-        if present.size == 0:
+    def _foreground(label: np.ndarray, known: dict[str, Any]) -> tuple[slice, ...] | None:
+        if "present" not in known:
+            known["present"] = np.unique(label[label > 0])
+        if known["present"].size == 0:
             return None
-        boxes = largest_boxes(label, np.random.choice(present))
-        return boxes[random.randrange(len(boxes))]
+        value = int(np.random.choice(known["present"]))
+        boxes = known.setdefault("boxes", {})
+        if value not in boxes:
+            boxes[value] = largest_boxes(label, value)
+        return boxes[value][random.randrange(len(boxes[value]))]
 
     def _around(self, box: tuple[slice, ...], shape: Sequence[int]) -> list[int]:
         starts = []
@@ -109,8 +120,8 @@ class Cast:
 class RandBrightness:
     """With probability 0.1 multiply the image by 1 + f, f ~ U(0.7, 1.3).
 
-    That is what the reference computes, a doubling on average. `around_one` multiplies
-    by f, which is presumably what was meant.
+    That is what the reference computes (in float64, rounded to float32), a doubling on
+    average. `around_one` multiplies by f, which is presumably what was meant.
     """
 
     def __init__(self, around_one: bool = False) -> None:
@@ -119,7 +130,7 @@ class RandBrightness:
     def __call__(self, image: np.ndarray, label: np.ndarray) -> Pair:
         if random.random() < spec.BRIGHTNESS_PROBABILITY:
             factor = self.offset + np.random.uniform(*spec.BRIGHTNESS_RANGE)
-            image = image * np.float32(factor)
+            image = (image * np.array([factor])).astype(image.dtype)
         return image, label
 
 

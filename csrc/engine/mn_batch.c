@@ -3,6 +3,8 @@
  */
 #include "engine/mn_batch.h"
 
+#include "engine/mn_engine_state.h"
+
 void
 mn_engine_unlock(struct mn_engine *e)
 {

@@ -7,7 +7,13 @@
 #ifndef MN_BATCH_H
 #define MN_BATCH_H
 
-#include "engine/mn_engine_state.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "workers/mn_message.h"
+
+struct mn_engine;
+struct mn_batch;
 
 enum mn_block_status {
     MN_BLOCK_BUSY = 0,

@@ -9,6 +9,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
+#include "engine/mn_engine_state.h"
 #include "engine/mn_results.h"
 
 static uint64_t

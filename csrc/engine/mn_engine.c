@@ -10,6 +10,8 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_sizes.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
@@ -19,107 +21,18 @@
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 
-/* Descriptors: 64 batches of 64 single-sample tasks, and beyond that as many as the batches
- * that the caller expects to be out, with some to spare for those that are being made. All of
- * this is address space; what is never used costs nothing. */
-#define TASKS_LEAST 4096u
-#define TASKS_SPARE 2048u
-#define TASKS_MOST (1u << 20)
-/* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is
- * plenty. Offsets of layouts have 32 bits. */
-#define INPUT_LEAST (UINT64_C(64) << 20)
-#define INPUT_MOST (UINT64_C(2) << 30)
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
-
-static uint64_t
-align_to(uint64_t n, uint64_t a)
-{
-    return (n + a - 1) / a * a;
-}
-
-static uint32_t
-tasks_for(const struct mn_engine_config *cfg)
-{
-    uint64_t n = (uint64_t)cfg->blocks + TASKS_SPARE;
-    return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
-}
-
-/* Entries of a lane: several times the tasks that may be on it, so that stale ones are rarely
- * in the way. With static scheduling all that is in flight may be for one worker. */
-static uint64_t
-lane_entries(const struct mn_engine_config *cfg, uint32_t lane)
-{
-    uint64_t tasks = lane < MN_LANE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
-                     : cfg->window == 0    ? tasks_for(cfg)
-                                           : MN_LANE_OWN_TASKS;
-    uint64_t n = 2;
-    while (n < 2 * tasks) {
-        n *= 2;
-    }
-    return n;
-}
-
-/* Places the sections; returns the mapping's size. */
-static uint64_t
-plan_sections(struct mn_ctl *c, const struct mn_engine_config *cfg, uint64_t arena_bytes)
-{
-    uint32_t workers = cfg->max_workers;
-    uint64_t lanes = MN_LANE_WORKER + workers;
-    uint64_t off = MN_PAGE;
-    c->nworkers = workers;
-    c->ntasks = tasks_for(cfg);
-    c->nlanes = (uint32_t)lanes;
-    c->workers_off = off;
-    off = align_to(off + workers * sizeof(struct mn_worker), MN_PAGE);
-    c->tasks_off = off;
-    off = align_to(off + c->ntasks * sizeof(struct mn_task), MN_PAGE);
-    c->lanes_off = off;
-    off = align_to(off + lanes * sizeof(struct mn_lane), MN_PAGE);
-    off += (MN_LANE_WORKER * lane_entries(cfg, 0) + workers * lane_entries(cfg, MN_LANE_WORKER))
-           * 8;
-    off = align_to(off, MN_PAGE);
-    c->input_off = off;
-    c->input_bytes = arena_bytes / 4 < INPUT_LEAST  ? INPUT_LEAST
-                     : arena_bytes / 4 < INPUT_MOST ? align_to(arena_bytes / 4, MN_PAGE)
-                                                    : INPUT_MOST;
-    off += c->input_bytes;
-    c->arena_off = off;
-    c->arena_bytes = arena_bytes;
-    return off + arena_bytes;
-}
-
-static void
-init_lanes(struct mn_engine *e)
-{
-    struct mn_shm *shm = &e->shm;
-    uint64_t at = align_to(shm->ctl->lanes_off + shm->ctl->nlanes * sizeof(struct mn_lane),
-                           MN_PAGE);
-    for (uint32_t i = 0; i < shm->ctl->nlanes; i++) {
-        struct mn_lane *l = mn_lane_at(shm, i);
-        uint64_t entries = lane_entries(&e->cfg, i);
-        l->ring_off = at;
-        l->mask = entries - 1;
-        at += entries * 8;
-    }
-}
 
 /* Maps the sparse file, halving the arena until the system takes it. */
 static int
 map_arena(struct mn_engine *e)
 {
-    uint64_t bytes = e->cfg.arena_bytes;
-    if (bytes == 0) {
-        bytes = mn_mem_total() * 4;
-        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
-            bytes = UINT64_C(1) << 40;
-        }
-    }
     int rc = -ENOMEM;
-    for (bytes = align_to(bytes, MN_PAGE); bytes >= UINT64_C(1) << 20;
-         bytes = align_to(bytes / 2, MN_PAGE)) {
+    uint64_t bytes = mn_engine_arena_bytes(&e->cfg);
+    for (; bytes >= UINT64_C(1) << 20; bytes = mn_page_round(bytes / 2)) {
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
-        uint64_t total = plan_sections(&plan, &e->cfg, bytes);
+        uint64_t total = mn_engine_place_sections(&plan, &e->cfg, bytes);
         rc = mn_arena_map(&e->arena, &e->file.provider, total);
         if (rc < 0) {
             continue;
@@ -133,22 +46,12 @@ map_arena(struct mn_engine *e)
     return rc;
 }
 
-/* How much of the arena may be used. It may be small itself, under a limit on address space: what
- * is made ahead must leave room in it for the batch that is delivered next. */
-static uint64_t
-limit_of(const struct mn_engine_config *cfg, uint64_t arena_bytes)
-{
-    uint64_t limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
-    uint64_t most = arena_bytes - arena_bytes / 4;
-    return limit < most ? limit : most;
-}
-
 static int
 open_parts(struct mn_engine *e)
 {
     const struct mn_ctl *c = e->shm.ctl;
     struct mn_range records = {c->input_off, c->input_bytes}, rows = {c->arena_off, c->arena_bytes};
-    e->arena.limit = limit_of(&e->cfg, c->arena_bytes);
+    e->arena.limit = mn_engine_memory_limit(&e->cfg, c->arena_bytes);
     mn_zygote_init(&e->zygote, &e->shm, -1, -1);
     int rc = mn_arena_open(&e->arena, &e->mutex, records, rows);
     if (rc == 0) {
@@ -198,7 +101,7 @@ publish_sizes(struct mn_engine *e)
     c->trainer_pid = (uint32_t)getpid();
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
     c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
-    init_lanes(e);
+    mn_engine_init_lanes(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
@@ -311,6 +214,12 @@ mn_engine_dismiss(struct mn_engine *e)
 {
     mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
     mn_crew_ring_all(&e->crew);
+}
+
+void
+mn_engine_kick(struct mn_engine *e)
+{
+    mn_bell_kick(&e->shm.ctl->trainer);
 }
 
 /* Nobody is woken: whoever would be is gone, or has its wake-up from whoever is here still. */
@@ -547,12 +456,13 @@ mn_engine_given(struct mn_engine *e, bool got)
     mn_a64_store_relaxed(&c->given, e->waits.n);
 }
 
-void
+int64_t
 mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->waits.spanned = true;
     e->waits.served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
+    return e->plan != NULL ? e->plan->consumer_ns : 0;
 }
 
 void
@@ -569,7 +479,7 @@ mn_engine_span_end(struct mn_engine *e, bool got)
 void
 mn_engine_handed(struct mn_engine *e)
 {
-    mn_engine_span_begin(e);
+    (void)mn_engine_span_begin(e);
     mn_engine_span_end(e, true);
 }
 

@@ -37,8 +37,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_blocks.h"
+#include "engine/mn_engine_config.h"
 #include "engine/mn_plan.h"
+#include "engine/mn_results.h"
 
 /* 0 or -errno. Workers' entries start WANTED. */
 int
@@ -67,6 +69,30 @@ mn_engine_unpin(struct mn_engine *e);
 /* Joins the thread and, once no range is out, unmaps. No worker may be alive. */
 void
 mn_engine_close(struct mn_engine *e);
+
+/* Who waits in here looks again. */
+void
+mn_engine_kick(struct mn_engine *e);
+
+/* ---- single workers: -EINVAL where there is no such ---------------------------------- */
+
+/* It is not replaced when it dies. */
+int
+mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
+
+/* It leaves when it has finished its task, and is not replaced. */
+int
+mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how);
+
+/* Signals its process, whoever watches it, and nobody who has got its number since. 0; -ESRCH: it
+ * does not live; -errno. */
+int
+mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);
+
+/* The number of workers, within its bounds, as if that had been decided; decisions go on from
+ * there. -EINVAL where it is fixed. */
+int
+mn_engine_move_to(struct mn_engine *e, int32_t workers);
 
 /* ---- balanced scheduling: mn_plan.h decides ------------------------------------------ */
 
@@ -113,7 +139,8 @@ mn_engine_asked(struct mn_engine *e);
 void
 mn_engine_given(struct mn_engine *e, bool got);
 
-void
+/* Returns what the caller needs for a batch, in ns, on average; 0: not known. */
+int64_t
 mn_engine_span_begin(struct mn_engine *e);
 
 void

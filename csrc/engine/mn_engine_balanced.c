@@ -1,8 +1,10 @@
 /* mn_engine_balanced.c - what the user's thread tells the plan. See mn_engine.h, mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "base/mn_assert.h"
 #include "engine/mn_engine.h"
+
+#include "base/mn_assert.h"
+#include "engine/mn_engine_internal.h"
 
 static void
 pump_and_unlock(struct mn_engine *e)

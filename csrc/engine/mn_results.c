@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
 
 /* ---- envelopes --------------------------------------------------------------------- */

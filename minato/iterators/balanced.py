@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..errors import Failure
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
+from ..transport.shape import Shape
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.pool import Pool
@@ -18,7 +19,6 @@ from .base import MinatoIterator
 from .collating import CollatesHere
 from .form import Form
 from .locality import groups_of
-from .memo import Shape
 from .planner import Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver

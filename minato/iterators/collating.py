@@ -11,8 +11,8 @@ from torch.utils.data import _utils
 from .._core import Engine
 from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike
+from ..transport.shape import Shape
 from .failures import note
-from .memo import Shape
 from .position import Position
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .._core import Engine
 from ..transport.layouts import Layout
+from ..transport.shape import Shape
 from ..workers.process import BATCH, ROWS, SAMPLES
-from .memo import Shape
 
 
 class Form:

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
 from ..state import Progress, State
+from ..transport.shape import Shape
 
 if TYPE_CHECKING:
-    from ..transport.layouts import Layout
     from .position import Position
     from .supervisor import Supervisor
 
 if CORE:
     from .._core import CostModel
-
-#: batches that did not fit the layout, of the last so many, before it is given up
-MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
 
 #: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
 #: rest only enters the mean
@@ -34,32 +30,6 @@ COSTS_MOST = 1 << 22
 #: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
 #: no hash, and still be two.
 _memos: dict[int, tuple[weakref.ref[Any], Memo]] = {}
-
-
-class Shape:
-    """How a loader's samples travel: unknown yet, as rows, or only whole."""
-
-    def __init__(self) -> None:
-        self.layout: Layout | None = None
-        self.whole = False
-        self.unsure = False  # whole until a batch was looked at
-        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
-
-    def doubt(self) -> None:
-        """Samples may be such as only the worker that makes them may collate."""
-        if self.layout is None and not self.whole:
-            self.whole = self.unsure = True
-
-    def seen(self, plain: bool) -> None:
-        """Of a batch's samples: whether there is nothing in them but what rows can hold."""
-        if self.unsure:
-            self.whole, self.unsure = not plain, plain
-
-    def note(self, fitted: bool) -> None:
-        """Samples that seldom fit are collated where they are made, as torch does."""
-        self.misfits.append(not fitted)
-        if not fitted and sum(self.misfits) >= MISFIT_LIMIT:
-            self.whole = True
 
 
 class Memo:
@@ -86,7 +56,7 @@ class Memo:
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def asks_for_samples(self) -> bool:
-        """Whether workers are to say what their first samples are like, see transport/split.py."""
+        """Whether workers are to say what their first samples are like, see transport/sendable.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
     def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:

@@ -25,6 +25,7 @@ from ..errors import Failure
 from ..seeding.here import COLLATE, SeededHere
 from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
+from ..transport.shape import Shape
 from ..workers.job import fetches_batches
 from ..workers.process import ERROR, OBJECTS, ROWS
 from .balanced import WHOLE, BalancedIterator
@@ -32,7 +33,6 @@ from .collating import CollatesHere
 from .failures import Told, no_room, note, refused
 from .form import Form
 from .locality import Groups, groups_of
-from .memo import Shape
 from .planner import Batch, Hints, Making, Planner
 from .position import Position
 from .prefetcher import AtATime, Prefetcher

@@ -12,10 +12,10 @@ from .._core import CostModel, Engine
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout
+from ..transport.shape import Shape
 from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART, PLACED
 from .collating import CollatesHere
 from .failures import Told, no_room, note, refused
-from .memo import Shape
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
@@ -201,22 +201,24 @@ class Receiver:
         trace = self.completions.supervisor.trace
         if trace is not None:
             trace.block(batch.indices, block)
-        data = self._take_rows(sequence, block)
-        if data is None:
-            try:
-                data = self._take(batch, block)
-            except Exception as error:
-                data = Told(error)  # in its place: the end of the epoch counts on one
-            except BaseException:  # an interrupt: nobody gets it, and the end counts on it
-                if self._of_this_epoch(batch):
-                    self.planner.position.progress.delivered(batch.number)
-                raise
-            finally:
-                self.engine.taken(sequence, block)
+        try:
+            data = self._take_rows(sequence, block)
+            if data is None:
+                try:
+                    data = self._take(batch, block)
+                finally:
+                    self.engine.taken(sequence, block)
+        except Exception as error:
+            data = Told(error)  # in its place: the end of the epoch counts on one
+        except BaseException:  # an interrupt: nobody gets it, and the end counts on it
+            if self._of_this_epoch(batch):
+                self.planner.position.progress.delivered(batch.number)
+            raise
         return data
 
     def _take_rows(self, sequence: int, block: int) -> Any:
-        """The batch, taken, if it is nothing but rows; None: see _take()."""
+        """The batch, if it is nothing but rows: taken from the engine then, also where it fails.
+        None: see _take()."""
         layout = self.shape.layout
         data = self.engine.take(sequence, block, layout.core) if layout is not None else None
         if data is not None:

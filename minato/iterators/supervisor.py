@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import _utils
 
 from .._core import Engine
-from .._limits import NOT_STARTED
+from .._system_errors import NOT_STARTED
 from ..errors import DAMAGED, WorkerLost, describe_death
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer

@@ -28,10 +28,10 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from ..errors import Failure, native_impossible
-from ..iterators.memo import Shape
 from ..seeding.plans import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
+from ..transport.shape import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from . import signals
 from .job import behind_subsets, by_sample, offered

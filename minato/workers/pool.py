@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from .._limits import explained
-from . import signals
+from .._system_errors import explained
+from . import grace, signals
 from .job import Job, Memory
 from .zygote import FORKED
 from .zygote import main as run_zygote
@@ -31,10 +31,6 @@ log = logging.getLogger("minato")
 
 #: worker states of csrc/workers/mn_message.h that mean a process may be there
 _ALIVE = (1, 2, 3)
-#: how long a shutdown waits for the zygote, which itself is bounded (see workers/zygote.py)
-STOP_SECONDS = 0.8
-#: how long it waits for what it had to kill
-KILL_SECONDS = 5.0
 #: how long somebody who asks for a worker's process id waits for it. A start takes that long
 #: where a dataset is large, or a main module imports a lot on a busy machine.
 PID_SECONDS = 60.0
@@ -251,7 +247,7 @@ class Pool:
     def _end_zygote(self) -> None:
         try:
             self._poke()
-            self.zygote.join(STOP_SECONDS)
+            self.zygote.join(grace.STOP)
         finally:
             if self.zygote.exitcode != 0:
                 self._kill_all()  # it hangs, or died before it could end its workers
@@ -268,13 +264,13 @@ class Pool:
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
-        deadline = time.monotonic() + KILL_SECONDS
+        deadline = time.monotonic() + grace.KILL
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         else:
             self.zygote.kill()
-        self.zygote.join(KILL_SECONDS)
+        self.zygote.join(grace.KILL)
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
             left = {number for number in left if self._may_live(number)}

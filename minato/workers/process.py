@@ -23,7 +23,7 @@ from ..seeding import init_states
 from ..state import all_global
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, plain, proven
-from ..transport.split import sendable, sending_ns
+from ..transport.sendable import sendable, sending_ns
 from . import environment, signals
 from .job import by_sample, fetches_batches, Job, offered
 

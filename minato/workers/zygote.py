@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from .._limits import NOT_STARTED
+from .._system_errors import NOT_STARTED
 from ..seeding import plans
-from . import environment, signals
+from . import environment, grace, signals
 from .job import Job, count_threads
 from .pickled import opened_here
 from .process import run as run_worker
@@ -32,10 +32,6 @@ from .process import run as run_worker
 WANTED = 1  # of csrc/workers/mn_message.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
-#: after the loader has said stop: to leave by themselves, then to obey SIGTERM. Together
-#: with the loader's own patience this keeps a shutdown within about a second.
-LEAVE_SECONDS = 0.35
-TERM_SECONDS = 0.15
 #: how often a death that the loader has not looked at yet is asked about again
 ACK_SECONDS = 0.01
 #: how long a replacement that the system refuses is tried again before the loader hears of it
@@ -239,12 +235,12 @@ class Zygote:
                 except BlockingIOError:
                     told = b"!"
                 if not told:  # the loader let go of it in the middle of its own start
-                    self._end(0.0, TERM_SECONDS)
+                    self._end(0.0, grace.TERM)
                     return
             if self.wake_read in ready:
                 self._drain()
             self.start_wanted()
-        self._end(LEAVE_SECONDS, TERM_SECONDS)
+        self._end(grace.LEAVE, grace.TERM)
 
     def _listen(self) -> None:
         self.wake_read, self.wake_write = os.pipe()

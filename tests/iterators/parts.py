@@ -9,11 +9,12 @@ import torch
 
 from minato._core import CostModel
 from minato.iterators.form import Form
-from minato.iterators.memo import Shape, memo_of
+from minato.iterators.memo import memo_of
 from minato.iterators.planner import Hints, Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
+from minato.transport.shape import Shape
 
 
 class Loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from minato.iterators import window as _window
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 BATCH, BATCHES, WINDOW = 2, 40, 16
+WRONG = 12
 #: half a window of 16
 AT_A_TIME = 8
 
@@ -37,6 +39,20 @@ class Numbers(torch.utils.data.Dataset):
         if index == self.wrong:
             raise ValueError("wrong")
         return torch.full((self.floats,), float(index))
+
+
+class Row(collections.namedtuple("Row", "numbers")):
+    """The trainer refuses to make a batch of some numbers; a worker makes any sample."""
+
+    def __new__(cls, numbers: torch.Tensor) -> Row:
+        if numbers.dim() == 2 and WRONG in numbers:
+            raise KeyError("wrong")
+        return super().__new__(cls, numbers)
+
+
+class Rows(Numbers):
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
+        return Row(super().__getitem__(index))
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +115,20 @@ def test_they_are_handed_out_without_python() -> None:
     assert iterator._num_yielded == iterator._rcvd_idx == loader.state_dict()["delivered"] == 4
     del iterator._next
     assert firsts(iterator) == list(range(8, BATCH * BATCHES, BATCH))
+
+
+def test_a_class_that_fails_in_the_trainer_costs_its_batch_and_no_other() -> None:
+    loader = make(Rows())
+    iterator, got, failed = iter(loader), [], []
+    for turn in range(BATCHES):
+        try:
+            got.append(int(next(iterator).numbers[0, 0]))
+        except KeyError:
+            failed.append(turn)
+        assert loader.state_dict()["delivered"] == turn + 1
+    assert failed == [WRONG // BATCH]
+    assert got == [n for n in range(0, BATCH * BATCHES, BATCH) if n != WRONG]
+    assert next(iterator, None) is None
 
 
 def test_a_profiler_that_begins_later_sees_each() -> None:

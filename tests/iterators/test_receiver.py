@@ -10,9 +10,9 @@ import torch
 
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
-from minato.iterators.memo import Shape
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
+from minato.transport.shape import Shape
 from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 
 from .parts import Engine, Loader, planner_of
@@ -101,6 +101,44 @@ def test_a_collate_fn_that_fails_is_the_batchs_failure() -> None:
     assert got is not None
     with pytest.raises(ValueError, match="uneven"):
         got[1].reraise()
+
+
+def cannot_be_read(error: BaseException) -> tuple[Receiver, Engine]:
+    """A receiver of rows that raises for the first batch, and has a second."""
+    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
+    receiver.shape.layout = SimpleNamespace(core=None)  # type: ignore[assignment]
+    answers: Any = iter([error, "second"])
+
+    def take(sequence: int, block: int, layout: Any) -> Any:
+        engine.retired.append(block)
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    engine.take = take  # type: ignore[attr-defined]
+    engine.ready.extend([(0, 100), (1, 101)])
+    return receiver, engine
+
+
+def test_rows_that_cannot_be_read_are_their_batchs_failure() -> None:
+    receiver, engine = cannot_be_read(MemoryError("no more"))
+    got = receiver.receive()
+    assert got is not None and got[0].number == 0
+    with pytest.raises(MemoryError, match="no more"):
+        got[1].reraise()
+    got = receiver.receive()
+    assert got is not None and got[0].number == 1 and got[1] == "second"
+    assert engine.retired == [100, 101]
+
+
+def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
+    receiver, engine = cannot_be_read(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        receiver.receive()
+    assert receiver.planner.position.progress.count == 1
+    got = receiver.receive()
+    assert got is not None and got[1] == "second" and engine.retired == [100, 101]
 
 
 def test_one_of_the_next_epoch_is_kept_back() -> None:

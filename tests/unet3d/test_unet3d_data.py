@@ -87,10 +87,12 @@ def test_unreadable_volumes_are_named(data_folder, tmp_path):
 
 
 def test_remaining_goes_on_where_each_rank_stopped():
-    order = list(range(100, 141))
+    rows = range(41)
     for world in (1, 2, 3):
-        usable = order[:len(order) - len(order) % world]
-        shares = [usable[rank::world] for rank in range(world)]
+        order = sampling.epoch_order(rows, 3, 0)
+        shares = [list(sampling.epoch_sampler(rows, 3, rank, world)) for rank in range(world)]
+        assert len({len(share) for share in shares}) == 1, "all ranks take equally many steps"
+        assert set().union(*shares) == set(rows), "no rank's tail is left out"
         done = [i for share in shares for i in share[:4]]
         for rank in range(world):
             assert sampling.remaining(order, done, rank, world) == shares[rank][4:]
@@ -113,6 +115,37 @@ def test_delivery_check(delivered, words):
     else:
         with pytest.raises(sampling.DeliveryError, match=words):
             sampling.check_delivery(range(4), delivered, 2, False, 1)
+
+
+def test_delivery_check_where_a_sample_fills_the_last_round():
+    sampling.check_delivery([0, 1, 2, 0], [0, 2, 0, 1], 2, False, 1)
+    with pytest.raises(sampling.DeliveryError, match=r"missing \[0\]"):
+        sampling.check_delivery([0, 1, 2, 0], [0, 2, 1], 1, False, 1)
+    with pytest.raises(sampling.DeliveryError, match=r"repeated \[0\]"):
+        sampling.check_delivery([0, 1, 2, 0], [0, 0, 0, 1], 2, False, 1)
+
+
+def test_an_experts_samples_are_the_same(data_folder):
+    """Mapped files and remembered boxes change no byte, in the first epoch and later."""
+    plain = dataset_of(data_folder)
+    expert = data.ExpertVolumes(plain)
+    for epoch in (0, 1):
+        plain.set_epoch(epoch)
+        for index in range(len(plain)):
+            for ours, theirs in zip(expert[index], plain[index]):
+                np.testing.assert_array_equal(ours, theirs)
+    assert expert._known and all(known.get("boxes") for known in expert._known.values())
+
+
+def test_what_all_ranks_used_is_added_up():
+    ranks = [[{"t": 0.5, "cpu": 0.2, "memory_mb": 10.0, "gpu": 50.0},
+              {"t": 1.0, "cpu": 0.4, "memory_mb": None, "gpu": None}],
+             [{"t": 0.51, "cpu": 0.3, "memory_mb": 20.0, "gpu": 70.0},
+              {"t": 1.01, "cpu": 0.1, "memory_mb": None, "gpu": None},
+              {"t": 1.5, "cpu": 0.1, "memory_mb": None, "gpu": None}]]
+    assert usage.usage_of_all(ranks) == [
+        {"t": 0.5, "cpu": 0.5, "memory_mb": 30.0, "gpu": 60.0},
+        {"t": 1.0, "cpu": 0.5, "memory_mb": None, "gpu": None}]
 
 
 def test_delivery_check_with_drop_last():

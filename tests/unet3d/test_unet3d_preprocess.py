@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 
@@ -174,3 +175,49 @@ def test_manifest_of_another_program(tmp_path):
     (tmp_path / preprocess.MANIFEST).write_text(json.dumps({"a": 1}))
     with pytest.raises(nifti.DataError, match="not a manifest"):
         preprocess.verify(tmp_path)
+
+
+def test_cases_without_labels_are_skipped_and_told(nifti_folder, tmp_path, capsys):
+    """KiTS19's download has 90 more cases, of which only the images are public."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (source / "case_00001").symlink_to(nifti_folder / "case_00001")
+    for number in (210, 299):
+        case = source / f"case_{number:05d}"
+        case.mkdir()
+        (case / "imaging.nii.gz").symlink_to(nifti_folder / "case_00001/imaging.nii.gz")
+    arguments = ["--source", str(source), "--out", str(out), "--min-shape", "16", "16", "16",
+                 "--workers", "1"]
+    assert preprocess.main(arguments) == 0
+    said = capsys.readouterr()
+    assert "2 cases without labels are skipped (case_00210 to case_00299)" in said.err
+    assert "1 cases made" in said.out and len(list(out.glob("*.npy"))) == 2
+    lacking = source / "case_00002"
+    lacking.mkdir()
+    (lacking / "imaging.nii.gz").symlink_to(nifti_folder / "case_00001/imaging.nii.gz")
+    assert preprocess.main(arguments) == 1, "one of the labelled cases lacks its label"
+    assert "case_00002/segmentation.nii.gz" in capsys.readouterr().err
+
+
+def test_the_references_checksums(data_folder, tmp_path, capsys):
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest()
+            for path in data_folder.glob("*.npy")}
+    listed = tmp_path / "checksum.json"
+    check = ["--out", str(data_folder), "--verify", "--reference-checksums", str(listed),
+             "--workers", "1"]
+    listed.write_text(json.dumps(sums))
+    assert preprocess.main(check) == 0
+    first, second, *_ = sorted(sums)
+    listed.write_text(json.dumps({**{n: s for n, s in sums.items() if n != second},
+                                  first: "0" * 32, "case_00777_x.npy": "0" * 32}))
+    capsys.readouterr()
+    assert preprocess.main(check) == 1
+    said = capsys.readouterr().out
+    assert f"{first}: differs from the reference's" in said
+    assert "case_00777_x.npy: missing" in said and f"{second}: not in" in said
+    for wrong in ("[]", '{"a": 1}', "nonsense"):
+        listed.write_text(wrong)
+        assert preprocess.main(check) == 1
+        assert str(listed) in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        preprocess.main(["--source", "a", "--out", "b", "--reference-checksums", str(listed)])

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unet3d import evaluate, loaders, train
-from unet3d.bench import compare, plot
+from unet3d import data, evaluate, loaders, settings, spec, train
+from unet3d.bench import compare, pagecache, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
 TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "4",
@@ -176,9 +178,6 @@ def test_a_short_last_group_is_weighted_by_its_own_size(data_folder, tmp_path):
 
 
 def test_warm_up_is_linear_by_epochs(data_folder, tmp_path, monkeypatch):
-    import dataclasses
-
-    from unet3d import settings, spec
     warm = dataclasses.replace(spec.PRESETS["quick"], warmup_epochs=4)
     monkeypatch.setitem(settings.PRESETS, "quick", warm)
     assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--learning-rate", "0.401",
@@ -275,6 +274,99 @@ def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert run(data_folder, tmp_path / "file", "--no-bounds", "--no-eval") == 1
     assert "File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("samples, start, every", [
+    (168, 1000, 20), (160, 1050, 21), (16800, 10, 1), (100, 1680, 34)])
+def test_evaluations_follow_the_samples_of_an_epoch(samples, start, every):
+    """CEILING(1000 x 168 / samples_per_epoch), and every CEILING(20 x 168 / ...) epochs."""
+    common = ["--data", "d", "--out", "o", "--loader", "pytorch"]
+    mlperf = settings.parse("", [*common, "--preset", "mlperf"])
+    assert mlperf.evaluations(samples) == (start, every)
+    own = settings.parse("", [*common, "--preset", "mlperf", "--eval-every", "3"])
+    assert own.evaluations(samples) == (start, 3)
+    quick = settings.parse("", [*common, "--eval-start", "2", "--eval-every", "5"])
+    assert quick.evaluations(samples) == (2, 5)
+
+
+def mlperf_events(out):
+    rows = [json.loads(line[9:]) for line in (out / "mlperf.log").read_text().splitlines()]
+    return {row["key"]: row for row in rows}
+
+
+def test_training_ends_at_the_target(data_folder, tmp_path, capsys):
+    assert run(data_folder, tmp_path, "--no-bounds", "--eval-every", "1", "--target-dice", "0",
+               loader="minato") == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["reached_target"] and not result["diverged"] and len(result["epochs"]) == 1
+    assert result["seconds"] >= result["epochs"][0]["epoch_s"]
+    assert "mean Dice 0 reached after" in capsys.readouterr().out
+    events = mlperf_events(tmp_path)
+    assert events["run_stop"]["metadata"]["status"] == "success"
+    assert events["samples_per_epoch"]["value"] == 16
+    with open(tmp_path / "usage.csv", newline="") as stream:
+        assert {row["epoch"] for row in csv.DictReader(stream)} == {"1"}
+
+
+def test_training_that_diverged_ends(data_folder, tmp_path, capsys, monkeypatch):
+    """A mean Dice of nothing where the preset has a bound, and a loss that is no number."""
+    strict = dataclasses.replace(spec.PRESETS["quick"], diverged_dice=1e-6)
+    monkeypatch.setitem(settings.PRESETS, "quick", strict)
+    nothing = {"kidney": 0.0, "tumour": 0.0, "mean_dice": 0.0, "volumes": 1}
+    monkeypatch.setattr(train, "evaluate", lambda *args, **named: nothing)
+    assert run(data_folder, tmp_path / "a", "--no-bounds", "--eval-every", "1") == 4
+    assert "training has diverged in epoch 1" in capsys.readouterr().err
+    result = json.loads((tmp_path / "a/result.json").read_text())
+    assert result["diverged"] and len(result["epochs"]) == 1
+    assert mlperf_events(tmp_path / "a")["run_stop"]["metadata"]["status"] == "aborted"
+    monkeypatch.setattr(train.Trainer, "_step", lambda *args: float("nan"))
+    assert run(data_folder, tmp_path / "b", "--no-bounds", "--no-eval") == 4
+    assert "loss nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["minato", "minato-native", "pytorch", "synthetic"])
+def test_evaluation_volumes_come_by_the_loader(data_folder, name):
+    """Of unequal shapes, in order, the files' own bytes."""
+    if reason := loaders.unavailable(name):
+        pytest.skip(reason)
+    volumes = data.WholeVolumes(data.list_cases(data_folder))
+    assert len({volumes[i][0].shape for i in range(len(volumes))}) > 1
+    found = list(loaders.evaluation_loader(name, volumes, workers=2))
+    assert len(found) == len(volumes)
+    for batch, expected in zip(found, volumes):
+        for part, array in zip(batch, expected):
+            assert torch.equal(part[0], torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("loader", ["minato-native", "pytorch-expert"])
+def test_cold_epochs_are_cold_where_files_are_mapped(data_folder, tmp_path, loader):
+    """What workers map cannot be evicted before they are gone."""
+    if reason := loaders.unavailable(loader):
+        pytest.skip(reason)
+    folder = tmp_path / "data"
+    shutil.copytree(data_folder, folder)
+    if pagecache.evict(folder.glob("*.npy")) != 0.0:
+        pytest.skip("this file system does not let go of what it has cached")
+    out = tmp_path / "out"
+    assert run(folder, out, "--no-bounds", "--no-eval", "--cache", "cold", loader=loader) == 0
+    assert [row["still_cached"] for row in epochs(out)] == [0.0, 0.0]
+
+
+def test_an_epoch_that_was_not_cold_is_marked():
+    assert compare.is_not_cold("cold", {"still_cached": 0.5})
+    assert compare.is_not_cold("cold", {"still_cached": None})
+    assert not compare.is_not_cold("cold", {"still_cached": 0.0})
+    assert not compare.is_not_cold("warm", {"still_cached": None})
+
+
+def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys):
+    status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
+                           "synthetic", "--repeats", "1", "--epochs", "1", "--processes", "2",
+                           "--", *[a for a in TINY if a != "--hash-content"], "--step-ms", "5"])
+    assert status == 0, capsys.readouterr().err
+    [row] = json.loads((tmp_path / "warm-synthetic-1/result.json").read_text())["epochs"]
+    assert row["samples"] == 16 and row["steps"] == 4, "each of two ranks took half"
+    assert json.loads((tmp_path / "compare.json").read_text())["processes"] == 2
 
 
 def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):

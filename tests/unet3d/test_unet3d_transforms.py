@@ -189,3 +189,32 @@ def test_chain_order_and_generators():
     np.random.seed(2)
     other = np.stack([chain(image, label)[0] for _ in range(60)])
     assert (first != other).any()
+
+
+@pytest.mark.parametrize("reference_starts", [False, True])
+def test_nothing_is_drawn_where_there_is_no_choice(reference_starts):
+    """As in the reference, whose later draws would otherwise be others."""
+    label = np.zeros((1, 4, 4, 4), np.uint8)
+    crop = transforms.RandBalancedCrop((4, 4, 4), 0.0, reference_starts)
+    random.seed(5)
+    random.random()  # foreground or not
+    expected = random.random()
+    random.seed(5)
+    crop(label, label)
+    assert random.random() == expected
+
+
+def test_brightness_is_rounded_once():
+    """The reference multiplies in float64."""
+    image = np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)
+    for seed in range(200):
+        random.seed(seed)
+        if random.random() < 0.1:
+            break
+    random.seed(seed)
+    np.random.seed(seed)
+    made, _ = transforms.RandBrightness()(image, image)
+    np.random.seed(seed)
+    factor = np.random.uniform(0.7, 1.3, size=1)
+    np.testing.assert_array_equal(made, (image * (1 + factor)).astype(np.float32))
+    assert made.dtype == np.float32

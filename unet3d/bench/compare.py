@@ -13,7 +13,9 @@ in every run. A warm cache is looked at before and after the warm runs. Argument
 to the runs as they are, those that begin with ``--dali-`` to DALI's loaders only.
 
 A short table is printed. Written to --out: compare.txt (all columns), compare.csv, compare.json
-(every epoch of every run), compare.png, and a folder for each run.
+(every epoch of every run), compare.png, and a folder for each run, which holds usage.csv: CPU,
+memory and GPU use over time. With --processes N each run is N processes by torchrun, and the
+figures are sums over them.
 """
 from __future__ import annotations
 
@@ -46,10 +48,10 @@ MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "c
            "cpu_seconds", "gpu", "memory_mb")
 CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
                "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
-               "slow_share", "slow_batch_max", "others", "work_bound_s", "bound_s")
+               "slow_share", "slow_batch_max", "others", "not_cold", "work_bound_s", "bound_s")
 #: of the 3D U-Net, where not asked for others; DALI where it is installed
-UNET3D_LOADERS = ("minato", "minato-native", "pytorch", "pytorch-ooo", "dali", "dali-cached",
-                  "synthetic")
+UNET3D_LOADERS = ("minato", "minato-native", "minato-native-cached", "pytorch", "pytorch-ooo",
+                  "pytorch-expert", "dali", "dali-cached", "synthetic")
 #: epochs in which the bytes of samples are compared
 CHECKED_EPOCHS = 2
 
@@ -73,11 +75,13 @@ def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
     return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
 
 
-def run_once(module: str, loader: str, cache: str, folder: Path,
-             common: Sequence[str]) -> dict[str, Any]:
-    """One process; returns its result, with the share of the machine that `others` had
-    meanwhile. Raises ComparisonError."""
-    command = [sys.executable, "-m", module, "--loader", loader, "--cache", cache,
+def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequence[str],
+             processes: int = 1) -> dict[str, Any]:
+    """One run, of so many processes by torchrun; returns its result, with the share of the
+    machine that `others` had meanwhile. Raises ComparisonError."""
+    launch = [] if processes == 1 else ["torch.distributed.run", "--standalone",
+                                        "--nproc-per-node", str(processes), "-m"]
+    command = [sys.executable, "-m", *launch, module, "--loader", loader, "--cache", cache,
                "--out", str(folder), *arguments_for(loader, common)]
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
@@ -187,6 +191,12 @@ def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, fl
     return found
 
 
+def is_not_cold(cache: str, epoch: dict[str, Any]) -> bool:
+    """Whether an epoch that was to read storage may have found its data in the page cache."""
+    left = epoch.get("still_cached")
+    return cache == "cold" and (left is None or left > pagecache.ALMOST)
+
+
 def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
               bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     """One row a loader: medians over all counted epochs of all its runs, and their spread.
@@ -205,6 +215,7 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
         for name in ("epoch_s", "wait_share"):
             values = [epoch[name] for epoch in epochs]
             row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
+        row["not_cold"] = any(is_not_cold(cache, epoch) for epoch in epochs)
         others = [one["others"] for one in runs if one.get("others") is not None]
         row["others"] = statistics.median(others) if others else None
         row |= {"bound_s": None} | own_bounds(loader, bounds)
@@ -244,7 +255,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
         lines.append((
-            row["cache"], row["loader"], str(row["runs"]), _number(row["samples"], "d", 1),
+            row["cache"] + (" (not)" if row["not_cold"] else ""), row["loader"],
+            str(row["runs"]), _number(row["samples"], "d", 1),
             f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
             _number(row["relative"], ".3f"), _number(row["over_work"], ".3f"),
             f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
@@ -277,7 +289,8 @@ def short_table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         bound = row["bound_s"]
         lines.append((
-            row["loader"] + (f" ({row['cache']})" if several else ""), f"{row['epoch_s']:.2f}",
+            row["loader"] + (f" ({row['cache']})" if several else "")
+            + (", not cold" if row["not_cold"] else ""), f"{row['epoch_s']:.2f}",
             f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}", f"{row['wait_share'] * 100:.1f}",
             f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
             _number(bound, ".2f"), _number(row["epoch_s"] / bound if bound else None, ".2f")))
@@ -344,7 +357,7 @@ def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
     last epoch, and the files. Raises DataError."""
     dataset, files, same_draws = program(workload)[2](common)
     if "cold" in caches:
-        print("cold cache by", pagecache.evict_or_warn(files), file=sys.stderr)
+        print("cold cache by", pagecache.evict_or_warn(files)[1], file=sys.stderr)
     warm_up(files)
     if not same_draws:
         return None, files
@@ -374,8 +387,8 @@ def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence
 
 
 def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
-            common: Sequence[str],
-            profile: slow.Profile | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+            common: Sequence[str], profile: slow.Profile | None,
+            processes: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run everything below `out`; returns the table's rows, and every run's epochs by cache
     and loader. Raises ComparisonError."""
     module = program(workload)[0]
@@ -395,7 +408,8 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
                 results[loader].append(run_once(
                     module, loader, cache, folder,
-                    [*common, *extra, *([] if first else ["--no-bounds"])]))
+                    [*common, *extra, "--bounds" if first else "--no-bounds"],
+                    processes))
         check_same_work(results)
         bounds = {}
         for work, loader in measures.items():
@@ -424,6 +438,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2,
                         help="per run; of several, a warm comparison leaves out the first")
+    parser.add_argument("--processes", type=int, default=1, metavar="N",
+                        help="of unet3d: each timed run is N processes by torchrun, as for N "
+                        "GPUs; arguments such as --workers are for each")
     parser.add_argument("rest", nargs="*", help="after --: further arguments of the runs")
     args = parser.parse_args(argv)
     known = program(args.workload)[1]
@@ -439,8 +456,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
     if any("--dali-cache-objects".startswith(a) for a in of_dali):
         parser.error("--dali-cache-objects is the loader dali-cached: name it in --loaders")
-    if args.repeats < 1 or args.epochs < 1:
-        parser.error("--repeats and --epochs must be at least 1")
+    if min(args.repeats, args.epochs, args.processes) < 1:
+        parser.error("--repeats, --epochs and --processes must be at least 1")
+    if args.processes > 1 and args.workload != "unet3d":
+        parser.error(f"--processes is of unet3d, not of {args.workload}")
     if args.preset and args.workload != "unet3d":
         parser.error(f"--preset is of unet3d, not of {args.workload}")
     return args
@@ -468,13 +487,14 @@ def main(argv: list[str] | None = None) -> int:
         check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
         found = [cached(files, "before")] if "warm" in caches else []
         rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
-                              common, profile)
+                              common, profile, args.processes)
         found += [cached(files, "after")] if "warm" in caches else []
     except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     write_csv(args.out / plot.CSV_NAME, rows)
     facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
+             "processes": args.processes,
              "machine": {"cpu": platform.processor(), "cores": available_cores(),
                          "torch": torch.__version__, "python": platform.python_version(),
                          "load": os.getloadavg()[0]},

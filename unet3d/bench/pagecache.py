@@ -1,35 +1,36 @@
 """Put files out of the page cache, so that a run reads them from storage."""
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 ALMOST = 0.1  # a share of cached data that still counts as cold
-PROBES = 16  # places of a file that are tested for being cached
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def cached_share(path: Path) -> float | None:
-    """Roughly how much of a file is cached, 0 to 1; None where that cannot be told."""
-    if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
-        return None
+    """How much of a file's pages is cached, 0 to 1, by mincore(2); None where the system does
+    not tell (it does to a file's owner, and to whoever may write it)."""
     size = path.stat().st_size
-    places = sorted({size * i // PROBES for i in range(PROBES)})
-    buffer, hits = bytearray(1), 0
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        for place in places:
-            try:
-                hits += os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT) == 1
-            except BlockingIOError:
-                continue  # would have to be read from storage
-    except OSError:
-        return None  # the file system does not offer it
-    finally:
-        os.close(descriptor)
-    return hits / len(places)
+    if size == 0:
+        return None
+    pages = -(-size // mmap.PAGESIZE)
+    found = (ctypes.c_ubyte * pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "mincore"):
+        return None
+    with open(path, "rb") as stream:
+        # A private mapping, which ctypes may take the address of; no page of it is touched.
+        with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+            address = ctypes.c_char.from_buffer(mapped)
+            rc = libc.mincore(ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(size),
+                              found)
+            del address  # or the mapping could not be closed
+    return None if rc else sum(byte & 1 for byte in bytes(found)) / pages
 
 
 def evict(paths: Iterable[Path]) -> float | None:
@@ -61,18 +62,19 @@ def evict_by(paths: Iterable[Path]) -> tuple[float | None, str]:
     return left, how
 
 
-def evict_or_warn(paths: Iterable[Path]) -> str:
-    """Drop `paths`, with a warning on standard error if much stays; says what was done."""
+def evict_or_warn(paths: Iterable[Path]) -> tuple[float | None, str]:
+    """Drop `paths`, with a warning on standard error if much stays: the share that is still
+    cached, and what was done."""
     left, how = evict_by(paths)
     share = "an unknown share" if left is None else f"{left:.0%}"
     if left is None or left > ALMOST:
         print(f"warning: {share} of the data is still cached; this epoch is not cold",
               file=sys.stderr)
-    return f"{how}; {share} still cached"
+    return left, f"{how}; {share} still cached"
 
 
 def mean_share(paths: list[Path]) -> float | None:
-    """Roughly how much of all files is cached, 0 to 1; None where that cannot be told."""
+    """How much of all files is cached, 0 to 1, each with equal weight; None where not told."""
     shares = [cached_share(path) for path in paths]
     if not shares or any(share is None for share in shares):
         return None

@@ -84,6 +84,23 @@ def gpu_percent() -> float | None:
         return None
 
 
+def usage_of_all(ranks: list[list[dict]]) -> list[dict]:
+    """What all ranks of this machine used together over time, from the `samples` of each (taken
+    at about the same times): CPU and memory added up, the mean of their GPUs."""
+    def total(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    rows = []
+    for parts in zip(*ranks):
+        row = {"t": parts[0]["t"]} | {name: total([part[name] for part in parts])
+                                      for name in ("cpu", "memory_mb", "gpu")}
+        if row["gpu"] is not None:
+            row["gpu"] /= sum(part["gpu"] is not None for part in parts)
+        rows.append(row)
+    return rows
+
+
 class UsageSampler:
     """Samples usage in a thread between `start` and `stop`.
 

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/mn_engine_snapshot.h"
 #include "os/mn_mem.h"
 #include "os/mn_thread.h"
 #include "py/module/mn_state.h"
@@ -122,7 +123,7 @@ mn_hold_data(const struct mn_hold *hold)
     if (hold->heap != NULL) {
         return hold->heap;
     }
-    return mn_at(&hold->engine->shm, hold->off);
+    return mn_at(mn_engine_shm(hold->engine), hold->off);
 }
 
 int

@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "engine/mn_engine_snapshot.h"
 #include "py/transport/mn_layout.h"
 
 #define NO_IMPORT_ARRAY
@@ -26,7 +27,7 @@ struct decoder {
 static const void *
 field_at(const struct decoder *d, const struct mn_node *n)
 {
-    return mn_at(&d->e->shm, mn_block_fields(d->block)[n->field]);
+    return mn_at(mn_engine_shm(d->e), mn_block_fields(d->block)[n->field]);
 }
 
 /* The field of all rows as one tensor. */
@@ -186,7 +187,7 @@ mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
 {
     struct decoder d = {.st = st, .l = l, .e = e, .block_off = block_off, .objects = objects,
                         .nrows = nrows, .whole = true, .copy = copy};
-    d.block = mn_block_at(&e->shm, block_off);
+    d.block = mn_block_at(mn_engine_shm(e), block_off);
     return decode_node(&d, 0);
 }
 
@@ -196,6 +197,6 @@ mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
 {
     struct decoder d = {.st = st, .l = l, .e = e, .block_off = block_off, .objects = objects,
                         .row = row};
-    d.block = mn_block_at(&e->shm, block_off);
+    d.block = mn_block_at(mn_engine_shm(e), block_off);
     return decode_node(&d, 0);
 }

@@ -4,9 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/mn_scheduler.h"
-#include "os/mn_memfd.h"
-#include "os/mn_proc.h"
+#include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_envelope.h"
 
@@ -15,9 +13,9 @@ static PyObject *
 part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
      const struct mn_envelope_part *p)
 {
-    bool copy = p->bytes < MN_FIELD_BIG || e->arena.kept_bytes + p->bytes > e->arena.limit / 2;
+    bool copy = p->bytes < MN_FIELD_BIG || !mn_engine_may_keep(e, p->bytes);
     struct mn_hold *hold =
-        copy ? mn_hold_copy(st, mn_at(&e->shm, env_off + p->at), p->bytes)
+        copy ? mn_hold_copy(st, mn_at(mn_engine_shm(e), env_off + p->at), p->bytes)
              : mn_hold_new(st, e, block, env_off + p->at, p->bytes);
     return hold != NULL ? mn_view_new(st, hold, p->bytes) : NULL;
 }
@@ -27,12 +25,13 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
               const struct mn_result *t)
 {
     const struct mn_envelope *env = &t->envelope; /* copied when the block was done */
-    PyObject *pickle = PyBytes_FromStringAndSize(mn_at(&e->shm, t->env_off + env->pickle_at),
-                                                 (Py_ssize_t)env->pickle_bytes);
+    const char *at = mn_at(mn_engine_shm(e), t->env_off);
+    PyObject *pickle =
+        PyBytes_FromStringAndSize(at + env->pickle_at, (Py_ssize_t)env->pickle_bytes);
     PyObject *list = pickle != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
     for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
         struct mn_envelope_part p;
-        bool sound = mn_envelope_part_look(mn_at(&e->shm, t->env_off), t->env_len, env, i, &p);
+        bool sound = mn_envelope_part_look(at, t->env_len, env, i, &p);
         if (!sound) {
             PyErr_SetString(PyExc_RuntimeError, "a worker has changed its result after it sent it");
         }
@@ -56,19 +55,17 @@ const char mn_engine_envelopes_doc[] =
     "room for its result under the memory limit.";
 
 PyObject *
-mn_engine_envelopes(PyObject *self, PyObject *block)
+mn_engine_py_envelopes(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || st == NULL || PyErr_Occurred()) {
+    if (e == NULL || st == NULL) {
         return NULL;
     }
-    struct mn_block *b = mn_block_at(&e->shm, off);
-    const uint32_t *tasks = mn_block_tasks(b);
+    const struct mn_result *t;
     PyObject *out = PyList_New(0);
-    for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        const struct mn_result *t = &e->tasks.results[tasks[i]];
+    for (uint32_t i = 0; out != NULL && (t = mn_engine_result(e, off, i)) != NULL; i++) {
         if (!t->accepted || t->flags == 0
             || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
             continue;
@@ -89,31 +86,30 @@ const char mn_engine_form_doc[] =
     "form(block) -> (kind, layout_at): how its rows travelled; layout_at 0 without a layout";
 
 PyObject *
-mn_engine_form(PyObject *self, PyObject *block)
+mn_engine_py_form(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
-    struct mn_block *b = mn_block_at(&e->shm, off);
-    uint32_t kind = b->ntasks != 0 ? e->tasks.results[mn_block_tasks(b)[0]].kind
-                                   : (uint32_t)MN_KIND_SAMPLES;
-    return Py_BuildValue("(II)", kind, b->layout);
+    const struct mn_result *first = mn_engine_result(e, off, 0);
+    uint32_t kind = first != NULL ? first->kind : (uint32_t)MN_KIND_SAMPLES;
+    return Py_BuildValue("(II)", kind, mn_block_at(mn_engine_shm(e), off)->layout);
 }
 
 const char mn_engine_reports_doc[] =
     "reports(block) -> [(status, wall_ns)] of the rows of a done block";
 
 PyObject *
-mn_engine_reports(PyObject *self, PyObject *block)
+mn_engine_py_reports(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
-    struct mn_block *b = mn_block_at(&e->shm, off);
+    struct mn_block *b = mn_block_at(mn_engine_shm(e), off);
     const struct mn_report *r = mn_engine_read_reports(e, off);
     PyObject *out = PyList_New(b->nrows);
     for (uint32_t i = 0; out != NULL && i < b->nrows; i++) {
@@ -131,22 +127,17 @@ const char mn_engine_lost_doc[] =
     "lost(block) -> (worker, pid, status, row0, nrows) of its first lost task, or None";
 
 PyObject *
-mn_engine_lost(PyObject *self, PyObject *block)
+mn_engine_py_lost(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
-    struct mn_block *b = mn_block_at(&e->shm, off);
-    const uint32_t *tasks = mn_block_tasks(b);
-    for (uint32_t i = 0; i < b->ntasks; i++) {
-        struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
-        if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_LOST) { /* [T4] */
-            const struct mn_death *d = &e->tasks.lost[tasks[i]];
-            const struct mn_result *r = &e->tasks.results[tasks[i]];
-            return Py_BuildValue("(IIiII)", d->worker, d->pid, d->status, r->row0, r->nrows);
-        }
+    struct mn_loss x;
+    if (mn_engine_loss(e, off, &x)) {
+        return Py_BuildValue("(IIiII)", x.death.worker, x.death.pid, x.death.status, x.row0,
+                             x.nrows);
     }
     Py_RETURN_NONE;
 }
@@ -157,37 +148,36 @@ const char mn_engine_workers_doc[] =
     "busy_ns, cpu_ns, init_states (three hashes, see mn_message.h)";
 
 static PyObject *
-running_of(struct mn_engine *e, struct mn_worker *k)
+running_of(const struct mn_shm *shm, struct mn_worker *k)
 {
     /* For people: the task may be over by the time it is shown. */
     uint32_t task;
     uint64_t since;
-    if (!mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since)) {
+    if (!mn_worker_at_work(k, shm->ctl->ntasks, &task, &since)) {
         Py_RETURN_NONE;
     }
-    const struct mn_task *t = mn_task_at(&e->shm, task);
-    if (t->block_off < e->shm.ctl->input_off
-        || t->block_off >= e->shm.ctl->arena_off) {
+    uint64_t block = mn_task_at(shm, task)->block_off;
+    if (block < shm->ctl->input_off || block >= shm->ctl->arena_off) {
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("(KK)",
-                         (unsigned long long)mn_block_at(&e->shm, t->block_off)->number,
+    return Py_BuildValue("(KK)", (unsigned long long)mn_block_at(shm, block)->number,
                          (unsigned long long)mn_a64_load_relaxed(&k->row));
 }
 
 PyObject *
-mn_engine_workers(PyObject *self, PyObject *ignored)
+mn_engine_py_workers(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
     if (e == NULL) {
         return NULL;
     }
-    uint32_t n = e->shm.ctl->nworkers;
+    const struct mn_shm *shm = mn_engine_shm(e);
+    uint32_t n = shm->ctl->nworkers;
     PyObject *out = PyList_New(n);
     for (uint32_t w = 0; out != NULL && w < n; w++) {
-        struct mn_worker *k = mn_worker_at(&e->shm, w);
-        PyObject *running = running_of(e, k);
+        struct mn_worker *k = mn_worker_at(shm, w);
+        PyObject *running = running_of(shm, k);
         PyObject *one =
             running == NULL
                 ? NULL
@@ -212,20 +202,25 @@ mn_engine_workers(PyObject *self, PyObject *ignored)
     return out;
 }
 
-PyObject *
-mn_engine_retire_worker(PyObject *self, PyObject *number)
+/* Nothing is said of a worker that there is not: it has left. */
+static PyObject *
+ask(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
 {
     struct mn_engine *e = mn_engine_get(self);
     unsigned long w = PyLong_AsUnsignedLong(number);
     if (e == NULL || PyErr_Occurred()) {
         return NULL;
     }
-    if (w < e->shm.ctl->nworkers) {
-        mn_mutex_lock(&e->mutex);
-        mn_worker_at(&e->shm, (uint32_t)w)->retired = 1;
-        mn_mutex_unlock(&e->mutex);
+    if (w <= UINT32_MAX) {
+        (void)what(e, (uint32_t)w);
     }
     Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_retire_worker(PyObject *self, PyObject *number)
+{
+    return ask(self, number, mn_engine_retire_worker);
 }
 
 const char mn_engine_kill_worker_doc[] =
@@ -233,7 +228,7 @@ const char mn_engine_kill_worker_doc[] =
     "nobody who has got its id since. Whether it lived.";
 
 PyObject *
-mn_engine_kill_worker(PyObject *self, PyObject *args)
+mn_engine_py_kill_worker(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = mn_engine_get(self);
     unsigned int w;
@@ -241,38 +236,27 @@ mn_engine_kill_worker(PyObject *self, PyObject *args)
     if (e == NULL || !PyArg_ParseTuple(args, "Ii", &w, &sig)) {
         return NULL;
     }
-    if (w >= e->shm.ctl->nworkers) {
+    if (w >= mn_engine_shm(e)->ctl->nworkers) {
         PyErr_SetString(PyExc_IndexError, "no such worker");
         return NULL;
     }
-    const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    mn_mutex_lock(&e->mutex);
-    uint32_t pid = e->crew.members[w].pid;
-    uint64_t born = e->crew.members[w].born;
-    mn_mutex_unlock(&e->mutex);
-    if (pid == 0) { /* the engine has not seen it yet */
-        pid = k->pid;
-        born = k->born;
-    }
-    int rc = pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
+    int rc = mn_engine_kill_worker(e, w, sig);
     if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
         return NULL;
     }
     return PyBool_FromLong(rc == 0);
 }
 
-static PyObject *
-ask_to_leave(PyObject *self, PyObject *number, enum mn_leave how)
+static int
+end_worker(struct mn_engine *e, uint32_t worker)
 {
-    PyObject *done = mn_engine_retire_worker(self, number);
-    unsigned long w = PyLong_AsUnsignedLong(number);
-    struct mn_engine *e = done != NULL ? mn_engine_get(self) : NULL;
-    if (e != NULL && w < e->shm.ctl->nworkers) {
-        struct mn_worker *k = mn_worker_at(&e->shm, (uint32_t)w);
-        mn_a32_store_seqcst(&k->leave, how);
-        mn_bell_ring(&k->bell);
-    }
-    return done;
+    return mn_engine_ask_to_leave(e, worker, MN_LEAVE_ENDED);
+}
+
+static int
+let_go(struct mn_engine *e, uint32_t worker)
+{
+    return mn_engine_ask_to_leave(e, worker, MN_LEAVE_SHRINK);
 }
 
 const char mn_engine_end_worker_doc[] =
@@ -280,9 +264,9 @@ const char mn_engine_end_worker_doc[] =
     "counts as a death by SIGTERM, and nobody takes its place.";
 
 PyObject *
-mn_engine_end_worker(PyObject *self, PyObject *number)
+mn_engine_py_end_worker(PyObject *self, PyObject *number)
 {
-    return ask_to_leave(self, number, MN_LEAVE_ENDED);
+    return ask(self, number, end_worker);
 }
 
 const char mn_engine_let_go_doc[] =
@@ -290,9 +274,9 @@ const char mn_engine_let_go_doc[] =
     "nobody takes its place.";
 
 PyObject *
-mn_engine_let_go(PyObject *self, PyObject *number)
+mn_engine_py_let_go(PyObject *self, PyObject *number)
 {
-    return ask_to_leave(self, number, MN_LEAVE_SHRINK);
+    return ask(self, number, let_go);
 }
 
 #ifdef MN_TEST_BINDINGS
@@ -301,20 +285,17 @@ const char mn_engine_move_to_doc[] =
     "there. RuntimeError where it has nothing to decide: its bounds are one number.";
 
 PyObject *
-mn_engine_move_to(PyObject *self, PyObject *workers)
+mn_engine_py_move_to(PyObject *self, PyObject *workers)
 {
     struct mn_engine *e = mn_engine_get(self);
     long target = PyLong_AsLong(workers);
     if (e == NULL || (target == -1 && PyErr_Occurred())) {
         return NULL;
     }
-    if (e->scheduler == NULL) {
+    if (mn_engine_move_to(e, target < INT32_MAX ? (int32_t)target : INT32_MAX) < 0) {
         PyErr_SetString(PyExc_RuntimeError, "the number of workers is fixed");
         return NULL;
     }
-    mn_mutex_lock(&e->mutex);
-    mn_scheduler_move(e, target < INT32_MAX ? (int32_t)target : INT32_MAX);
-    mn_engine_unlock(e);
     Py_RETURN_NONE;
 }
 #endif
@@ -339,24 +320,19 @@ const char mn_engine_health_doc[] =
     "Unexpected deaths so far, workers that may still finish something, and the last death.";
 
 PyObject *
-mn_engine_health(PyObject *self, PyObject *ignored)
+mn_engine_py_health(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
     if (e == NULL) {
         return NULL;
     }
-    mn_mutex_lock(&e->mutex);
-    struct mn_death d = e->crew.death;
-    uint32_t deaths = e->crew.ndeaths, live = mn_crew_live(&e->crew);
-    bool lost = e->crew.lost, hung = e->crew.hung;
-    uint64_t retries = e->tasks.retries;
-    mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost", lost ? Py_True : Py_False,
-                         "zygote_hung", hung ? Py_True : Py_False, "deaths", deaths, "live", live,
-                         "retries",
-                         (unsigned long long)retries, "worker", d.worker, "pid", d.pid,
-                         "status", d.status);
+    struct mn_health h = mn_engine_health(e);
+    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost",
+                         h.zygote_lost ? Py_True : Py_False, "zygote_hung",
+                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "live", h.live,
+                         "retries", (unsigned long long)h.retries, "worker", h.last.worker, "pid",
+                         h.last.pid, "status", h.last.status);
 }
 
 const char mn_engine_memory_doc[] =
@@ -365,7 +341,7 @@ const char mn_engine_memory_doc[] =
     "given back to the system so far, the ceiling, and batches in flight";
 
 PyObject *
-mn_engine_memory(PyObject *self, PyObject *ignored)
+mn_engine_py_memory(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
@@ -374,17 +350,12 @@ mn_engine_memory(PyObject *self, PyObject *ignored)
         return NULL;
     }
     mn_pending_reclaim(st);
-    mn_mutex_lock(&e->mutex);
-    uint64_t used = mn_arena_used(&e->arena), kept = e->arena.kept_bytes;
-    uint64_t warm = mn_arena_warm(&e->arena), reclaimed = e->arena.reclaimed_bytes;
-    uint64_t limit = e->arena.limit, mean = e->flight.mean_envelope_bytes;
-    uint32_t inflight = e->flight.n;
-    mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)used, "kept",
-                         (unsigned long long)kept, "warm", (unsigned long long)warm,
-                         "reclaimed", (unsigned long long)reclaimed, "limit",
-                         (unsigned long long)limit, "in_flight", inflight, "envelope_bytes",
-                         (unsigned long long)mean);
+    struct mn_memory m = mn_engine_memory(e);
+    return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)m.used, "kept",
+                         (unsigned long long)m.kept, "warm", (unsigned long long)m.warm,
+                         "reclaimed", (unsigned long long)m.reclaimed, "limit",
+                         (unsigned long long)m.limit, "in_flight", m.in_flight, "envelope_bytes",
+                         (unsigned long long)m.envelope_bytes);
 }
 
 const char mn_engine_waits_doc[] =
@@ -394,21 +365,22 @@ const char mn_engine_waits_doc[] =
     "and end (0 without one), by the monotonic clock";
 
 PyObject *
-mn_engine_waits(PyObject *self, PyObject *ignored)
+mn_engine_py_waits(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
     if (e == NULL) {
         return NULL;
     }
-    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)e->waits.n,
-                         "wait_ns", (unsigned long long)e->waits.wait_ns, "wait_max_ns",
-                         (unsigned long long)e->waits.max_ns, "wait_first_ns",
-                         (unsigned long long)e->waits.first_ns, "held",
-                         (unsigned long long)e->held, "used_ns",
-                         (unsigned long long)e->waits.used_ns, "asked_ns",
-                         (unsigned long long)e->waits.asked_ns, "given_ns",
-                         (unsigned long long)e->waits.given_ns);
+    uint64_t held;
+    struct mn_waits w = mn_engine_waits(e, &held);
+    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)w.n, "wait_ns",
+                         (unsigned long long)w.wait_ns, "wait_max_ns",
+                         (unsigned long long)w.max_ns, "wait_first_ns",
+                         (unsigned long long)w.first_ns, "held", (unsigned long long)held,
+                         "used_ns", (unsigned long long)w.used_ns, "asked_ns",
+                         (unsigned long long)w.asked_ns, "given_ns",
+                         (unsigned long long)w.given_ns);
 }
 
 PyObject *
@@ -419,8 +391,7 @@ mn_engine_py_asked(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    mn_engine_span_begin(e);
-    return PyLong_FromLongLong(e->plan != NULL ? e->plan->consumer_ns : 0);
+    return PyLong_FromLongLong(mn_engine_span_begin(e));
 }
 
 PyObject *
@@ -480,22 +451,23 @@ span(struct mn_block *b, const struct mn_report *r, const struct mn_result *t,
 }
 
 PyObject *
-mn_engine_spans(PyObject *self, PyObject *block)
+mn_engine_py_spans(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
-    struct mn_block *b = mn_block_at(&e->shm, off);
-    const uint32_t *tasks = mn_block_tasks(b);
+    const struct mn_shm *shm = mn_engine_shm(e);
+    struct mn_block *b = mn_block_at(shm, off);
+    const struct mn_report *reports = mn_engine_read_reports(e, off);
+    const struct mn_result *t;
     PyObject *out = PyList_New(0);
-    for (uint32_t i = 0; out != NULL && i < b->ntasks; i++) {
-        const struct mn_result *t = &e->tasks.results[tasks[i]];
+    for (uint32_t i = 0; out != NULL && (t = mn_engine_result(e, off, i)) != NULL; i++) {
         if (!t->accepted) {
             continue;
         }
-        PyObject *one = span(b, mn_engine_read_reports(e, off), t, mn_task_at(&e->shm, tasks[i]));
+        PyObject *one = span(b, reports, t, mn_task_at(shm, mn_block_tasks(b)[i]));
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }

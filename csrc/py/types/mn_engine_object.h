@@ -1,4 +1,4 @@
-/* mn_engine_object.h - the Engine object, for the two files that implement it.
+/* mn_engine_object.h - the Engine object, for the files that implement it.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_ENGINE_OBJECT_H
@@ -20,6 +20,10 @@ struct mn_engine_object {
 /* The engine, or NULL with an exception when it is closed or another process's. */
 struct mn_engine *
 mn_engine_get(PyObject *self);
+
+/* The engine, and the batch in flight that block names, whoever says so. NULL with an exception. */
+struct mn_engine *
+mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off);
 
 /* Whether to go on waiting: -1 with an exception when another thread has begun to close the
  * engine, or a signal's handler has closed it: then it may be gone. With the GIL. */
@@ -91,45 +95,45 @@ mn_engine_py_row(PyObject *self, PyObject *args);
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *
-mn_engine_envelopes(PyObject *self, PyObject *block);
+mn_engine_py_envelopes(PyObject *self, PyObject *block);
 extern const char mn_engine_form_doc[];
 PyObject *
-mn_engine_form(PyObject *self, PyObject *block);
+mn_engine_py_form(PyObject *self, PyObject *block);
 extern const char mn_engine_reports_doc[];
 PyObject *
-mn_engine_reports(PyObject *self, PyObject *block);
+mn_engine_py_reports(PyObject *self, PyObject *block);
 extern const char mn_engine_lost_doc[];
 PyObject *
-mn_engine_lost(PyObject *self, PyObject *block);
+mn_engine_py_lost(PyObject *self, PyObject *block);
 extern const char mn_engine_workers_doc[];
 PyObject *
-mn_engine_workers(PyObject *self, PyObject *ignored);
+mn_engine_py_workers(PyObject *self, PyObject *ignored);
 extern const char mn_engine_kill_worker_doc[];
 PyObject *
-mn_engine_kill_worker(PyObject *self, PyObject *args);
+mn_engine_py_kill_worker(PyObject *self, PyObject *args);
 PyObject *
-mn_engine_retire_worker(PyObject *self, PyObject *number);
+mn_engine_py_retire_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_end_worker_doc[];
 PyObject *
-mn_engine_end_worker(PyObject *self, PyObject *number);
+mn_engine_py_end_worker(PyObject *self, PyObject *number);
 extern const char mn_engine_move_to_doc[];
 PyObject *
-mn_engine_move_to(PyObject *self, PyObject *workers);
+mn_engine_py_move_to(PyObject *self, PyObject *workers);
 extern const char mn_engine_let_go_doc[];
 PyObject *
-mn_engine_let_go(PyObject *self, PyObject *number);
+mn_engine_py_let_go(PyObject *self, PyObject *number);
 extern const char mn_engine_dismiss_doc[];
 PyObject *
 mn_engine_py_dismiss(PyObject *self, PyObject *ignored);
 extern const char mn_engine_health_doc[];
 PyObject *
-mn_engine_health(PyObject *self, PyObject *ignored);
+mn_engine_py_health(PyObject *self, PyObject *ignored);
 extern const char mn_engine_memory_doc[];
 PyObject *
-mn_engine_memory(PyObject *self, PyObject *ignored);
+mn_engine_py_memory(PyObject *self, PyObject *ignored);
 extern const char mn_engine_waits_doc[];
 PyObject *
-mn_engine_waits(PyObject *self, PyObject *ignored);
+mn_engine_py_waits(PyObject *self, PyObject *ignored);
 PyObject *
 mn_engine_py_asked(PyObject *self, PyObject *ignored);
 PyObject *
@@ -138,6 +142,6 @@ PyObject *
 mn_engine_py_handed(PyObject *self, PyObject *ignored);
 extern const char mn_engine_spans_doc[];
 PyObject *
-mn_engine_spans(PyObject *self, PyObject *block);
+mn_engine_py_spans(PyObject *self, PyObject *block);
 
 #endif

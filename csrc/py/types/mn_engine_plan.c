@@ -5,14 +5,14 @@
 #include <string.h>
 
 #include "base/mn_error.h"
-#include "engine/mn_scheduler.h"
+#include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
 
 static struct mn_engine *
 planner(PyObject *self)
 {
     struct mn_engine *e = mn_engine_get(self);
-    if (e != NULL && e->plan == NULL) {
+    if (e != NULL && !mn_engine_is_balanced(e)) {
         PyErr_SetString(PyExc_RuntimeError, "the engine was opened without a window");
         return NULL;
     }
@@ -223,28 +223,20 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    mn_mutex_lock(&e->mutex);
-    struct mn_plan *p = e->plan;
-    unsigned long long ready = 0, planned = 0, starts[6];
-    for (uint64_t n = p->head; n < p->next; n++) {
-        uint64_t off = mn_plan_block(p, n);
-        planned += off == 0;
-        ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
-    }
-    for (int i = 0; i < 6; i++) {
-        starts[i] = p->starts[i];
-    }
-    unsigned long long delivered = e->delivered, waits = e->waits.n, wait = e->waits.wait_ns;
-    unsigned long long most = e->waits.max_ns;
-    long long consumer = p->consumer_ns;
-    unsigned long long helped = p->helped;
-    bool together = p->by_piece;
-    mn_mutex_unlock(&e->mutex);
-    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK) sK sO}", "delivered", delivered, "waits",
-                         waits, "wait_ns", wait, "wait_max_ns", most, "consumer_ns", consumer,
-                         "planned", planned, "ready", ready, "starts", starts[1], starts[2],
-                         starts[3], starts[4], starts[5], "helped", helped, "together",
-                         together ? Py_True : Py_False);
+    uint64_t held;
+    struct mn_waits w = mn_engine_waits(e, &held);
+    struct mn_progress p = mn_engine_progress(e);
+    const uint64_t *starts = p.starts;
+    return Py_BuildValue("{sK sK sK sK sL sK sK s(KKKKK) sK sO}", "delivered",
+                         (unsigned long long)p.delivered, "waits", (unsigned long long)w.n,
+                         "wait_ns", (unsigned long long)w.wait_ns, "wait_max_ns",
+                         (unsigned long long)w.max_ns, "consumer_ns", (long long)p.consumer_ns,
+                         "planned", (unsigned long long)p.planned, "ready",
+                         (unsigned long long)p.ready, "starts", (unsigned long long)starts[1],
+                         (unsigned long long)starts[2], (unsigned long long)starts[3],
+                         (unsigned long long)starts[4], (unsigned long long)starts[5], "helped",
+                         (unsigned long long)p.helped, "together",
+                         p.together ? Py_True : Py_False);
 }
 
 PyObject *
@@ -276,13 +268,14 @@ static void
 copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to, const uint64_t *from,
           uint32_t n)
 {
-    struct mn_block *target = mn_block_at(&e->shm, to);
+    const struct mn_shm *shm = mn_engine_shm(e);
+    struct mn_block *target = mn_block_at(shm, to);
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
         uint64_t bytes = mn_layout_row_bytes(l)[f];
-        char *dst = mn_at(&e->shm, mn_block_fields(target)[f]);
+        char *dst = mn_at(shm, mn_block_fields(target)[f]);
         for (uint32_t i = 0; i < n && bytes != 0; i++) {
-            struct mn_block *b = mn_block_at(&e->shm, from[i]);
-            memcpy(dst + i * bytes, mn_at(&e->shm, mn_block_fields(b)[f]), bytes);
+            struct mn_block *b = mn_block_at(shm, from[i]);
+            memcpy(dst + i * bytes, mn_at(shm, mn_block_fields(b)[f]), bytes);
         }
     }
 }
@@ -360,13 +353,14 @@ mn_engine_py_place(PyObject *self, PyObject *args)
     if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no room for a batch") < 0) {
         return NULL;
     }
+    const struct mn_shm *shm = mn_engine_shm(e);
     int rc = 1;
     mn_engine_pin(e);
     for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
         PyObject *own = PyList_GetItem(objects, i);
         rc = own == NULL ? -1
-                         : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), &e->shm,
-                                            mn_block_at(&e->shm, to), i, own);
+                         : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), shm,
+                                            mn_block_at(shm, to), i, own);
     }
     bool open = ((struct mn_engine_object *)self)->engine == e;
     if (open && rc != 1) {
@@ -400,23 +394,13 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    struct mn_scheduler *s = e->scheduler;
-    if (s == NULL) {
+    struct mn_scheduler_log log;
+    if (!mn_engine_scheduler(e, &log)) {
         Py_RETURN_NONE;
     }
-    struct mn_decision log[MN_SCHEDULER_LOG];
-    mn_mutex_lock(&e->mutex);
-    uint32_t n = s->nlog < MN_SCHEDULER_LOG ? s->nlog : MN_SCHEDULER_LOG;
-    for (uint32_t i = 0; i < n; i++) {
-        log[i] = s->log[(s->nlog - n + i) % MN_SCHEDULER_LOG];
-    }
-    uint32_t active = e->active;
-    uint64_t stragglers = s->stragglers;
-    struct mn_scheduler_keep keep = mn_scheduler_keep(e);
-    mn_mutex_unlock(&e->mutex);
-    PyObject *list = PyList_New(n);
-    for (uint32_t i = 0; list != NULL && i < n; i++) {
-        const struct mn_decision *d = &log[i];
+    PyObject *list = PyList_New(log.n);
+    for (uint32_t i = 0; list != NULL && i < log.n; i++) {
+        const struct mn_decision *d = &log.last[i];
         PyObject *one = Py_BuildValue("(Kiiisiiid)", (unsigned long long)d->at_ns, d->from,
                                       d->to, d->reason, reason_text(d->reason), d->occupancy,
                                       d->cpu, d->wait, (double)d->rate_milli / 1000.0);
@@ -427,9 +411,9 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
         PyList_SET_ITEM(list, i, one);
     }
     return list == NULL ? NULL
-                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", active, "low",
-                                        e->cfg.min_workers, "high", e->cfg.max_workers,
-                                        "stragglers", (unsigned long long)stragglers,
-                                        "decisions", list, "keep", (const char *)&keep,
-                                        (Py_ssize_t)sizeof(keep));
+                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", log.active, "low",
+                                        log.low, "high", log.high, "stragglers",
+                                        (unsigned long long)log.stragglers, "decisions", list,
+                                        "keep", (const char *)&log.keep,
+                                        (Py_ssize_t)sizeof(log.keep));
 }

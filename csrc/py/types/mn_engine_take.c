@@ -1,6 +1,7 @@
 /* mn_engine_take.c - done blocks of an Engine as batches.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_layout.h"
 
@@ -8,7 +9,7 @@
 static bool
 all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 {
-    const struct mn_block *block = mn_block_at(&e->shm, off);
+    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
     if (mn_layout_has_objects(l)) {
         return false;
     }
@@ -23,7 +24,7 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
         bytes += mn_layout_row_bytes(l)[f] * nrows;
     }
-    return e->arena.kept_bytes + bytes > e->arena.limit / 2;
+    return !mn_engine_may_keep(e, bytes);
 }
 
 static int
@@ -55,7 +56,8 @@ decode(PyObject *self, struct mn_state *st, struct mn_engine *e, uint64_t off, P
        PyObject *objects, uint32_t nrows)
 {
     struct mn_layout *l = (struct mn_layout *)layout;
-    bool copy = nrows < mn_block_at(&e->shm, off)->nrows || must_copy(e, l, nrows);
+    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
+    bool copy = nrows < block->nrows || must_copy(e, l, nrows);
     if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
@@ -83,7 +85,7 @@ mn_engine_py_decode(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    uint32_t all = mn_block_at(&e->shm, off)->nrows;
+    uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
     return decode(self, st, e, off, layout, objects != Py_None ? objects : NULL,
                   nrows < all ? nrows : all);
 }
@@ -105,10 +107,10 @@ mn_engine_py_take(PyObject *self, PyObject *args)
         || layout_arg(self, layout, &st) < 0) {
         return NULL;
     }
-    if (mn_block_at(&e->shm, off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
+    if (mn_block_at(mn_engine_shm(e), off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
-    PyObject *batch = decode(self, st, e, off, layout, NULL, mn_block_at(&e->shm, off)->nrows);
+    PyObject *batch = decode(self, st, e, off, layout, NULL, mn_block_at(mn_engine_shm(e), off)->nrows);
     if (batch != Py_None && ((struct mn_engine_object *)self)->engine == e) {
         mn_engine_taken(e, sequence, off);
     }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/mn_scheduler.h"
+#include "engine/mn_engine_snapshot.h"
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
 #include "py/types/mn_engine_object.h"
@@ -31,11 +31,27 @@ mn_engine_get(PyObject *self)
     return o->engine;
 }
 
+struct mn_engine *
+mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long off = PyLong_AsUnsignedLongLong(block);
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!mn_engine_has_block(e, off)) {
+        PyErr_Format(PyExc_ValueError, "no batch in flight has block %llu", off);
+        return NULL;
+    }
+    *block_off = off;
+    return e;
+}
+
 int
 mn_engine_goes_on(PyObject *self)
 {
     struct mn_engine *e = mn_engine_get(self);
-    if (e != NULL && mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
+    if (e != NULL && mn_engine_is_stopped(e)) {
         PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it waited");
         return -1;
     }
@@ -193,7 +209,7 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
     mn_engine_stop(e);
     while (o->inside != 0) { /* another thread waits in here: it sees the stop and leaves */
         Py_BEGIN_ALLOW_THREADS
-        mn_bell_kick(&e->shm.ctl->trainer);
+        mn_engine_kick(e);
         usleep(1000);
         Py_END_ALLOW_THREADS
     }
@@ -258,14 +274,14 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
 }
 
 static PyObject *
-no_room(struct mn_engine *e)
+no_room(const struct mn_memory *m)
 {
     PyErr_Format(PyExc_MemoryError,
                  "a batch does not fit into the memory that loader and workers share: "
                  "%llu bytes are in use, %llu of them by batches that the program keeps, "
                  "memory_limit is %llu",
-                 (unsigned long long)mn_arena_used(&e->arena),
-                 (unsigned long long)e->arena.kept_bytes, (unsigned long long)e->arena.limit);
+                 (unsigned long long)m->used, (unsigned long long)m->kept,
+                 (unsigned long long)m->limit);
     return NULL;
 }
 
@@ -314,7 +330,7 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
         || fill_rows(self, &s, layout) < 0) {
         return NULL;
     }
-    if (s.lane < MN_LANE_WORKER || s.lane >= e->shm.ctl->nlanes
+    if (s.lane < MN_LANE_WORKER || s.lane >= mn_engine_shm(e)->ctl->nlanes
         || (s.kind != MN_KIND_BATCH && s.kind != MN_KIND_RESUME)) {
         PyErr_SetString(PyExc_ValueError, "no such lane or kind");
         return NULL;
@@ -337,14 +353,14 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     if (e == NULL) {
         return NULL;
     }
-    uint32_t inflight = e->flight.n;
     if (rc == 0) {
         return PyLong_FromUnsignedLongLong(block);
     }
-    if (inflight != 0) {
+    struct mn_memory memory = mn_engine_memory(e);
+    if (memory.in_flight != 0) {
         Py_RETURN_NONE;
     }
-    return no_room(e);
+    return no_room(&memory);
 }
 
 static PyObject *
@@ -368,9 +384,9 @@ engine_post(PyObject *self, PyObject *bytes)
 static PyObject *
 engine_poll(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
     return PyLong_FromLong(mn_engine_settle(e, off));
@@ -415,9 +431,9 @@ engine_wait(PyObject *self, PyObject *args)
 static PyObject *
 engine_done_ns(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(mn_engine_done_ns(e, off));
@@ -426,9 +442,9 @@ engine_done_ns(PyObject *self, PyObject *block)
 static PyObject *
 engine_retire(PyObject *self, PyObject *block)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
+    uint64_t off;
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL) {
         return NULL;
     }
     mn_engine_retire(e, off);
@@ -471,30 +487,30 @@ static PyMethodDef engine_methods[] = {
     {"row", mn_engine_py_row, METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
     {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
-    {"envelopes", mn_engine_envelopes, METH_O, mn_engine_envelopes_doc},
-    {"form", mn_engine_form, METH_O, mn_engine_form_doc},
-    {"reports", mn_engine_reports, METH_O, mn_engine_reports_doc},
-    {"lost", mn_engine_lost, METH_O, mn_engine_lost_doc},
-    {"workers", mn_engine_workers, METH_NOARGS, mn_engine_workers_doc},
-    {"kill_worker", mn_engine_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
-    {"retire_worker", mn_engine_retire_worker, METH_O,
+    {"envelopes", mn_engine_py_envelopes, METH_O, mn_engine_envelopes_doc},
+    {"form", mn_engine_py_form, METH_O, mn_engine_form_doc},
+    {"reports", mn_engine_py_reports, METH_O, mn_engine_reports_doc},
+    {"lost", mn_engine_py_lost, METH_O, mn_engine_lost_doc},
+    {"workers", mn_engine_py_workers, METH_NOARGS, mn_engine_workers_doc},
+    {"kill_worker", mn_engine_py_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
+    {"retire_worker", mn_engine_py_retire_worker, METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
-    {"end_worker", mn_engine_end_worker, METH_O, mn_engine_end_worker_doc},
+    {"end_worker", mn_engine_py_end_worker, METH_O, mn_engine_end_worker_doc},
 #ifdef MN_TEST_BINDINGS
-    {"move_to", mn_engine_move_to, METH_O, mn_engine_move_to_doc},
+    {"move_to", mn_engine_py_move_to, METH_O, mn_engine_move_to_doc},
 #endif
-    {"let_go", mn_engine_let_go, METH_O, mn_engine_let_go_doc},
+    {"let_go", mn_engine_py_let_go, METH_O, mn_engine_let_go_doc},
     {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
-    {"health", mn_engine_health, METH_NOARGS, mn_engine_health_doc},
-    {"memory", mn_engine_memory, METH_NOARGS, mn_engine_memory_doc},
-    {"waits", mn_engine_waits, METH_NOARGS, mn_engine_waits_doc},
+    {"health", mn_engine_py_health, METH_NOARGS, mn_engine_health_doc},
+    {"memory", mn_engine_py_memory, METH_NOARGS, mn_engine_memory_doc},
+    {"waits", mn_engine_py_waits, METH_NOARGS, mn_engine_waits_doc},
     {"asked", mn_engine_py_asked, METH_NOARGS,
      PyDoc_STR("asked() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
                "begins to wait for a batch; next() does it by itself")},
     {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
     {"handed", mn_engine_py_handed, METH_NOARGS,
      PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
-    {"spans", mn_engine_spans, METH_O, mn_engine_spans_doc},
+    {"spans", mn_engine_py_spans, METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -503,7 +519,7 @@ engine_get_fd(PyObject *self, void *closure)
 {
     (void)closure;
     struct mn_engine *e = mn_engine_get(self);
-    return e != NULL ? PyLong_FromLong(e->file.fd) : NULL;
+    return e != NULL ? PyLong_FromLong(mn_engine_fd(e)) : NULL;
 }
 
 /* The mapping as a forked child may use it. */
@@ -521,8 +537,8 @@ engine_get_segment(PyObject *self, void *closure)
     }
     struct mn_segment *s = PyObject_New(struct mn_segment, st->segment_type);
     if (s != NULL) {
-        s->shm = o->engine->shm;
-        s->bytes = o->engine->arena.total_bytes;
+        s->shm = *mn_engine_shm(o->engine);
+        s->bytes = mn_engine_mapped(o->engine);
         s->owner = Py_NewRef(self);
     }
     return (PyObject *)s;

@@ -115,8 +115,9 @@ class Run:
         dataset.set_epoch(epoch)
         self.sampler.set_epoch(epoch)
         planned = list(self.sampler)
+        still_cached = None
         if self.args.cache == "cold":
-            pagecache.evict_or_warn(dataset.file(index) for index in planned)
+            still_cached = pagecache.evict_or_warn(dataset.file(index) for index in planned)[0]
         counted, delivered, losses = DeliveryHash(self.args.hash_content), [], []
         usage, nbytes = UsageSampler(), 0
         usage.start()
@@ -134,8 +135,7 @@ class Run:
             clock.step_done()
         del iterator
         used = usage.stop()
-        for sample in usage.samples:
-            log.line("usage", epoch=epoch, **sample)
+        log.usage(epoch, usage.samples)
         sampling.check_delivery(planned, delivered, self.batch_size, False, epoch)
         waits, hashes = wait_summary([clock.waits]), counted.state()
         read = sum(dataset.file(index).stat().st_size for index in delivered)
@@ -145,7 +145,7 @@ class Run:
                "samples_s": len(delivered) / clock.elapsed,
                "mb_s": nbytes / clock.elapsed / 1e6, "read_mb_s": read / clock.elapsed / 1e6,
                **used, "loss": sum(losses) / len(losses),
-               "index_hash": hashes["indices"], "content_hash": hashes["content"]}
+               "still_cached": still_cached, "index_hash": hashes["indices"], "content_hash": hashes["content"]}
         if self.costs is not None:
             threads = None if self.timed or self.device.type != "cpu" else self.threads
             row |= bounds.combine(len(delivered), len(losses), nbytes, self.costs,
@@ -154,7 +154,7 @@ class Run:
 
     def run(self, log: records.Records) -> None:
         """All epochs, then the result's file."""
-        if not self.args.no_bounds:
+        if self.args.bounds:
             self.costs = self.measure_costs()
         log.line("start", config=self.config, costs=self.costs, cores=available_cores(),
                  torch=torch.__version__)
@@ -202,7 +202,8 @@ def make_parser(workload: str) -> argparse.ArgumentParser:
     add("--cache", choices=["warm", "cold"], default="warm",
         help="cold: drop the data from the page cache before each epoch")
     add("--hash-content", action="store_true", help="hash the bytes of all samples too")
-    add("--no-bounds", action="store_true", help="do not measure the bounds")
+    add("--bounds", action=argparse.BooleanOptionalAction, default=True,
+        help="measure the bounds before the run")
     add("--timeout", type=base.seconds, default=600.0, metavar="SECONDS",
         help="longest wait for a batch from workers (default 600; 0 waits for ever)")
     base.module(workload).add_arguments(parser.add_argument_group(f"the {workload} workload"))

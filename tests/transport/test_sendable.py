@@ -13,7 +13,7 @@ import torch
 
 import minato
 from minato.iterators.memo import memo_of
-from minato.transport.split import sendable, sending_ns
+from minato.transport.sendable import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

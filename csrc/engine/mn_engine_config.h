@@ -1,0 +1,48 @@
+/* mn_engine_config.h - what an engine is opened with, and why it refuses a batch.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_ENGINE_CONFIG_H
+#define MN_ENGINE_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct mn_costs;
+struct mn_scheduler_keep;
+
+struct mn_engine_config {
+    uint32_t workers;       /* to begin with */
+    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
+    uint32_t max_workers;   /* entries of the worker table */
+    /* A sample in flight for longer is a straggler; 0: learned, < 0: never. */
+    int64_t straggler_ns;
+    uint32_t max_retries;
+    bool respawn;           /* dead workers are replaced */
+    uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
+    uint64_t memory_limit;  /* 0: half of what is available */
+    uint32_t window;        /* balanced: batches in the steady window; 0: static */
+    uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
+    bool in_order;
+    struct mn_costs *costs; /* balanced: outlives the engine */
+    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
+    bool keeps;             /* workers may keep what they have opened: neighbours are kept
+                             * together where that was measured to be cheaper */
+    const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+};
+
+/* Why a batch cannot be made. */
+enum mn_refusal_why {
+    MN_REFUSED_NOT = 0,
+    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
+    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
+    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+};
+
+struct mn_refusal {
+    enum mn_refusal_why why;
+    uint64_t need;
+    uint64_t all; /* that there are, in use or not */
+};
+
+#endif

@@ -1,0 +1,106 @@
+/* mn_engine_sizes.c - see mn_engine_sizes.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_engine_sizes.h"
+
+#include "memory/mn_arena.h"
+#include "os/mn_mem.h"
+
+/* Descriptors: 64 batches of 64 single-sample tasks, and beyond that as many as the batches
+ * that the caller expects to be out, with some to spare for those that are being made. All of
+ * this is address space; what is never used costs nothing. */
+#define TASKS_LEAST 4096u
+#define TASKS_SPARE 2048u
+#define TASKS_MOST (1u << 20)
+/* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is
+ * plenty. Offsets of layouts have 32 bits. */
+#define INPUT_LEAST (UINT64_C(64) << 20)
+#define INPUT_MOST (UINT64_C(2) << 30)
+
+static uint32_t
+tasks_for(const struct mn_engine_config *cfg)
+{
+    uint64_t n = (uint64_t)cfg->blocks + TASKS_SPARE;
+    return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
+}
+
+/* Entries of a lane: several times the tasks that may be on it, so that stale ones are rarely
+ * in the way. With static scheduling all that is in flight may be for one worker. */
+static uint64_t
+lane_entries(const struct mn_engine_config *cfg, uint32_t lane)
+{
+    uint64_t tasks = lane < MN_LANE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
+                     : cfg->window == 0    ? tasks_for(cfg)
+                                           : MN_LANE_OWN_TASKS;
+    uint64_t n = 2;
+    while (n < 2 * tasks) {
+        n *= 2;
+    }
+    return n;
+}
+
+uint64_t
+mn_engine_place_sections(struct mn_ctl *c, const struct mn_engine_config *cfg,
+                         uint64_t arena_bytes)
+{
+    uint32_t workers = cfg->max_workers;
+    uint64_t lanes = MN_LANE_WORKER + workers;
+    uint64_t off = MN_PAGE;
+    c->nworkers = workers;
+    c->ntasks = tasks_for(cfg);
+    c->nlanes = (uint32_t)lanes;
+    c->workers_off = off;
+    off = mn_page_round(off + workers * sizeof(struct mn_worker));
+    c->tasks_off = off;
+    off = mn_page_round(off + c->ntasks * sizeof(struct mn_task));
+    c->lanes_off = off;
+    off = mn_page_round(off + lanes * sizeof(struct mn_lane));
+    off += (MN_LANE_WORKER * lane_entries(cfg, 0) + workers * lane_entries(cfg, MN_LANE_WORKER))
+           * 8;
+    off = mn_page_round(off);
+    c->input_off = off;
+    uint64_t quarter = mn_page_round(arena_bytes / 4);
+    c->input_bytes = quarter < INPUT_LEAST ? INPUT_LEAST
+                     : quarter < INPUT_MOST ? quarter
+                                            : INPUT_MOST;
+    off += c->input_bytes;
+    c->arena_off = off;
+    c->arena_bytes = arena_bytes;
+    return off + arena_bytes;
+}
+
+void
+mn_engine_init_lanes(const struct mn_shm *shm, const struct mn_engine_config *cfg)
+{
+    uint64_t at = mn_page_round(shm->ctl->lanes_off + shm->ctl->nlanes * sizeof(struct mn_lane));
+    for (uint32_t i = 0; i < shm->ctl->nlanes; i++) {
+        struct mn_lane *l = mn_lane_at(shm, i);
+        uint64_t entries = lane_entries(cfg, i);
+        l->ring_off = at;
+        l->mask = entries - 1;
+        at += entries * 8;
+    }
+}
+
+uint64_t
+mn_engine_arena_bytes(const struct mn_engine_config *cfg)
+{
+    uint64_t bytes = cfg->arena_bytes;
+    if (bytes == 0) {
+        bytes = mn_mem_total() * 4;
+        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
+            bytes = UINT64_C(1) << 40;
+        }
+    }
+    return mn_page_round(bytes);
+}
+
+/* The arena may be small, under a limit on address space: what is made ahead must leave room in
+ * it for the batch that is delivered next. */
+uint64_t
+mn_engine_memory_limit(const struct mn_engine_config *cfg, uint64_t arena_bytes)
+{
+    uint64_t limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    uint64_t most = arena_bytes - arena_bytes / 4;
+    return limit < most ? limit : most;
+}

@@ -1,0 +1,169 @@
+/* mn_engine_snapshot.c - see mn_engine_snapshot.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_engine_snapshot.h"
+
+#include <string.h>
+
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_plan.h"
+
+const struct mn_shm *
+mn_engine_shm(const struct mn_engine *e)
+{
+    return &e->shm;
+}
+
+uint64_t
+mn_engine_mapped(const struct mn_engine *e)
+{
+    return e->arena.total_bytes;
+}
+
+int
+mn_engine_fd(const struct mn_engine *e)
+{
+    return e->file.fd;
+}
+
+bool
+mn_engine_is_balanced(const struct mn_engine *e)
+{
+    return e->plan != NULL;
+}
+
+bool
+mn_engine_is_stopped(const struct mn_engine *e)
+{
+    return mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
+}
+
+/* ---- memory -------------------------------------------------------------------------- */
+
+struct mn_memory
+mn_engine_memory(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    struct mn_memory m = {.used = mn_arena_used(&e->arena),
+                          .kept = e->arena.kept_bytes,
+                          .warm = mn_arena_warm(&e->arena),
+                          .reclaimed = e->arena.reclaimed_bytes,
+                          .limit = e->arena.limit,
+                          .envelope_bytes = e->flight.mean_envelope_bytes,
+                          .in_flight = e->flight.n};
+    mn_mutex_unlock(&e->mutex);
+    return m;
+}
+
+bool
+mn_engine_may_keep(struct mn_engine *e, uint64_t bytes)
+{
+    mn_mutex_lock(&e->mutex);
+    bool may = e->arena.kept_bytes + bytes <= e->arena.limit / 2;
+    mn_mutex_unlock(&e->mutex);
+    return may;
+}
+
+/* ---- workers ------------------------------------------------------------------------- */
+
+struct mn_health
+mn_engine_health(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    struct mn_health h = {.zygote_lost = e->crew.lost,
+                          .zygote_hung = e->crew.hung,
+                          .deaths = e->crew.ndeaths,
+                          .live = mn_crew_live(&e->crew),
+                          .retries = e->tasks.retries,
+                          .last = e->crew.death};
+    mn_mutex_unlock(&e->mutex);
+    return h;
+}
+
+bool
+mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out)
+{
+    const struct mn_scheduler *s = e->scheduler;
+    if (s == NULL) {
+        return false;
+    }
+    mn_mutex_lock(&e->mutex);
+    out->active = e->active;
+    out->low = e->cfg.min_workers;
+    out->high = e->cfg.max_workers;
+    out->stragglers = s->stragglers;
+    out->keep = mn_scheduler_keep(e);
+    out->n = s->nlog < MN_SCHEDULER_LOG ? s->nlog : MN_SCHEDULER_LOG;
+    for (uint32_t i = 0; i < out->n; i++) {
+        out->last[i] = s->log[(s->nlog - out->n + i) % MN_SCHEDULER_LOG];
+    }
+    mn_mutex_unlock(&e->mutex);
+    return true;
+}
+
+/* ---- batches ------------------------------------------------------------------------- */
+
+bool
+mn_engine_has_block(struct mn_engine *e, uint64_t block_off)
+{
+    const struct mn_ctl *c = e->shm.ctl;
+    uint64_t end = c->input_off + c->input_bytes - sizeof(struct mn_block);
+    if (block_off < c->input_off || block_off > end || block_off % sizeof(uint64_t) != 0) {
+        return false;
+    }
+    mn_mutex_lock(&e->mutex);
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < c->ntasks;
+    bool has = sound && mn_batch_find(e, block_off) != NULL;
+    mn_mutex_unlock(&e->mutex);
+    return has;
+}
+
+const struct mn_result *
+mn_engine_result(const struct mn_engine *e, uint64_t block_off, uint32_t i)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    return i < block->ntasks ? &e->tasks.results[mn_block_tasks(block)[i]] : NULL;
+}
+
+bool
+mn_engine_loss(const struct mn_engine *e, uint64_t block_off, struct mn_loss *out)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        if (mn_word_status(word) == MN_TASK_LOST) {
+            const struct mn_result *r = &e->tasks.results[tasks[i]];
+            *out = (struct mn_loss){e->tasks.lost[tasks[i]], r->row0, r->nrows};
+            return true;
+        }
+    }
+    return false;
+}
+
+struct mn_progress
+mn_engine_progress(struct mn_engine *e)
+{
+    const struct mn_plan *p = e->plan;
+    mn_mutex_lock(&e->mutex);
+    struct mn_progress out = {.delivered = e->delivered,
+                              .helped = p->helped,
+                              .consumer_ns = p->consumer_ns,
+                              .together = p->by_piece};
+    for (uint64_t n = p->head; n < p->next; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        out.planned += off == 0;
+        out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    }
+    memcpy(out.starts, p->starts, sizeof(out.starts));
+    mn_mutex_unlock(&e->mutex);
+    return out;
+}
+
+struct mn_waits
+mn_engine_waits(const struct mn_engine *e, uint64_t *held)
+{
+    *held = e->held;
+    return e->waits;
+}

@@ -1,0 +1,63 @@
+/* mn_engine_workers.c - what the program asks of single workers. See mn_engine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+
+#include "engine/mn_engine.h"
+#include "engine/mn_engine_internal.h"
+#include "engine/mn_scheduler.h"
+#include "os/mn_proc.h"
+
+int
+mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    mn_worker_at(&e->shm, worker)->retired = 1;
+    mn_mutex_unlock(&e->mutex);
+    return 0;
+}
+
+int
+mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how)
+{
+    int rc = mn_engine_retire_worker(e, worker);
+    if (rc == 0) {
+        struct mn_worker *k = mn_worker_at(&e->shm, worker);
+        mn_a32_store_seqcst(&k->leave, how);
+        mn_bell_ring(&k->bell);
+    }
+    return rc;
+}
+
+int
+mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    uint32_t pid = e->crew.members[worker].pid;
+    uint64_t born = e->crew.members[worker].born;
+    mn_mutex_unlock(&e->mutex);
+    if (pid == 0) { /* the engine has not seen it yet */
+        const struct mn_worker *k = mn_worker_at(&e->shm, worker);
+        pid = k->pid;
+        born = k->born;
+    }
+    return pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
+}
+
+int
+mn_engine_move_to(struct mn_engine *e, int32_t workers)
+{
+    if (e->scheduler == NULL) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    mn_scheduler_move(e, workers);
+    mn_engine_unlock(e);
+    return 0;
+}

@@ -1,0 +1,15 @@
+"""How long a shutdown waits for whom, in seconds.
+
+The zygote gives its workers LEAVE and then TERM before it kills them. The trainer gives the zygote
+STOP, which is more than both together, before it kills what is left. So a shutdown takes about a
+second at most, unless the system does not end what was killed.
+"""
+
+#: the zygote, for its workers to leave by themselves after the loader has said stop
+LEAVE = 0.35
+#: and then to obey SIGTERM
+TERM = 0.15
+#: the trainer, for the zygote to have done all that
+STOP = 0.8
+#: the trainer, for what it had to kill
+KILL = 5.0
