@@ -85,15 +85,24 @@ fuzz: build
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 
-# Installed one by one, beside the torch that is there: not all are there for every Python.
-LIBRARIES ?= accelerate datasets h5py lightning lmdb monai pytorch-ignite ray[train] skorch \
-  torch_geometric transformers webdataset
-libraries: build
+# In an environment of their own, beside the torch that is there, and one by one: not all are there
+# for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
+# and for old versions of what the others need; the few packages that they use here are named.
+LIBRARIES ?= accelerate datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
+  skorch torch_geometric torchdata transformers webdataset \
+  boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd
+ALONE ?= litdata mosaicml-streaming
+LIBRARIES_VENV ?= .venv-libraries
+PIP_LIBRARIES := $(LIBRARIES_VENV)/bin/pip install -q --disable-pip-version-check
+libraries:
+	$(MAKE) VENV=$(LIBRARIES_VENV) build
 	@for name in $(LIBRARIES); do \
-	  $(BIN)/pip install -q --disable-pip-version-check $(TORCH) $$name \
-	    || echo "left out, does not install: $$name"; \
+	  $(PIP_LIBRARIES) $(TORCH) $$name || echo "left out, does not install: $$name"; \
 	done
-	$(BIN)/pytest -q tests/integrations
+	@for name in $(ALONE); do \
+	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
+	done
+	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations
 
 clean:
-	rm -rf build $(VENV) minato/*.so minato.egg-info data runs
+	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs

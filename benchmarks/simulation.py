@@ -406,50 +406,41 @@ class MinatoReady(Minato):
         super().__init__(case, epoch, overhead, cost, False, memory)
         self.form = _core.PolicyReady(case.batch, self.DISPLACEMENT)
         self.form.end(case.samples)
-        self.memory = _policy.PolicyMemory(max(1, int(memory * self.window * case.batch)))
-        self.memory.batch(case.batch)
-        self.held = [0] * case.batches
-        self.waiting = list(self.left)
+        self.waiting = list(self.left)  # samples of each of the sampler's batches
         self.ready = 0
         self.before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
 
-    def _may(self, batch: int, samples: int) -> bool:
-        held = self.held[self.head]
-        return bool(self.memory.may(samples, batch == self.head, held))
-
-    def _admit(self, batch: int, samples: int) -> None:
-        self.held[batch] += samples
-        self.memory.charge(samples)
-        self.peak = max(self.peak, self.memory.used / self.case.batch)
-
     def _view(self) -> tuple[int, int, int]:
         last = -(-self.form.horizon // self.case.batch) - 1
-        return self.head, self.ready // self.case.batch, last
+        return self.delivered, self.ready // self.case.batch, last
 
     def finish(self, worker: int, work: Work, now: int) -> None:
+        super().finish(worker, work, now)
         _, first, n = work
-        self.idle.append(worker)
-        self._report(first, n)
         self.cost.learn_timeout()
         for p in range(first, first + n):
             heapq.heappush(self.before, (p, self.cost.is_slow(self.epoch.cost[p])))
+
+    def _advance(self, of: list[int]) -> None:
+        while self.head < self.case.batches - 1 and of[self.head] == 0:
+            self.head += 1
 
     def fetch(self, now: int) -> bool:
         while self.before and self.before[0][0] < self.form.horizon:
             self.form.mark(*heapq.heappop(self.before))
             self.ready += 1
-        chosen = self.form.form()
+        chosen = self.form.form(bool(self.memory.may(1, False, 0)))
         if not chosen:
+            self._advance(self.left)  # what is made waits for others, and is no head
             return False
         self.ready -= len(chosen)
         self.delivered += 1
         for p in chosen:
             number = p // self.case.batch
             self.waiting[number] -= 1
-            self.held[number] -= 1
-            self.memory.release(1)
-        while self.head < self.case.batches - 1 and self.waiting[self.head] == 0:
-            self.head += 1
+            if self.waiting[number] == 0:  # its samples lie together until the last is gone
+                self.memory.release(1)
+        self._advance(self.waiting)
         self.displaced = self.form.displaced_max
         self.dispatch.retime(*self._rates())
         self._insert()

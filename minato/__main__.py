@@ -12,6 +12,7 @@ from ._version import __version__
 #: name -> (module with ``run(argv) -> exit status``, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("minato.observe.info", "what was built, and what was found on this machine"),
+    "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
     "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
 #: those that are nothing without the engine

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._system_errors import refused
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
+from .device.provider import target
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of
 from .observe.stats import collect
@@ -107,9 +108,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between discards what was begun.
+        device: batches arrive there (``"cuda"``, ``"cuda:1"``, a ``torch.device``): copied ahead of
+            ``next()`` on a stream of minato's own, after which what the program does on its
+            current stream waits, and the program itself does not. ``"cuda"`` is the device
+            that is current when the iterator is made. Containers are gone into as
+            ``pin_memory`` does, and dataclasses, too; what is no tensor stays as it is, but
+            for objects with a ``to(device)`` of their own. ``pin_memory`` is not needed
+            beside it. ``"cpu"`` and ``None``: nothing is copied.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced: more than the default is refused.
+        on_error: ``"raise"``: a sample that raises ends its batch with that error, as in torch's
+            loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
+            has no sample left is not delivered). ``"replace"``: another sample of the same epoch
+            is made in its place, the same one however many workers there are, so batches keep
+            their size. For map-style datasets; errors of a collate_fn always raise.
+        max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
+            as a number (int), or as a share of the epoch (float; one is always allowed). One
+            more raises the first of their errors.
 
     Raises:
         ValueError: for arguments that make no sense, with torch's texts for torch's, and for
@@ -125,6 +141,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     autoscale: tuple[int, int] | None = None
     straggler_threshold: float | str | None = "auto"
     prefetch_next_epoch: bool = False
+    on_error: str = "raise"
+    max_errors: int | float = 0.01
+    device: str | int | torch.device | None = None
 
     def __init__(
         self,
@@ -155,6 +174,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         autoscale: tuple[int, int] | None = None,
         straggler_threshold: float | str | None = "auto",
         prefetch_next_epoch: bool = False,
+        on_error: str = "raise",
+        max_errors: int | float = 0.01,
+        device: str | int | torch.device | None = None,
     ) -> None:
         options = Options(
             scheduling=scheduling,
@@ -166,6 +188,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             autoscale=autoscale,
             straggler_threshold=straggler_threshold,
             prefetch_next_epoch=prefetch_next_epoch,
+            on_error=on_error,
+            max_errors=max_errors,
+            device=device,
         )
         options.check(num_workers, persistent_workers)
         options.put(self)
@@ -280,6 +305,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InlineIterator(self)
         reason = self._why_torch()
         if reason is not None:
+            if self.device is not None and target(self.device).type != "cpu":
+                raise ValueError(
+                    f"device={self.device!r} needs minato's own workers, but torch's serve this "
+                    f"loader: {reason}. Leave device out and copy batches in your program, or "
+                    "use num_workers=0"
+                )
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return super()._get_iterator()
         self.check_worker_number_rationality()

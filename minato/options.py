@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._memory_limit import fair_memory
 from ._system import CORE, NEEDS_LINUX
+from .device.provider import target
 from .errors import native_impossible
 
 if CORE:
@@ -55,6 +56,9 @@ class Options:
     autoscale: tuple[int, int] | None
     straggler_threshold: float | str | None
     prefetch_next_epoch: bool
+    on_error: str
+    max_errors: int | float
+    device: str | int | torch.device | None
 
     @classmethod
     def of(cls, loader: Any) -> Options:
@@ -114,8 +118,11 @@ class Options:
             )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
+        if self.device is not None:
+            target(self.device)
         self._check_autoscale(num_workers)
         self._check_straggler_threshold()
+        self._check_errors()
         if self.autoscale is not None and self.static:
             raise ValueError(
                 "autoscale needs scheduling='balanced': static scheduling ties "
@@ -142,6 +149,20 @@ class Options:
                 "loading starts: low <= num_workers <= high"
             )
 
+    def _check_errors(self) -> None:
+        if self.on_error not in ("raise", "skip", "replace"):
+            raise ValueError(
+                "on_error option should be 'raise', 'skip' or 'replace', but got "
+                f"{self.on_error!r}"
+            )
+        most = self.max_errors
+        share = type(most) is float and 0 <= most <= 1
+        if not share and not (type(most) is int and most >= 0):
+            raise ValueError(
+                "max_errors option should be a number of samples (an int, not negative), or a "
+                f"share of an epoch's (a float from 0 to 1), but got {most!r}"
+            )
+
     def _check_straggler_threshold(self) -> None:
         threshold = self.straggler_threshold
         if threshold is None or threshold == "auto":
@@ -157,6 +178,7 @@ class Options:
         """Raises ValueError for what would have no effect with this loader's dataset and
         torch's arguments: who asks for something is to get it."""
         self._check_ignored(loader)
+        self._check_tolerance(loader)
         self._check_batching(loader)
         self._check_worker_type(loader)
 
@@ -172,7 +194,7 @@ class Options:
         ignored = [name for name in asked if asked[name]]
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
             why = "for DataPipes, which torch's own workers serve"
-            ignored += ["memory_limit"] if self.memory_limit is not None else []
+            ignored += [n for n in ("memory_limit", "device") if getattr(self, n) is not None]
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker goes through it by itself, with a random "
@@ -190,6 +212,21 @@ class Options:
         if ignored:
             name = ignored[0]
             raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}. Leave it out.")
+
+    def _check_tolerance(self, loader: Any) -> None:
+        if self.on_error == "raise":
+            return
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+            raise ValueError(
+                f"on_error={self.on_error!r} has no effect for DataPipes, which torch's own "
+                "workers serve. Leave it out."
+            )
+        if loader._dataset_kind == _DatasetKind.Iterable:
+            raise ValueError(
+                f"on_error={self.on_error!r} has no effect for an iterable dataset: an iterator "
+                "that has raised has ended, and nobody else knows what came next. Catch the "
+                "error in the dataset's __iter__."
+            )
 
     def _check_batching(self, loader: Any) -> None:
         if self.batching not in ("sampler", "ready"):

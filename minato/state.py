@@ -23,6 +23,7 @@ generators              states by role: ``sampler`` and ``loader`` (generators o
 delivered               batches before this number were handed over,
 delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``
+failed                  samples of those that on_error has left out or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
 user_epoch              what ``set_epoch`` was told before the epoch began, or None
 dataset_length, batch_size  to recognise another loader
@@ -291,6 +292,7 @@ class Progress:
     head: int = 0  # all batches before this number were delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
     by_worker: list[int] | None = None  # iterable datasets: batches of each worker
+    failed: int = 0  # samples that were left out or replaced, of the batches delivered
     finished: bool = False
     early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
     unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
@@ -303,6 +305,16 @@ class Progress:
             self.head += 1
             return
         self.beyond.add(number)
+        while self.head in self.beyond:
+            self.beyond.remove(self.head)
+            self.head += 1
+
+    def delivered_run(self, first: int, count: int) -> None:
+        """So many neighbours at once."""
+        if first == self.head and not self.beyond:
+            self.head += count
+            return
+        self.beyond.update(range(first, first + count))
         while self.head in self.beyond:
             self.beyond.remove(self.head)
             self.head += 1
@@ -369,6 +381,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "user_epoch": progress.user_epoch - 1 if progress.user_epoch else None,
         "dataset_length": _length(loader),
         "batch_size": loader.batch_size,
+        "failed": progress.failed,
     }
     generators = now
     stale = progress.early and progress.user_epoch != memo.user_epoch
@@ -378,7 +391,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
     elif progress.finished:
         # Between epochs: the next one begins with the generators as they are now.
-        state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None)
+        state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
         if not progress.persistent:
             state["base_seed"] = None
@@ -430,6 +443,7 @@ def _check_form(state: Any) -> None:
             raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
+    numbers.append(state.get("failed", 0))  # states of before on_error have none
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is no whole number of 63 bits")
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):

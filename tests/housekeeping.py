@@ -48,6 +48,9 @@ GRACE_S = 30.0
 PATIENCE_S = 10.0
 #: asks a process for its stacks; processes forked by a test inherit that
 STACKS = signal.SIGUSR2
+#: Under it no thread may be starting while a process forks (tests/test_sanitized.py says why), so
+#: Python has no thread there that watches for a hang in C.
+ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 class DeadlineExceeded(BaseException):
@@ -95,7 +98,8 @@ def _deadline(item: pytest.Item) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
+    if not ADDRESS_SANITIZER:
+        faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
     try:
         yield
     finally:
@@ -195,8 +199,9 @@ def _held(folder: Path) -> Counter[str]:
     found = _memfds()
     found.update(_processes())
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
-    # multiprocessing has one folder for the whole life of the process, and torch leaves some
-    kept = ("pymp-", "torchelastic_", "torchinductor_")
+    # multiprocessing has one folder for the whole life of the process, torch leaves some, and
+    # torch_geometric the code that it has generated
+    kept = ("pymp-", "torchelastic_", "torchinductor_", "torch_geometric.")
     found.update({f"{folder}/{n}": 1 for n in os.listdir(folder)
                   if not n.startswith(kept) and not _is_a_probe(folder / n)})
     return found

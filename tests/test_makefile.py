@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import skips
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "".join(path.read_text() for path in (ROOT / "tests").rglob("*") if path.suffix in (
     ".py", ".h", ".c"))
@@ -46,3 +48,17 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
     assert exits is not None and int(exits[1]) >= 30
     assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")
+
+
+def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
+    """In an environment of their own, since some want other versions than the tests do."""
+    text = commands("nightly")
+    assert ".venv-libraries/bin/pytest -q -rs tests/integrations" in text
+    installed = {name.split("[")[0].lower() for name in re.findall(r"[\w\[\]-]+", text)}
+    packages = {"ignite": "pytorch-ignite", "streaming": "mosaicml-streaming"}
+    missing = {packages.get(name, name.lower()) for name in skips.LIBRARIES.split("|")}
+    assert missing - installed == set()
+    named = re.findall(
+        r"importorskip\(\s*\"(\w+)", "".join(p.read_text() for p in (
+            ROOT / "tests" / "integrations").glob("*.py")))
+    assert set(named) <= {*skips.LIBRARIES.split("|"), "webdataset"}

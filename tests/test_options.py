@@ -15,6 +15,7 @@ DEFAULTS = Options(
     scheduling="balanced", seed_per_sample=None, memory_limit=None, max_retries=1,
     batching="sampler", worker_type=None, autoscale=None, straggler_threshold="auto",
     prefetch_next_epoch=False,
+    device=None,
 )  # fmt: skip
 
 

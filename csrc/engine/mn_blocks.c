@@ -118,11 +118,13 @@ fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
     b->position = s->position;
     b->base_seed = s->base_seed;
     b->nrows = s->nrows;
+    b->spares = s->spares;
     b->ntasks = ntasks;
     b->nfields = s->nfields;
     b->layout = s->layout;
     b->index_kind = s->index_kind;
     b->seeded = s->seeded;
+    b->apart = s->apart;
     b->user_epoch = s->user_epoch;
     b->index_bytes = s->index_bytes;
     memset(mn_block_reports(b), 0, s->nrows * sizeof(struct mn_report));

@@ -14,10 +14,12 @@ struct mn_submit {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
+    uint32_t spares; /* indices behind those of rows */
     uint32_t kind;
     uint32_t lane;
     uint32_t layout;
     uint32_t seeded;
+    uint32_t apart;
     uint32_t nfields;
     const uint64_t *row_bytes; /* [nfields] */
     uint32_t index_kind;

@@ -12,6 +12,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_engine_sizes.h"
+#include "engine/mn_forming.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
@@ -367,12 +368,25 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     return rc;
 }
 
-/* One look under the mutex: gives a batch, or says what to wait for, and after how long more
- * may have to be planned (lasts) or that it has to be now (dry). ahead: of the caller's
+/* The head has not started: every finished task may change that, and one may have slipped in
+ * between the look and the sleep. */
+#define CHANGE_NS (INT64_C(5) * 1000 * 1000)
+
+/* How long to sleep at most: until more may have to be planned, or a batch is mixed. */
+static int64_t
+nap_ns(const struct mn_engine *e, uint64_t want)
+{
+    int64_t lasts = mn_plan_lasts(e->plan, e->active), mix = mn_forming_nap(e);
+    int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
+    return mix < nap ? mix : nap;
+}
+
+/* One look under the mutex: gives a batch, or says what to wait for, and for how long (nap), or
+ * that more has to be planned now (dry). ahead: of the caller's
  * need, so that the batch before it is ready, too, and none is missed. */
 static bool
 look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
-     uint64_t *want, int64_t *lasts, bool *dry)
+     uint64_t *want, int64_t *nap, bool *dry)
 {
     mn_mutex_lock(&e->mutex);
     bool got = mn_plan_pick(e, sequence, block_off);
@@ -388,25 +402,21 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
     e->held += got && e->plan->held;
     *dry = !got && mn_plan_dry(e);
-    *lasts = mn_plan_lasts(e->plan, e->active);
+    *nap = nap_ns(e, *want);
     e->crew.wakes.workers += n;
     mn_engine_unlock(e);
     return got;
 }
-
-/* The head has not started: every finished task may change that, and one may have slipped in
- * between the look and the sleep. */
-#define CHANGE_NS (INT64_C(5) * 1000 * 1000)
 
 static int
 next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
 {
     uint64_t since = e->waits.spanned ? mn_now_ns() : e->waits.part_ns, want;
     int64_t left = timeout_ns;
-    int64_t lasts;
+    int64_t nap;
     bool dry, ahead = timeout_ns == 0;
     for (bool first = true;; first = false) {
-        if (look(e, first, ahead, sequence, block_off, &want, &lasts, &dry)) {
+        if (look(e, first, ahead, sequence, block_off, &want, &nap, &dry)) {
             return MN_OK;
         }
         if (trouble(e)) {
@@ -418,7 +428,6 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
         if (ahead) {
             return -ETIMEDOUT;
         }
-        int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
         bool brief = left < 0 ? nap != INT64_MAX : nap < left;
         int rc = mn_engine_wait(e, want, brief ? nap : left);
         if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {

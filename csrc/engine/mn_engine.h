@@ -121,13 +121,10 @@ int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
 
-/* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does. */
+/* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does, or where batches
+ * are formed all of which nothing is left. */
 void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
-
-/* The batch is read but its block stays out until it is retired: the next becomes the head. */
-void
-mn_engine_detach(struct mn_engine *e, uint64_t sequence);
 
 /* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does
  * it by itself, unless a wait is begun by mn_engine_span_begin: for static scheduling, and
@@ -149,10 +146,6 @@ mn_engine_span_end(struct mn_engine *e, bool got);
 /* Both at once: the caller is given a batch that it had in hand. */
 void
 mn_engine_handed(struct mn_engine *e);
-
-/* No batch from this sequence on may start yet (UINT64_MAX >> 1: no limit). */
-void
-mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence);
 
 /* A DONE block without tasks, with room for the rows of s: for rows gathered from others. */
 int

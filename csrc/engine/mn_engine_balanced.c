@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "engine/mn_engine.h"
+#include "engine/mn_forming.h"
 
 #include "base/mn_assert.h"
 #include "engine/mn_engine_internal.h"
@@ -35,6 +36,9 @@ mn_engine_plan_end(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     mn_dispatch_close(&e->plan->dispatch);
+    if (e->plan->forming != NULL) {
+        mn_forming_end(e->plan);
+    }
     mn_engine_unlock(e);
 }
 
@@ -49,16 +53,11 @@ mn_engine_plan_clear(struct mn_engine *e)
         }
     }
     mn_plan_clear(e->plan);
+    if (e->plan->forming != NULL) {
+        mn_forming_clear(e);
+    }
     mn_waits_forget(&e->waits); /* what the caller does between epochs */
     mn_engine_unlock(e);
-}
-
-static void
-advance_and_unlock(struct mn_engine *e, uint64_t sequence)
-{
-    mn_plan_taken(e->plan, sequence);
-    e->delivered++;
-    pump_and_unlock(e);
 }
 
 /* Its batch was read: what it has cost is learned, and its memory is free. */
@@ -84,33 +83,19 @@ void
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    if (block_off != 0) { /* else it was refused */
-        retire(e, block_off);
+    if (e->plan->forming != NULL) {
+        mn_forming_taken(e);
+    }
+    else {
+        if (block_off != 0) { /* else it was refused */
+            retire(e, block_off);
+        }
+        mn_plan_taken(e->plan, sequence);
     }
     if (e->waits.served) { /* with another already */
         (void)mn_plan_in_hand(e->plan, 1);
     }
     e->waits.served = e->waits.spanned;
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_detach(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    uint64_t off = mn_plan_block(e->plan, sequence);
-    if (off != 0) { /* else it was refused */
-        struct mn_batch *b = mn_batch_find(e, off);
-        mn_assert(b != NULL);
-        b->detached = true;
-    }
-    advance_and_unlock(e, sequence);
-}
-
-void
-mn_engine_set_horizon(struct mn_engine *e, uint64_t sequence)
-{
-    mn_mutex_lock(&e->mutex);
-    e->plan->horizon = sequence;
+    e->delivered++;
     pump_and_unlock(e);
 }

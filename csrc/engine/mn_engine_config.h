@@ -24,7 +24,9 @@ struct mn_engine_config {
     uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
     struct mn_costs *costs; /* balanced: outlives the engine */
-    uint32_t unit_rows;     /* 0: batches are planned; else samples, as many to a batch */
+    uint32_t ready_batch;   /* 0: what is planned is delivered. Else batches of so many samples */
+    uint32_t ready_bound;   /* are formed of what is ready; none moves by more than so many */
+    bool ready_mixes;       /* of several, where that is of use; else as they were planned */
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_forming.h"
 #include "engine/mn_plan.h"
 
 const struct mn_shm *
@@ -73,6 +74,7 @@ mn_engine_health(struct mn_engine *e)
     struct mn_health h = {.zygote_lost = e->crew.lost,
                           .zygote_hung = e->crew.hung,
                           .deaths = e->crew.ndeaths,
+                          .barren = mn_crew_barren(&e->crew),
                           .live = mn_crew_live(&e->crew),
                           .retries = e->tasks.retries,
                           .last = e->crew.death};
@@ -156,6 +158,9 @@ mn_engine_progress(struct mn_engine *e)
         out.planned += off == 0;
         out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
     }
+    if (p->forming != NULL) {
+        out.ready = (uint64_t)mn_plan_ready(e);
+    }
     memcpy(out.starts, p->starts, sizeof(out.starts));
     mn_mutex_unlock(&e->mutex);
     return out;
@@ -166,4 +171,30 @@ mn_engine_waits(const struct mn_engine *e, uint64_t *held)
 {
     *held = e->held;
     return e->waits;
+}
+
+/* ---- batches that are formed ----------------------------------------------------------- */
+
+bool
+mn_engine_forms(const struct mn_engine *e)
+{
+    return e->plan != NULL && e->plan->forming != NULL;
+}
+
+uint32_t
+mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs)
+{
+    const struct mn_forming *f = e->plan->forming;
+    *runs = f != NULL ? f->runs : NULL;
+    return f != NULL ? f->nruns : 0;
+}
+
+void
+mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum)
+{
+    mn_mutex_lock(&e->mutex);
+    const struct mn_forming *f = e->plan->forming;
+    *most = f != NULL ? f->policy.displaced_max : 0;
+    *sum = f != NULL ? f->policy.displaced_sum : 0;
+    mn_mutex_unlock(&e->mutex);
 }

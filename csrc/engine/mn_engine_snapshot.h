@@ -17,6 +17,7 @@
 #include "workers/mn_tasks.h"
 
 struct mn_engine;
+struct mn_run;
 
 /* The mapping; as long as the engine lives. */
 const struct mn_shm *
@@ -64,6 +65,7 @@ struct mn_health {
     bool zygote_lost;
     bool zygote_hung;
     uint32_t deaths; /* unexpected ones so far */
+    uint32_t barren; /* the longest row of them up to now in one place without a finished task */
     uint32_t live;   /* workers that may still finish something */
     uint64_t retries;
     struct mn_death last;
@@ -124,5 +126,18 @@ mn_engine_progress(struct mn_engine *e);
  * only. */
 struct mn_waits
 mn_engine_waits(const struct mn_engine *e, uint64_t *held);
+
+/* ---- batches that are formed (mn_forming.h) --------------------------------------------- */
+
+bool
+mn_engine_forms(const struct mn_engine *e);
+
+/* Of which rows the batch is that next() gave; the caller's, until it is taken. */
+uint32_t
+mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs);
+
+/* How far samples moved from where the sampler had them, in batches: the most, and the sum. */
+void
+mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum);
 
 #endif

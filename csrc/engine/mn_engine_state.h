@@ -12,6 +12,7 @@
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_scheduler    how many workers there should be
  *     mn_plan*        what starts next
+ *     mn_forming      a part of the plan: batches of what is ready
  *     mn_blocks       batches made and ended
  *     mn_results      what workers wrote, copied out and checked
  *     mn_batch        batches in flight

@@ -10,6 +10,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_forming.h"
 #include "engine/mn_plan_internal.h"
 #include "schedule/policy_memory.h"
 
@@ -30,7 +31,9 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
     }
     uint32_t most = cfg->max_workers > cfg->workers ? cfg->max_workers : cfg->workers;
     p->keeps = cfg->keeps && cfg->costs != NULL;
-    p->unit_rows = cfg->unit_rows;
+    p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
+                                                         cfg->ready_mixes)
+                                       : NULL;
     p->shares = calloc(most, sizeof(*p->shares));
     p->nshares = most;
     p->sent_ns = calloc(ntasks, sizeof(*p->sent_ns));
@@ -49,6 +52,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
                                       .workers = cfg->workers};
     if (p->memory == NULL || p->batches == NULL || p->found == NULL
         || p->shares == NULL || p->sent_ns == NULL
+        || (cfg->ready_batch != 0 && p->forming == NULL)
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
@@ -73,6 +77,7 @@ mn_plan_close(struct mn_plan *p)
     if (p->batches != NULL) {
         mn_plan_clear(p);
     }
+    mn_forming_close(p->forming);
     free(p->batches);
     free(p->shares);
     free(p->sent_ns);
@@ -220,7 +225,8 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
     struct mn_planned *q = cost != NULL ? make_planned(b) : NULL;
-    if (q == NULL) {
+    if (q == NULL || (p->forming != NULL && mn_forming_room(p->forming) < 0)) {
+        free(q);
         free(cost);
         return -ENOMEM;
     }
@@ -240,6 +246,9 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     p->cut_tasks = p->by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
     p->next++;
     p->rows += b->nrows;
+    if (p->forming != NULL) {
+        mn_forming_add(p, b->sequence, b->nrows);
+    }
     free(cost);
     return MN_OK;
 }
@@ -261,10 +270,33 @@ mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 }
 
 int64_t
+mn_plan_first(const struct mn_plan *p)
+{
+    return p->forming != NULL ? (int64_t)mn_forming_head(p)
+                              : (int64_t)(p->head - mn_a64_load_relaxed(&p->in_hand));
+}
+
+/* With batches formed of what is ready: of it, and of what nobody has looked at yet. */
+static int64_t
+could_form(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    int64_t ready = mn_forming_ready(p->forming);
+    for (uint64_t n = p->head; n < p->begun && ready < p->dispatch.rates.hungry; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    }
+    return ready;
+}
+
+int64_t
 mn_plan_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
+    if (p->forming != NULL) {
+        return could_form(e);
+    }
     for (uint64_t n = p->head; n < p->begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         bool done = q != NULL && mn_planned_done(e, q);
@@ -387,7 +419,7 @@ mn_plan_pump(struct mn_engine *e)
         if (ready < 0) {
             ready = mn_plan_ready(e);
         }
-        struct mn_dispatch_view view = {.head_batch = (int64_t)p->head - in_hand,
+        struct mn_dispatch_view view = {.head_batch = mn_plan_first(p),
                                         .ready_batches = ready + in_hand,
                                         .last_batch = (int64_t)p->horizon - 1};
         struct mn_dispatch_choice c;

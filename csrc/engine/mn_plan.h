@@ -37,6 +37,7 @@ struct mn_plan_batch {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
+    uint32_t spares; /* indices behind those of rows (struct mn_block) */
     uint32_t seeded;
     bool whole;          /* one BATCH task, */
     bool splits;         /* or, where that pays, PART tasks and one that collates them */
@@ -49,6 +50,7 @@ struct mn_plan_batch {
 struct mn_planned;
 struct mn_engine_config;
 struct mn_piece;
+struct mn_forming;
 
 /* The chain that the sample planned last belongs to (policy_locality.h). */
 struct mn_chain {
@@ -109,7 +111,7 @@ struct mn_plan {
     bool again;                  /* these workers have made an epoch: samples have homes */
     uint64_t first_epoch;        /* theirs */
     bool declared;               /* the dataset says where groups begin */
-    uint32_t unit_rows;          /* planned one by one, so many would be a batch; 0: batches are */
+    struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
     uint32_t stance;             /* what the pieces were cut by: a change of it is news */
     struct mn_costs_view known;  /* of costs, when something was planned or learned last */
     struct mn_share *shares;     /* [workers], while by_piece */
@@ -179,12 +181,17 @@ mn_plan_lasts(const struct mn_plan *p, uint32_t workers);
 bool
 mn_plan_dry(struct mn_engine *e);
 
+/* The batch that the program has next, or would have if what is planned came in order. */
+int64_t
+mn_plan_first(const struct mn_plan *p);
+
 /* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
 int64_t
 mn_plan_ready(struct mn_engine *e);
 
 /* The batch to deliver next, if it is done: the head, or out of order the one done first. Its
- * block is 0 where it cannot be made. */
+ * block is 0 where it cannot be made. Where batches are formed (mn_forming.h): the first unit
+ * of the one that is. */
 bool
 mn_plan_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
 

@@ -8,6 +8,7 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_forming.h"
 #include "engine/mn_plan_internal.h"
 #include "os/mn_clock.h"
 
@@ -42,11 +43,13 @@ start_block(struct mn_engine *e, struct mn_planned *q)
                           .position = b->position,
                           .base_seed = b->base_seed,
                           .nrows = b->nrows,
+                          .spares = b->spares,
                           .kind = in_parts(q) ? (uint32_t)MN_KIND_PART
                                   : b->whole  ? (uint32_t)MN_KIND_BATCH
                                               : p->form.kind,
                           .lane = MN_LANE_NORMAL,
                           .seeded = b->seeded,
+                          .apart = p->forming != NULL,
                           .user_epoch = b->user_epoch,
                           .index_kind = b->index_kind,
                           .index = b->index,
@@ -114,7 +117,10 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
     const struct mn_planned *q = mn_plan_at(e->plan, sequence);
-    struct mn_refusal r = q != NULL ? q->refusal : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
+    struct mn_refusal r = e->plan->forming != NULL
+                              ? mn_forming_refused(e->plan->forming, sequence)
+                          : q != NULL ? q->refusal
+                                      : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
     mn_mutex_unlock(&e->mutex);
     return r;
 }
@@ -184,6 +190,13 @@ first_done(struct mn_engine *e)
 bool
 mn_plan_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
+    const struct mn_forming *f = e->plan->forming;
+    if (f != NULL) {
+        bool formed = mn_forming_form(e);
+        *sequence = formed ? f->runs[0].sequence : 0;
+        *block_off = formed ? f->runs[0].block_off : 0;
+        return formed;
+    }
     uint64_t first = first_done(e);
     if (first == UINT64_MAX) {
         return false;
@@ -196,5 +209,5 @@ mn_plan_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 bool
 mn_plan_any_done(struct mn_engine *e)
 {
-    return first_done(e) != UINT64_MAX;
+    return e->plan->forming != NULL ? mn_forming_any(e) : first_done(e) != UINT64_MAX;
 }

@@ -89,7 +89,7 @@ static uint64_t
 learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b,
            const int64_t *index)
 {
-    uint64_t sum = 0, unit = e->plan->unit_rows;
+    uint64_t sum = 0;
     for (uint32_t i = 0; i < b->ntasks; i++) {
         uint32_t task = mn_block_tasks(b)[i];
         const struct mn_result *t = &e->tasks.results[task];
@@ -101,8 +101,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
                                      .keeps = e->cfg.keeps,
                                      .follows = how == MN_MADE_NEXT,
                                      .newcomer = how == MN_MADE_FIRST,
-                                     .edge = t->row0 == 0
-                                             && (unit == 0 || b->number % unit == 0)};
+                                     .edge = t->row0 == 0};
         sum += mn_costs_observe_rows(e->plan->costs, index != NULL ? index + t->row0 : NULL,
                                      batch->reports + t->row0, t->nrows, &made);
     }

@@ -163,21 +163,18 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     /* The first batch is waited for by everybody; so are those of an epoch of which nothing
      * is known. */
-    uint64_t rows = p->unit_rows != 0 ? p->unit_rows : b->nrows;
-    uint64_t first = p->unit_rows != 0 ? b->number : 0; /* of the rows, within its batch */
-    bool spread = (p->unit_rows != 0 ? b->number < rows : b->number == 0)
-                  && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
-    uint64_t part = (rows + e->active - 1) / e->active;
+    bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    uint32_t part = (b->nrows + e->active - 1) / e->active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
                                           .begins = b->begins != NULL && b->begins[i] != 0,
-                                          .batch = (first + i) % rows == 0,
+                                          .batch = i == 0,
                                           .marks = marks[i],
                                           .number = q->rows + i,
                                           .length = p->chain.length,
-                                          .rows = (int64_t)rows,
+                                          .rows = (int64_t)b->nrows,
                                           .most = (int64_t)(window * b->nrows / e->active)};
-        bool breaks = spread && (first + i) % part == 0;
+        bool breaks = spread && i % part == 0;
         breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
         if (breaks) {
             p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};

@@ -510,7 +510,7 @@ mn_pieces_pump(struct mn_engine *e)
     int64_t in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
     p->held = false;
     struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
-    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
+    r.view = (struct mn_dispatch_view){.head_batch = mn_plan_first(p),
                                        .ready_batches = r.ready + in_hand,
                                        .last_batch = (int64_t)p->horizon - 1,
                                        .held_ns = p->shared_ns};

@@ -148,8 +148,8 @@ makes_sense(const struct mn_engine *e, uint64_t word)
            && (!held || mn_word_worker(word) < e->shm.ctl->nworkers);
 }
 
-enum mn_block_status
-mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
+void
+mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
@@ -169,6 +169,12 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
         }
     }
     e->crew.wakes.workers += more;
+}
+
+enum mn_block_status
+mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
+{
+    mn_batch_accept_some(e, b);
     enum mn_block_status status = mn_engine_poll(e, b->block_off);
     b->accepted = status != MN_BLOCK_BUSY;
     return status;

@@ -35,6 +35,10 @@ mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *he
 enum mn_block_status
 mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 
+/* Reads what is DONE of a batch that is busy, in the same way. */
+void
+mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b);
+
 /* The same of those of its tasks that are DONE, for the memory alone. */
 void
 mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b);

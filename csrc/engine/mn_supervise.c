@@ -168,7 +168,7 @@ grant_one(struct mn_engine *e)
 static void
 sweep(struct mn_engine *e, uint32_t w)
 {
-    struct mn_death death = mn_crew_bury(&e->crew, w);
+    struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
     /* Results that the dead has sent are not its any more. Those that make no sense are taken
      * back when their batch is read. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {

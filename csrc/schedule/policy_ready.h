@@ -5,15 +5,34 @@
  *   B samples a batch; natural batch of position p: p / B; batches are formed as k = 0, 1...
  *   bound D >= 0: every sample is delivered in a batch k with |k - p / B| <= D.
  *   A sample is marked ready as fast or slow (slow: it outlived the slow timeout).
+ *   A natural batch is whole while all of it is ready and nothing of it delivered; it is open
+ *   once a part of it was delivered.
+ *
+ * Whole batches first
+ *   The samples of a natural batch lie together in memory and are delivered as they lie. A
+ *   batch that is mixed from several costs a copy of all of it, and keeps each of them in
+ *   memory until the last sample of it is delivered. So as long as there are whole ones they
+ *   are delivered, oldest first, and what a slow sample holds up waits for it: it comes when
+ *   it is whole, or when the bound demands it. Where nothing is slow every batch is a natural
+ *   one, and forming costs nothing.
+ *   With none whole, B ready samples could be mixed now or some task may end in a moment. The
+ *   caller decides (mix): who waits as long as the copy would take, and then copies, never
+ *   spends more than twice what the best choice would have cost.
  *
  * Rule for batch k
  *   Waits until every undelivered sample of natural batch k - D is ready (they are due:
  *   this is their last batch), and until B samples of natural batches <= k + D are
- *   ready (fewer only for the last batch of the epoch). Then takes, always oldest
- *   first:
+ *   ready (fewer only for the last batch of the epoch). Then it is
+ *     - the natural batch that is due, where that is whole; where a part of it is due, mixed;
+ *     - mixed where B samples of open ones are ready: nothing is gained by waiting, and their
+ *       memory is free after it. Also where slow samples are ready and a batch's share of them,
+ *       and one more, is owed beyond what the whole one below has;
+ *     - the oldest whole natural batch with no more slow samples than may be carried over;
+ *     - mixed if the caller says so.
+ *   Mixed, it takes, always oldest first:
  *     1. the due ones;
  *     2. slow ones up to their natural share;
- *     3. fast ones;
+ *     3. fast ones, first of natural batches that are not whole;
  *     4. what is missing, from the slow ones left.
  *   The natural share: of all samples delivered after k batches, slow / marked of
  *   them may be slow; what is not used is carried over, up to the share of MN_READY_CARRY
@@ -27,11 +46,13 @@
  *   k + D is taken. For D = 0 both say p / B = k: the sampler's batches exactly.
  * Full: when batch k is due, k B samples are delivered and (k + D + 1) B may be, or all
  *   of the epoch; at least B remain, or the rest of the epoch. So waiting for B ready ones
- *   ends once workers finish what they may start, and all batches but the last have B.
+ *   ends once workers finish what they may start, and all batches but the last have B. A
+ *   natural batch that is shorter is whole only as the last one.
  * Exactly once: a position goes from pending to ready to delivered once; a second mark is
  *   refused.
  *
- * Data: one byte a position, for the (2 D + 1) B positions that can be live, in a ring.
+ * Data: one byte a position, for the (2 D + 1) B positions that can be live, in a ring, and
+ * counts of each of their natural batches: a whole one is found without a look at positions.
  */
 #ifndef MN_POLICY_READY_H
 #define MN_POLICY_READY_H
@@ -42,8 +63,15 @@
 
 #define MN_READY_CARRY 2
 
+/* What is known of one natural batch. */
+struct mn_ready_natural {
+    int64_t ready[2]; /* undelivered: fast, slow */
+    int64_t gone;     /* delivered */
+};
+
 struct mn_ready {
-    uint8_t *state; /* [span], the caller's */
+    struct mn_ready_natural *natural; /* [2 * bound + 1], in the caller's memory */
+    uint8_t *state; /* [span], behind that */
     int64_t span;
     int64_t batch;
     int64_t bound;
@@ -60,10 +88,12 @@ struct mn_ready {
 size_t
 mn_ready_bytes(int64_t batch, int64_t bound);
 
+/* memory: mn_ready_bytes, aligned as malloc does. */
 int
 mn_ready_init(struct mn_ready *r, void *memory, int64_t batch, int64_t bound);
 
-/* The epoch has this many samples. 0 or -EINVAL when more were marked already. */
+/* The epoch has this many samples, for all that is known (INT64_MAX: nothing is known yet). 0, or
+ * -EINVAL when more were marked already. */
 int
 mn_ready_end(struct mn_ready *r, int64_t total);
 
@@ -71,13 +101,21 @@ mn_ready_end(struct mn_ready *r, int64_t total);
 int64_t
 mn_ready_horizon(const struct mn_ready *r);
 
+/* Whether the position is ready, or was delivered. */
+bool
+mn_ready_is_marked(const struct mn_ready *r, int64_t position);
+
 /* 0; -ERANGE outside [oldest due, horizon); -EALREADY when marked before. */
 int
 mn_ready_mark(struct mn_ready *r, int64_t position, bool slow);
 
 /* Forms the next batch: *n positions, ascending, into out[batch]. MN_OK; MN_EMPTY: wait;
- * MN_CLOSED: the epoch is over. */
+ * MN_CLOSED: the epoch is over. mix: also where that is a copy that waiting could spare. */
 int
-mn_ready_form(struct mn_ready *r, int64_t *out, int64_t *n);
+mn_ready_form(struct mn_ready *r, bool mix, int64_t *out, int64_t *n);
+
+/* Whether a batch could be mixed now. */
+bool
+mn_ready_could_mix(const struct mn_ready *r);
 
 #endif /* MN_POLICY_READY_H */

@@ -6,9 +6,14 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* After this many deaths in a row without one finished task a worker is not replaced: the
- * cause is not in a sample. */
-#define BARREN_DEATHS 3u
+/* Pauses before the second replacement in a row and the next ones: they double from a tenth of a
+ * second, which a user does not notice, to one second, which costs the machine next to nothing. */
+#define PAUSE_FIRST_MS 100u
+#define PAUSE_MOST_MS 1000u
+/* So many workers in a row that died while they started, and for so long: what ends them does not
+ * go away. Whoever kills at random, and a machine that is short of memory, hits one or two. */
+#define UNREADY_DEATHS 3u
+#define UNREADY_NS UINT64_C(3000000000)
 
 int
 mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
@@ -43,8 +48,36 @@ status_of(int32_t status)
     return status > -128 && status < MN_STATUS_DAMAGED ? status : 255;
 }
 
+static uint16_t
+pause_after(uint32_t barren)
+{
+    uint32_t doublings = barren > 2 ? barren - 2 : 0;
+    if (barren < 2) {
+        return 0;
+    }
+    return (uint16_t)(doublings < 4 ? PAUSE_FIRST_MS << doublings : PAUSE_MOST_MS);
+}
+
+/* Notes that a worker has died unexpectedly. Whether there is to be another in its place. */
+static bool
+may_go_on(struct mn_member *m, const struct mn_worker *k, bool finished, int32_t status,
+          uint64_t now_ns)
+{
+    m->barren = finished ? 0 : m->barren + 1;
+    if (finished || k->began) {
+        m->unready = 0;
+        return true;
+    }
+    if (m->unready++ == 0) {
+        m->unready_ns = now_ns;
+    }
+    /* one that could not be made was tried for seconds already */
+    bool long_ago = status >= MN_STATUS_NOT_STARTED || now_ns - m->unready_ns >= UNREADY_NS;
+    return m->unready < UNREADY_DEATHS || !long_ago;
+}
+
 struct mn_death
-mn_crew_bury(struct mn_crew *c, uint32_t worker)
+mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
     struct mn_member *m = &c->members[worker];
@@ -56,17 +89,20 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker)
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }
+    bool again = false;
     if (!stopping && !left) {
         c->ndeaths += !damaged;
         c->death = death;
-        m->barren = tasks != m->tasks ? 0 : m->barren + 1;
+        again = may_go_on(m, k, tasks != m->tasks, death.status, now_ns);
     }
     m->tasks = tasks;
     m->damage = MN_SOUND;
     m->pid = 0;
     m->dead = false;
     mn_a32_store_relaxed(&m->end, 0);
-    k->respawn = !stopping && !left && c->respawn && m->barren < BARREN_DEATHS && !k->retired;
+    k->respawn = again && c->respawn && !k->retired;
+    k->pause_ms = pause_after(m->barren);
+    k->began = 0;
     mn_a32_store_relaxed(&k->leave, 0);
     return death;
 }
@@ -101,6 +137,16 @@ bool
 mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker)
 {
     return c->members[worker].damage != MN_SOUND;
+}
+
+uint32_t
+mn_crew_barren(const struct mn_crew *c)
+{
+    uint32_t longest = 0;
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        longest = c->members[w].barren > longest ? c->members[w].barren : longest;
+    }
+    return longest;
 }
 
 uint32_t

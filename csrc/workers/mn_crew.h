@@ -53,7 +53,9 @@ struct mn_crew {
     struct mn_executor *executor; /* NULL: nobody makes workers yet */
     struct mn_member {
         uint32_t damage; /* enum mn_damage: it is to leave for that */
-        uint32_t barren; /* deaths in a row without a finished task */
+        uint32_t barren; /* deaths in a row without a finished task, */
+        uint32_t unready; /* and how many of them, the last ones, while the worker started */
+        uint64_t unready_ns; /* when the first of those was seen */
         uint64_t tasks;  /* finished in this place before the present worker came */
         /* What is known of its process: mn_watch.h, whose thread alone writes it, who and born
          * under the lock. */
@@ -82,9 +84,17 @@ mn_crew_close(struct mn_crew *c);
 bool
 mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 
-/* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet. */
+/* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.
+ * Decides on its replacement. The longer a row of deaths is in which no task was finished, the
+ * longer is the pause before it; the end of the row is up to the tasks, which are not tried for
+ * ever (mn_tasks.h). Workers that die while they start have no task: these are not replaced any
+ * more once that has gone on for seconds. */
 struct mn_death
-mn_crew_bury(struct mn_crew *c, uint32_t worker);
+mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
+
+/* The longest row of deaths in one place, up to now, in which no task was finished. */
+uint32_t
+mn_crew_barren(const struct mn_crew *c);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void

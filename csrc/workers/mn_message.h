@@ -170,7 +170,7 @@ struct mn_report {
 MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
 
 enum mn_index_kind {
-    MN_INDEX_INT64 = 0,   /* nrows machine integers that were a list of int */
+    MN_INDEX_INT64 = 0,   /* nrows + spares machine integers that were a list of int */
     MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the object the sampler gave */
 };
 
@@ -192,10 +192,12 @@ struct mn_block {
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
-    uint32_t unused;
+    uint32_t spares;     /* indices behind those of rows: of samples to take a failed one's place */
+    uint32_t apart; /* rows may go into different batches: one that fails fails alone */
+    uint32_t pad0;
     uint64_t bytes;      /* of the block itself */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_block) == 96, "block layout");
+MN_STATIC_ASSERT(sizeof(struct mn_block) == 104, "block layout");
 
 /* ---- envelope: a result outside of rows ---------------------------------------------- */
 
@@ -255,7 +257,8 @@ struct mn_worker {
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
     uint32_t tid;     /* the thread that works; 0: the process's first */
-    uint32_t pad0;
+    uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
+    uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
     int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
@@ -352,7 +355,7 @@ struct mn_ctl {
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
     mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
     mn_a64 wait_ns;          /* in next() before that */
-    mn_a64 given;            /* batches handed over (batching by readiness: samples) */
+    mn_a64 given;            /* batches handed over */
     mn_a64 used_bytes;       /* of the arena, when it last got one */
     mn_a64 limit_bytes;
     mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */

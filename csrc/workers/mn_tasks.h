@@ -33,7 +33,9 @@ enum mn_damage {
     MN_DAMAGE_STATE = 7,    /* the state of its process */
 };
 
-/* Exit status in place of a worker's that was told to leave: this and the damage. */
+/* Exit status in place of that of a worker which could not be made: this and the error. */
+#define MN_STATUS_NOT_STARTED 1000
+/* In place of that of one which was told to leave: this and the damage. */
 #define MN_STATUS_DAMAGED 2000
 
 /* A worker's death, for messages. */

@@ -36,6 +36,9 @@ class Pinning:
 
     __slots__ = ("data", "done", "note", "thread")
 
+    #: for an error: what has ended if the thread has
+    what = "Pin memory thread"
+
     def __init__(self, thread: threading.Thread, note: Callable[[], str]) -> None:
         self.data: Any = None
         self.done = threading.Event()
@@ -55,13 +58,13 @@ class Pinning:
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
             alive = self.thread.is_alive()
             if not self.done.wait(min(left, LOOK_SECONDS) if alive else 0) and not alive:
-                raise RuntimeError("Pin memory thread exited unexpectedly")
+                raise RuntimeError(f"{self.what} exited unexpectedly")
         if isinstance(self.data, ExceptionWrapper):
             return Failure(self.data, None, self.note())
         return self.data
 
 
-class _Belt:
+class Belt:
     """Both queues of torch's thread: what it gets and what it puts."""
 
     def __init__(self) -> None:
@@ -85,16 +88,23 @@ class Pinner:
 
     def __init__(self, device: str | None) -> None:
         self.ended = threading.Event()
-        self._belt = _Belt()
+        self._belt = Belt()
         self._owner = os.getpid()
-        self.thread = threading.Thread(
+        self.thread = self._thread(device)
+        self.thread.daemon = True  # torch's is, too
+        _start_quietly([self.thread])
+        _pinners.add(self)
+
+    def _thread(self, device: str | None) -> threading.Thread:
+        return threading.Thread(
             target=_utils.pin_memory._pin_memory_loop,
             args=(self._belt, self._belt, _device_index(), self.ended, device),
             name="minato-pin",
-            daemon=True,  # torch's is, too
         )
-        _start_quietly([self.thread])
-        _pinners.add(self)
+
+    def most(self) -> int:
+        """Batches that are prefetched: the one that is handed out, and the one after."""
+        return 2
 
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:
         """Takes over data; the caller should keep no reference, so that its memory is free

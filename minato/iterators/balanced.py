@@ -15,8 +15,10 @@ from ..transport.shape import Shape
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.pool import Pool
+from ..workers.tolerance import REPLACE
 from .base import MinatoIterator
 from .collating import CollatesHere
+from .failures import Amended
 from .form import Form
 from .locality import groups_of
 from .planner import Hints, Making, Planner
@@ -63,11 +65,17 @@ class BalancedIterator(MinatoIterator):
             queue,
             hints,
             groups_of(loader),
-            Making(options.seeds, self._offer is not None, self._splits),
+            Making(
+                options.seeds,
+                self._offer is not None,
+                self._splits,
+                replaces=options.on_error == REPLACE,
+            ),
         )
         collates = CollatesHere(loader, position, shape)
         completions = Completions(supervisor, planner)
-        self._receiver = Receiver(completions, planner, collates, forgets=not self._pin_memory)
+        forgets = not self._pin_memory and self._provider is None  # else errors may name them
+        self._receiver = Receiver(completions, planner, collates, forgets)
         at_a_time = AtATime(form if self._in_order else None, window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
 
@@ -99,6 +107,7 @@ class BalancedIterator(MinatoIterator):
             options=self._engine_options(),
             dataset=self._dataset,
             collate_fn=self._collate_fn,
+            on_error=self._options.on_error,
         )
 
     def _engine_options(self) -> dict[str, Any]:
@@ -114,15 +123,10 @@ class BalancedIterator(MinatoIterator):
             blocks=self._blocks_out(),
             keep=memo.kept_scheduler(bounds),
             keeps=self._offer is None,
-            unit_rows=self._unit_rows(),
         )
 
     def _blocks_out(self) -> int:
         """Blocks that are out at once, as far as those are many."""
-        return 0
-
-    def _unit_rows(self) -> int:
-        """Samples that would be a batch, where they are planned one by one."""
         return 0
 
     @property
@@ -165,6 +169,14 @@ class BalancedIterator(MinatoIterator):
         return indices
 
     def _next_data(self) -> Any:
+        while type(data := self._next_batch()) is Amended:
+            amended = data
+            data = self._allowed(amended)
+            if not amended.empty:
+                break
+        return data
+
+    def _next_batch(self) -> Any:
         planner, prefetcher, position = self._planner, self._prefetcher, self._position
         if not planner.planned and not planner.draw.exhausted:
             planner.fill()
@@ -189,7 +201,7 @@ class BalancedIterator(MinatoIterator):
             most = prefetcher.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
-        if isinstance(data, Failure):
+        if isinstance(data, Failure) and type(data) is not Amended:
             position.errors += 1
             data.reraise()
         return data

@@ -25,10 +25,15 @@ from torch.utils.data.dataloader import (
 
 from .. import _core
 from ..device.pinned import Pinner
+from ..device.provider import provider_for
+from ..device.stage import DeviceStage
+from ..errors import Failure
 from ..options import Options
 from ..state import Progress
 from ..workers.native import NativePool
 from ..workers.pool import Pool, WorkerHandle, start_method_context
+from .errors_allowed import ErrorsAllowed
+from .failures import Amended
 from .memo import memo_of
 from .position import BASE_SEED, Position
 from .supervisor import Supervisor
@@ -62,6 +67,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
         self._options = options = Options.of(loader)
+        self._provider = provider_for(options.device)  # before anything is begun: it may fail
+        memo.copies = None
         self._position = position = Position(loader, memo, self._unit)
         with position.taking_up():
             _BaseDataLoaderIter.__init__(self, loader)
@@ -77,6 +84,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
+        position.allowed = ErrorsAllowed(loader, options, position)
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
         self._supervisor = supervisor = Supervisor(loader, options, position, self._balanced)
@@ -89,7 +97,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
-        if self._pin_memory:
+        if self._pin_memory or self._provider is not None:
             try:
                 self._start_pinner(supervisor)
             except BaseException:
@@ -99,10 +107,18 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _start_pinner(self, supervisor: Supervisor) -> None:
         if self._pinner is not None:
             supervisor.before_stop.remove(self._pinner.close)
-        self._pinner = pinner = Pinner(self._pin_memory_device)
+        pinner = Pinner(self._pin_memory_device) if self._provider is None else self._stage()
+        self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
         self._pin_memory_thread = pinner.thread  # torch's names
         self._pin_memory_thread_done_event = pinner.ended
+
+    def _stage(self) -> DeviceStage:
+        assert self._provider is not None
+        window = self._prefetch_factor * self._num_workers
+        stage = DeviceStage(self._provider, window // 2)  # the others are the workers' to fill
+        self._position.memo.copies = stage.counts
+        return stage
 
     def _make_pool(self, loader: Any) -> Pool | NativePool:
         assert self._supervisor is not None
@@ -129,6 +145,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 splits=self._splits,
                 probing=self._splits and memo.asks_for_samples(),
                 places=self._places,
+                on_error=options.on_error,
             ),
         )
 
@@ -184,6 +201,20 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             return _MultiProcessingDataLoaderIter.__next__(self)
         data = self._next_data()  # type: ignore[no-untyped-call]
         self._num_yielded += 1
+        return data
+
+    def _allowed(self, amended: Amended) -> Any:
+        """The data of a batch some of whose samples could not be made, if that many may fail."""
+        assert self._position.allowed is not None
+        try:
+            data = self._position.allowed.take(amended)
+        except Exception:
+            self._position.errors += 1
+            raise
+        if self._pinner is not None and not amended.empty:
+            data = self._pinner.submit(data, lambda: "").result(self._timeout)
+            if isinstance(data, Failure):
+                data.reraise()
         return data
 
     def _shutdown_workers(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from .._core import Engine
 from ..errors import Failure
+from ..workers.tolerance import Amiss
 
 
 class Told(Failure):
@@ -22,6 +23,30 @@ class Told(Failure):
     def reraise(self) -> NoReturn:
         """Raises it."""
         raise self.error
+
+
+class Amended(Failure):
+    """A batch that is not what the sampler asked for: some of its samples could not be made.
+    Until that is counted, and allowed, it is treated as one that failed."""
+
+    def __init__(self, data: Any, amiss: list[Amiss], empty: bool) -> None:
+        self.data = data
+        self.amiss = amiss
+        self.empty = empty  # none of its samples could be made
+        self.indices: list[Any] = []  # of those in amiss, as far as they are known
+
+    def name(self, number: int, indices: Any) -> None:
+        """Says of each failure which sample it is of."""
+        amiss, self.amiss = self.amiss, []
+        self.add(amiss, number, indices)
+
+    def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
+        """More that are amiss, of this batch of the sampler's."""
+        several = isinstance(indices, (Sequence, torch.Tensor, np.ndarray))
+        for one in amiss:
+            one.failure.note = note(number, indices, one.row)
+            self.indices.append(indices[one.row] if several else indices)
+        self.amiss += amiss
 
 
 def note(number: int, indices: Any, row: int | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._core import Engine
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
-from ..workers.process import BATCH, ROWS, SAMPLES
+from ..workers.process import ROWS, SAMPLES
 
 
 class Form:
@@ -31,8 +31,7 @@ class Form:
         self._told = shape.whole, layout
         self.layout = layout
         if layout is None:
-            whole = shape.whole and not self._in_parts
-            engine.set_form(BATCH if whole else SAMPLES, None, 0)
+            engine.set_form(SAMPLES, None, 0)
             return
         engine.set_form(ROWS, layout.core, self.posted(engine, layout))
 

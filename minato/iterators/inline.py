@@ -10,12 +10,20 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from .._system import CORE
+from ..device.copies import Copier
+from ..device.provider import provider_for
+from ..errors import Failure
+from ..options import Options
 from ..state import Progress, global_generators
 from .memo import memo_of
 from .position import BASE_SEED, Position
 
 if CORE:
-    from ..seeding.here import SeededFetcher
+    from ..seeding.here import SeededFetcher, TolerantFetcher
+    from ..workers.process import AllLeftOut
+    from ..workers.tolerance import Spares, Tolerant
+    from .errors_allowed import ErrorsAllowed
+    from .failures import Amended
 
 
 class InlineIterator(_SingleProcessDataLoaderIter):
@@ -30,7 +38,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     _base_seed: int = BASE_SEED
 
     def __init__(self, loader: Any) -> None:
-        self._position = position = Position(loader, memo_of(loader))
+        memo, provider = memo_of(loader), provider_for(loader.device)
+        self._copier = Copier(provider) if provider is not None else None
+        memo.copies = self._copier.counts if self._copier is not None else None
+        self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
             found = position.sources.capture()
@@ -45,8 +56,16 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._number = self._place = 0  # of the next batch, and of its first sample
         self._begun = False
         self._seeded: Any = None
+        self._tolerant: Any = None
+        if loader.on_error != "raise":
+            self._tolerant = Tolerant(loader.on_error, lambda error: Failure.of(error, "here"))
+            self._spares = Spares() if loader.on_error == "replace" else None
+            self._allowed = position.allowed = ErrorsAllowed(loader, Options.of(loader), position)
         if loader.seed_per_sample and CORE:
-            self._dataset_fetcher = self._seeded = SeededFetcher(self._dataset_fetcher)
+            self._seeded = SeededFetcher(self._dataset_fetcher, self._tolerant)
+            self._dataset_fetcher = self._seeded
+        elif self._tolerant is not None:
+            self._dataset_fetcher = TolerantFetcher(self._dataset_fetcher, self._tolerant)
         position.progress = progress = position.new_progress(position.start)
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
@@ -86,6 +105,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             position = self._position
             self._seeded.place = (position.seed, position.epoch, self._number, self._place)
         self._pass_over(index)
+        if self._tolerant is not None:
+            self._dataset_fetcher.spares = [] if self._spares is None else self._spares.of(index)
+            self._indices = index
+            if self._spares is not None:
+                self._spares.passed(index)
         return index
 
     def _pass_over(self, index: Any) -> None:
@@ -96,7 +120,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _next_data(self) -> Any:
         drawn = self._number
         try:
-            return super()._next_data()  # type: ignore[no-untyped-call]
+            data = self._fetched()
+            if self._copier is not None:
+                data = self._copier.hand_over(self._copier.begin(data))
+            return data
         except StopIteration:
             self._progress.finished = True
             raise
@@ -106,3 +133,18 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         finally:
             if self._number > drawn and not self._progress.finished:
                 self._progress.delivered(self._number - 1)
+
+    def _fetched(self) -> Any:
+        while True:
+            try:
+                data = super()._next_data()  # type: ignore[no-untyped-call]
+                if self._tolerant is None or not self._tolerant.amiss:
+                    return data
+                amended = Amended(data, self._tolerant.amiss, empty=False)
+            except AllLeftOut as left_out:
+                amended = Amended(None, left_out.amiss, empty=True)
+            amended.name(self._number - 1, self._indices)
+            data = self._allowed.take(amended)
+            if not amended.empty:
+                return data
+            self._progress.delivered(self._number - 1)

@@ -17,6 +17,7 @@ from ..state import Progress, State
 from ..transport.shape import Shape
 
 if TYPE_CHECKING:
+    from ..device.copies import Copies
     from .position import Position
     from .supervisor import Supervisor
 
@@ -51,6 +52,7 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_uncounted = False  # that its states know no position
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        self.copies: Copies | None = None  # to a device, of the latest iterator
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from .._core import Engine
 from ..state import Progress, sampler_of
 from ..workers.job import offered
 from ..workers.native import integers
+from ..workers.tolerance import Spares
 from .form import Form
 from .locality import Groups
 from .memo import Memo
@@ -30,6 +33,7 @@ class Batch:
     indices: Any
     whole: bool
     sequence: int = -1  # what it is planned by
+    position: int = 0  # of its first sample in the sampler's order
 
 
 class EpochAhead(NamedTuple):
@@ -46,7 +50,7 @@ class Making(NamedTuple):
     seeds: bool = True  # before each sample
     native: bool = False  # in C, which takes lists of int
     splits: bool = False  # batches that one worker makes may be split over several
-    unit_rows: int = 0  # samples that would be a batch, where they are planned one by one
+    replaces: bool = False  # samples that fail, by others of the epoch
 
 
 class Draw:
@@ -55,34 +59,39 @@ class Draw:
     def __init__(self, indices: Iterator[Any], sized: bool) -> None:
         self._indices = indices
         self._sized = sized  # an index is a list of those of samples
-        self._drawn: tuple[Any] | None = None
+        self._drawn: deque[Any] = deque()  # and not passed over yet
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
         self.exhausted = False
 
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
-        if self._drawn is None:
-            self._drawn = (next(self._indices),)
+        if not self._drawn:
+            self._drawn.append(next(self._indices))
         return self._drawn[0]
+
+    def following(self, most: int) -> list[Any]:
+        """What comes after it: so many, or what there is."""
+        self._drawn.extend(islice(self._indices, max(0, most + 1 - len(self._drawn))))
+        return list(islice(self._drawn, 1, most + 1))
 
     def pass_over(self) -> None:
         """The index was planned, or delivered before this process began."""
-        assert self._drawn is not None
-        index, self._drawn = self._drawn[0], None
+        index = self._drawn.popleft()
         self.number += 1
         self.position += len(index) if self._sized and hasattr(index, "__len__") else 1
 
     def end(self) -> None:
         """Nothing more is drawn."""
-        self._drawn, self.exhausted = None, True
+        self._drawn.clear()
+        self.exhausted = True
 
 
 class _End:
     """Where a RandomSampler draws from its generator once more, when it ends: that end must
     not be met ahead, because torch's loader would not be there yet."""
 
-    def __init__(self, loader: Any, far: bool, batches: bool) -> None:
+    def __init__(self, loader: Any, far: bool) -> None:
         sampler = sampler_of(loader)
         random = type(sampler) is torch.utils.data.RandomSampler
         self.draws = far and random and sampler.generator is not None
@@ -91,7 +100,7 @@ class _End:
         self.short = 0
         made_by = loader.batch_sampler
         plain = type(made_by) is torch.utils.data.BatchSampler
-        if self.draws and batches and plain and not made_by.drop_last:
+        if self.draws and plain and not made_by.drop_last:
             self.short = int(len(sampler) % made_by.batch_size != 0)
 
 
@@ -118,12 +127,13 @@ class Planner:
         self.enough = sys.maxsize  # with more planned, none are drawn
         self.form, self.window = form, window
         self.position = position
-        self.ends = _End(loader, window.far, making.unit_rows == 0)
+        self.ends = _End(loader, window.far)
         self.groups = groups
         self._received = received  # and not handed over yet
         self._sampler = loader._index_sampler
         self._auto_collation = bool(loader._auto_collation)
         self._making = making
+        self._spares = Spares() if making.replaces else None
         self._hints = hints
         self._goes_on = False  # the next epoch is begun early
         self._begins = False  # this one is just being begun
@@ -136,7 +146,7 @@ class Planner:
         """A new epoch: its first window is planned."""
         self._unended = None
         self._goes_on = goes_on
-        self.draw = Draw(indices, self._auto_collation)
+        self._open(indices)
         self.form.forget()
         self._begins = True
         self.fill()
@@ -179,7 +189,12 @@ class Planner:
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         self.early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
-        self.draw = Draw(iter(self._sampler), self._auto_collation)
+        self._open(iter(self._sampler))
+
+    def _open(self, indices: Iterator[Any]) -> None:
+        self.draw = Draw(indices, self._auto_collation)
+        if self._spares is not None:
+            self._spares.clear()
 
     def _undo(self, early: EpochAhead) -> None:
         """Puts the sampler's generators where torch's loader would have them now."""
@@ -225,8 +240,8 @@ class Planner:
                 if not self._ended():
                     return
                 continue
-            if self._progress.has(self.draw.number):
-                self.draw.pass_over()  # delivered before this process began
+            if self._was_delivered():
+                self._pass_over(index)  # before this process began
             elif not self._plan(index):
                 return
 
@@ -247,7 +262,7 @@ class Planner:
         if self._goes_on and self._begins:
             return False  # what comes next draws from the program's generators
         self.draw.end()
-        self._progress.check_end(self.draw.number)
+        self._progress.check_end(self._counted())
         if not self._goes_on or self.early is not None:
             self.engine.plan_end()
             return False
@@ -259,33 +274,66 @@ class Planner:
         """Of the epoch that batches are drawn for."""
         return self.position.progress if self.early is None else self.early.progress
 
+    def _was_delivered(self) -> bool:
+        """What was drawn last, before this process began."""
+        return self._progress.has(self.draw.number)
+
+    def _counted(self) -> int:
+        """What was drawn, as progress counts."""
+        return self.draw.number
+
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
+        taken = self._offer(index, self.draw.position)
+        if taken:
+            self._pass_over(index)
+        return taken
+
+    def _makes_whole(self, sent: Any) -> bool:
+        """Whether one worker fetches and collates what is planned next."""
+        return self.form.makes_whole(sent)
+
+    def _offer(self, index: Any, first: int) -> bool:
+        """Whether the engine takes it. first: place of its first sample in the order."""
         position, draw, making = self.position, self.draw, self._making
         if self._hints.given is not None and position.epoch == 0:
             self._hints.take(index)
-        sent = integers(index) if making.native else index
-        whole = self.form.makes_whole(sent)
+        sent, spares = self._with_spares(integers(index) if making.native else index)
+        whole = self._makes_whole(index)
         taken = self.engine.plan(
             sent,
             pickle.dumps,
             self.sequence,
             draw.number,
             position.epoch,
-            draw.position,
+            first,
             position.seed,
-            1 if whole else len(sent),
+            1 if whole else len(sent) - spares,
             making.seeds,
             whole,
             self._progress.user_epoch,
             making.splits and type(index) is list and len(index) > 1,
             None if self.groups is None else self._groups_of(self.groups, index),
+            spares,
         )
         if taken:
-            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence)
+            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence, first)
             self.sequence += 1
-            draw.pass_over()
         return taken
+
+    def _pass_over(self, index: Any) -> None:
+        self.draw.pass_over()
+        if self._spares is not None:
+            self._spares.passed(index)
+
+    def _with_spares(self, index: Any) -> tuple[Any, int]:
+        """A batch's indices as they are sent, and how many at the end are of other samples."""
+        if self._spares is None or (self._auto_collation and type(index) not in (list, tuple)):
+            return index, 0
+        spares = self._spares.of(index, self.draw.following)
+        if self._auto_collation:
+            return ([*index, *spares] if spares else index), len(spares)
+        return [index, *spares], len(spares)
 
     def _groups_of(self, groups: Groups, index: Any) -> bytes | None:
         """Where groups of the batch begin, by the dataset's word."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..state import Progress, Sources, State, all_global, global_generators
 from .memo import Memo
+
+if TYPE_CHECKING:
+    from .errors_allowed import ErrorsAllowed
 
 #: torch's attribute of an iterator, which its position keeps
 BASE_SEED: Any = property(
@@ -35,6 +38,7 @@ class Position:
         self.epoch = 0  # of the seeds
         self.base_seed = 0
         self.errors = 0  # batches that raised
+        self.allowed: ErrorsAllowed | None = None  # samples that may fail
         self.progress = Progress()
         self._unit = unit
         self._persistent = bool(loader.persistent_workers)
@@ -89,6 +93,7 @@ class Position:
             progress.by_worker = [0] * self._streams
         if start is not None:
             progress.head = start["delivered"]
+            progress.failed = start.get("failed", 0)
             progress.beyond = set(start["delivered_beyond"])
             if progress.by_worker is not None and start["delivered_by_worker"] is not None:
                 progress.by_worker = list(start["delivered_by_worker"])

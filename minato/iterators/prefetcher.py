@@ -1,8 +1,8 @@
 """Batches that were received before their turn, and are handed out by a later ``next()``.
 
-With ``pin_memory=True`` and an accelerator each ``next()`` looks, without waiting, whether the
-batch after the one it hands out is complete, and sends it to the thread of
-``device/pinned.py``.
+With ``device=``, or ``pin_memory=True`` and an accelerator, each ``next()`` looks, without
+waiting, whether the batch after the one it hands out is complete, and sends it to the thread of
+``device/stage.py`` or ``device/pinned.py``.
 
 Without, small batches that are complete are received along with the one that is asked for: a
 program whose steps take milliseconds comes back with cold caches, and then the first batch
@@ -29,9 +29,6 @@ from .form import Form
 from .receiver import Receives
 from .supervisor import Supervisor
 from .window import Window
-
-#: batches that are prefetched where they are pinned: the one handed out, and the one after
-PINNED = 2
 
 #: steps that are short. Some ten go by while the number of workers is decided on once.
 SHORT_STEP_NS = 25_000_000
@@ -93,7 +90,7 @@ class Prefetcher:
         prefetched if it is there."""
         queue, supervisor = self.queue, self._supervisor
         if self.pinner is not None:
-            most = PINNED
+            most = self.pinner.most()
         elif queue:
             return self._handed_out()
         else:

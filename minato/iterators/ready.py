@@ -1,383 +1,379 @@
 """``batching="ready"``: batches from whichever samples are ready first.
 
-Each sample is planned alone, as a batch of one row; what is done is marked with the policy
-(csrc/schedule/policy_ready.h), which forms batches: slow samples with their natural share, none
-further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end.
-Rows are then gathered into one batch by one copy.  A sample that is known to be slow starts
-before batches that it may be part of are formed, and is marked when they are.
+The sampler's batches are planned and made as they are in order. The engine forms batches of the
+rows that are ready (csrc/engine/mn_forming.h): slow samples with their natural share, none
+further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end. Where
+nothing is slow they are the sampler's, delivered as they lie. Else rows of several are gathered
+by one copy.
+
+Where a worker collates, because there is a ``collate_fn`` of the program's or a dataset gives
+batches, each is one of the sampler's, and all that is chosen is which comes next.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import heapq
-import sys
-import types
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from .. import _core
 from ..errors import Failure
-from ..seeding.here import COLLATE, SeededHere
 from ..transport import received
-from ..transport.layouts import Layout, is_default_collate
+from ..transport.layouts import Layout
 from ..transport.shape import Shape
-from ..workers.job import fetches_batches
-from ..workers.process import ERROR, OBJECTS, ROWS
-from .balanced import WHOLE, BalancedIterator
+from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
+from ..workers.tolerance import REPLACE, Amiss
+from .balanced import BalancedIterator
 from .collating import CollatesHere
-from .failures import Told, no_room, note, refused
+from .failures import Amended, Told, no_room, note, refused
 from .form import Form
-from .locality import Groups, groups_of
+from .locality import groups_of
 from .planner import Batch, Hints, Making, Planner
 from .position import Position
 from .prefetcher import AtATime, Prefetcher
-from .receiver import LOST, Completions, lost
+from .receiver import Completions, Receiver, lost
 from .supervisor import Supervisor
 from .window import Window
 
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-#: samples drawn ahead of the window: as many as can be planned, if slow ones ask for that
-LOOK_AHEAD_SAMPLES = 128, 4000
+#: tasks of a batch at most (csrc/engine/mn_plan_internal.h)
+BATCH_TASKS = 1024
+#: what the engine says of a row that was written in place (csrc/workers/mn_message.h)
+WRITTEN = 1
+
+#: neighbouring rows of what was planned: (sequence, block, first row, rows)
+Run = tuple[int, int, int, int]
+#: what travelled beside a row: one of SAMPLE, ERROR, OBJECTS and that
+Entry = tuple[int, Any]
 
 
-@dataclass
-class Sample:
-    """One that is ready: a row that is still out, an object, or a failure."""
+class UnitPlanner(Planner):
+    """Plans the sampler's batches; of one that was delivered in parts before this process began,
+    each stretch that was not."""
 
-    number: int
-    index: Any
-    block: int | None = None
-    objects: list[Any] = field(default_factory=list)
-    sample: Any = None
-    failure: Failure | None = None
-
-
-class Forming:
-    """The policy of one epoch, and what it and the engine were told."""
-
-    def __init__(self, size: int, first: int) -> None:
-        self.policy = _core.PolicyReady(size, DISPLACEMENT)
-        self.first = first  # sequence of the epoch's first sample
-        self._told_end = False
-        self._horizon = -1  # as the engine knows it
-
-    def tell(self, planner: Planner) -> None:
-        """Of what was planned since."""
-        if planner.draw.exhausted and not self._told_end:
-            self._told_end = True
-            self.policy.end(planner.sequence - self.first)
-        horizon = self.first + self.policy.horizon
-        if horizon != self._horizon:
-            self._horizon = horizon
-            planner.engine.set_horizon(horizon)
-
-
-class SamplePlanner(Planner):
-    """Plans samples instead of batches, and tells the policy which there are."""
-
-    def __init__(
-        self,
-        loader: Any,
-        position: Position,
-        form: Form,
-        window: Window,
-        hints: Hints,
-        groups: Groups | None,
-        making: Making,
-    ) -> None:
-        received = ()  # those are batches, and no samples
-        super().__init__(loader, position, form, window, received, hints, groups, making)
-        self._batches: Any = loader.batch_sampler
-        self.size: int = self._batches.batch_size
-        self.forming = Forming(self.size, self.sequence)
+    _size: int
+    _planned_rows = _formed_rows = 0
+    _within = 0  # rows of the batch drawn last that are planned
+    _resumed = 0  # places before this one may have been delivered
 
     def begin(self, indices: Iterator[Any], goes_on: bool) -> None:
-        self.forming = Forming(self.size, self.sequence)
-        super().begin(self._singles(), goes_on)
+        progress = self._progress
+        self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
+        self._planned_rows = self._formed_rows = self._within = 0
+        super().begin(indices, goes_on)
 
-    def _singles(self) -> Iterator[list[Any]]:
-        if not self._batches.drop_last:
-            yield from ([index] for index in self._batches.sampler)
-            return
-        indices = iter(self._batches.sampler)
-        while len(batch := list(islice(indices, self.size))) == self.size:
-            yield from ([index] for index in batch)
+    def drawn_ahead(self) -> int:
+        """In batches of samples that are in none yet, and those that are formed."""
+        rows = self._planned_rows - self._formed_rows
+        return -(-rows // self.window.batch_size) + self.received()
 
-    def how_many(self) -> int:
-        count = len(self._batches.sampler)
-        return count // self.size * self.size if self._batches.drop_last else count
+    def formed(self, rows: int) -> None:
+        """So many rows are in a batch now."""
+        self._formed_rows += rows
 
-    def fill(self, starved: bool = False) -> None:
-        super().fill(starved)
-        self.forming.tell(self)
+    def _makes_whole(self, sent: Any) -> bool:
+        """Only one that all of it is in: what is left of others is collated with them."""
+        size = self.window.batch_size
+        entire = self._within == 0 and (len(sent) == size or self.draw.position >= self._resumed)
+        return super()._makes_whole(sent) and entire and self._planned_rows % size == 0
 
+    def _was_delivered(self) -> bool:
+        return False  # _plan() looks at each sample
 
-class CollatesSeeded(CollatesHere):
-    """A collate_fn draws here from what it would find in a worker, by the batch's number; the
-    program's own generators are put back. (There is no stream of a worker's that
-    seed_per_sample=False could leave it.)"""
+    def _counted(self) -> int:
+        return self.draw.position
 
-    def __init__(self, loader: Any, position: Position, shape: Shape) -> None:
-        super().__init__(loader, position, shape)
-        self.formed = 0  # batches of the epoch
-        self._here: SeededHere | None = None
-        self._rehearsed = False  # a batch was collated here
-
-    def begin(self, formed: int) -> None:
-        """An epoch, of which some were formed before this process began. set_epoch() may
-        have made generators."""
-        self.formed = formed
-        self._here, self._rehearsed = None, False
-
-    @contextlib.contextmanager
-    def as_worker(self, number: int) -> Iterator[None]:
-        if self._here is None:
-            self._here = SeededHere(self.dataset, self.collate_fn, hooks=False)
-        position = self.position
-        with super().as_worker(number), self._here.undisturbed():
-            self._here.seeder.seed(position.seed, position.epoch, self.formed - 1, COLLATE)
-            yield
-
-    def collated(self, samples: list[Any], worker: int) -> Any:
-        """A first batch is collated again where that has made a generator; of copies, because a
-        collate_fn may take samples apart, and no worker has them any more."""
-        copies = None
-        if not self._rehearsed and not isinstance(self.collate_fn, types.FunctionType):
-            with contextlib.suppress(Exception):  # what cannot be copied is collated once
-                copies = copy.deepcopy(samples)
-        self._rehearsed = True
-        data = super().collated(samples, worker)
-        renewed = self._here is not None and self._here.seeder.renew()
-        return super().collated(copies, worker) if renewed and copies is not None else data
-
-
-class ReadyReceiver:
-    """Forms batches of the samples that are done."""
-
-    engine: _core.Engine
-
-    def __init__(
-        self, completions: Completions, planner: SamplePlanner, collates: CollatesSeeded
-    ) -> None:
-        self.completions = completions
-        self.planner = planner
-        self.collates = collates
-        self.shape = collates.shape
-        self._costs = planner.position.memo.costs
-        self._done: dict[int, Sample] = {}  # by place in the policy's count
-        self._before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
-
-    def receive(self, wait: bool = True) -> tuple[list[Sample], Any] | None:
-        """([Sample], data) of the next batch; None at the end, without wait also where it is
-        not formed yet."""
-        slow_ns = self._costs.summary()["slow_ns"] or sys.maxsize
-        planner = self.planner
-        while (places := self._form_batch()) is None:
-            got = self.completions.next(wait)
-            if got is None:
-                return None
-            self._mark(*got, slow_ns)
-            if len(planner.planned) <= planner.enough:
-                planner.fill()
-        if not places:
-            return None
-        samples = [self._done.pop(p) for p in places]
-        self.collates.formed += 1
-        return samples, self._batch_of(samples)
-
-    def more(self) -> bool:
-        """Of the next epoch nothing is planned."""
+    def _plan(self, index: Any) -> bool:
+        first, rows = self.draw.position, len(index)
+        while self._within < rows:
+            end = self._end_of_stretch(first, rows)
+            if end > self._within:
+                if not self._offer(index[self._within : end], first + self._within):
+                    return False
+                self._planned_rows += end - self._within
+            self._within = end + 1
+        self._within = 0
+        self._pass_over(index)
         return True
 
-    def named(self, what: list[Sample]) -> str:
+    def _end_of_stretch(self, first: int, rows: int) -> int:
+        """The row before which the next one lies that was delivered."""
+        if first + self._within >= self._resumed:
+            return rows
+        has = self._progress.has
+        return next((row for row in range(self._within, rows) if has(first + row)), rows)
+
+
+class ReadyReceiver(Receiver):
+    """Batches that the engine has formed: the sampler's, or mixed ones."""
+
+    planner: UnitPlanner
+
+    def __init__(
+        self, completions: Completions, planner: UnitPlanner, collates: CollatesHere
+    ) -> None:
+        super().__init__(completions, planner, collates, forgets=False)
+        self._left: dict[int, int] = {}  # rows, of what was delivered in part
+        self._entries: dict[int, dict[int, Entry]] = {}  # of the same, by row
+        self.formed = 0  # batches of the epoch
+
+    def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
+        """([(Batch, first row, rows)], data or Failure); None at the end, without wait also
+        where none is formed."""
+        got = self.completions.next(wait)
+        if got is None:
+            return None
+        runs, planned = self.engine.formed(), self.planner.planned
+        what = [(planned[sequence], row0, rows) for sequence, _, row0, rows in runs]
+        self.formed += 1
+        self.planner.formed(sum(rows for _, _, rows in what))
+        batch = what[0][0]
+        if len(what) == 1 and what[0][2] == len(batch.indices):
+            del planned[batch.sequence]
+            return what, self._data_of(batch.sequence, batch, runs[0][1])
+        return what, self._mixed(runs, what)
+
+    def named(self, what: Any) -> str:
         """For an error: which batch that is."""
-        return note(what[0].number, [done.index for done in what])
+        return note(self.formed - 1, indices_of(what))
 
     def clear(self) -> None:
         """What was received of an epoch that is left is dropped."""
-        for done in self._done.values():
-            self._free(done)
-        self._done.clear()
-        self._before.clear()
+        self._left.clear()
+        self._entries.clear()
 
-    def _form_batch(self) -> list[int] | None:
-        """The policy's next batch, once it knows of every sample that it may know of."""
-        policy = self.planner.forming.policy
-        horizon = policy.horizon
-        while self._before and self._before[0][0] < horizon:
-            policy.mark(*heapq.heappop(self._before))
-        return policy.form()
+    def at_end(self) -> bool:
+        """Whether the program has had all of this epoch."""
+        return not self.planner.drawn_ahead()
 
-    def _mark(self, sequence: int, block: int, slow_ns: int) -> None:
-        """Reads what came of one sample, for the policy; it is slow from slow_ns on."""
-        batch = self.planner.planned.pop(sequence)
-        done = Sample(batch.number, batch.indices[0], block or None)
-        wall_ns = 0
-        if block == 0:
-            done.failure = refused(self.engine, sequence, f"sample {done.index!r}")
-            self.engine.taken(sequence, block)
-        else:
-            trace = self.completions.supervisor.trace
-            if trace is not None:
+    def _is_lost(self, batch: Batch) -> None:
+        self.planner.position.progress.delivered_run(batch.position, len(batch.indices))
+
+    # ---- mixed batches -------------------------------------------------------------------
+
+    def _mixed(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+        """The data of a batch of several, or a Failure. The engine goes on to the next."""
+        try:
+            return self._data_of_runs(runs, what)
+        except Exception as error:
+            return Told(error)  # in its place: the end of the epoch counts on one
+        except BaseException:  # an interrupt: nobody gets it, and the end counts on it
+            progress = self.planner.position.progress
+            for batch, row0, rows in what:
+                progress.delivered_run(batch.position + row0, rows)
+            raise
+        finally:
+            self._let_go(runs)
+            self.engine.taken(*runs[0][:2])
+
+    def _let_go(self, runs: list[Run]) -> None:
+        """Forgets what nothing is left of."""
+        trace, planned = self.completions.supervisor.trace, self.planner.planned
+        for sequence, block, _, rows in runs:
+            batch = planned[sequence]
+            left = self._left.pop(sequence, len(batch.indices)) - rows
+            if left:
+                self._left[sequence] = left
+                continue
+            if trace is not None and block:
                 trace.block(batch.indices, block)
-            wall_ns = self.engine.reports(block)[0][1]
-            self._read(batch, block, done)
-            self.engine.detach(sequence)
-            if done.block is None:
-                self.engine.retire(block)
-        place = sequence - self.planner.forming.first
-        self._done[place] = done
-        heapq.heappush(self._before, (place, wall_ns > slow_ns))
+            del planned[sequence]
+            self._entries.pop(sequence, None)
 
-    def _read(self, batch: Batch, block: int, done: Sample) -> None:
-        engine = self.engine
-        if engine.poll(block) == LOST:
-            done.failure, done.block = lost(engine, batch, block), None
-            return
-        if engine.form(block)[0] != ROWS:
-            done.block = None
-        for worker, row0, nrows, data, buffers in engine.envelopes(block):
-            if data is None:
-                done.failure, done.block = no_room(), None
-                return
+    def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+        layout = self.shape.layout
+        block = None if layout is None else self.engine.gather(layout.core)
+        if layout is not None and block is not None:
             try:
-                entries = received.rows(worker, row0, nrows, data, buffers)
-            except Exception as error:
-                done.failure, done.block = Told(error), None
-                return
-            for row, what, obj in entries:
-                if what == OBJECTS:
-                    done.objects = obj
+                return self._gathered(block, layout, runs)
+            finally:
+                self.engine.retire(block)
+        samples: list[Any] = []
+        amended = Amended(None, [], empty=False)
+        for sequence, block, row0, rows in runs:
+            if not block:
+                batch = self.planner.planned[sequence]
+                return refused(self.engine, sequence, f"batch {batch.number}")
+            for row in range(row0, row0 + rows):
+                kind, obj = self._entry(sequence, block, row)
+                if kind in (LEFT_OUT, REPLACED):
+                    made, amiss = parted([(row, kind, obj)])
+                    batch = self.planner.planned[sequence]
+                    amended.add(amiss, batch.number, batch.indices)
+                    samples += made
                     continue
-                done.block = None
+                sample = self._sample(sequence, block, row)
+                if isinstance(sample, Failure):
+                    return sample
+                samples.append(sample)
+        place = self.formed - 1, indices_of(what)
+        if amended.amiss:
+            amended.empty = not samples
+            if samples:
+                amended.data = self.collates.batch(place, samples, 0, None)
+            return amended.data if isinstance(amended.data, Failure) else amended
+        mixed = layout if any(self.engine.form(block)[1] for _, block, _, _ in runs) else None
+        return self.collates.batch(place, samples, 0, mixed)
+
+    def _gathered(self, block: int, layout: Layout, runs: list[Run]) -> Any:
+        """Of rows that were all written in place."""
+        data = self.engine.decode(block, layout.core, None)
+        if data is None:  # there are objects beside them
+            objects = []
+            for sequence, made, row0, rows in runs:
+                for row in range(row0, row0 + rows):
+                    what, obj = self._entry(sequence, made, row)
+                    if what == ERROR:
+                        return obj
+                    objects.append(obj)
+            data = self.engine.decode(block, layout.core, objects)
+        self.shape.note(True)
+        return data
+
+    def _sample(self, sequence: int, block: int, row: int) -> Any:
+        """A sample, or a Failure."""
+        what, obj = self._entry(sequence, block, row)
+        if what == OBJECTS:
+            assert self.shape.layout is not None
+            return self.engine.row(block, self.shape.layout.core, row, obj)
+        return obj
+
+    def _entry(self, sequence: int, block: int, row: int) -> Entry:
+        """What travelled beside a row. Read for all rows of its task."""
+        entries, batch = self._entries.setdefault(sequence, {}), self.planner.planned[sequence]
+        if row not in entries:
+            self._read(entries, batch, block)
+        if row not in entries:
+            entries[row] = ERROR, lost(self.engine, batch, block)
+        return entries[row]
+
+    def _read(self, entries: dict[int, Entry], batch: Batch, block: int) -> None:
+        """What has come since it was read last. A task that failed has failed for all rows of
+        it that it has not sent."""
+        reports = self.engine.reports(block)
+        for worker, row0, nrows, data, buffers in self.engine.envelopes(block):
+            if row0 in entries:
+                continue
+            failed = no_room() if data is None else None
+            try:
+                found = received.rows(worker, row0, nrows, data, buffers) if data else []
+            except Exception as error:
+                found, failed = [], Told(error)
+            sound = failed is None
+            for row, what, obj in found:
+                entries[row] = what, obj
                 if what == ERROR:
                     obj.note = note(batch.number, batch.indices, row)
-                    done.failure = obj
-                else:
-                    done.sample = obj
+                    failed = failed or obj
+            for row in range(row0, row0 + nrows):
+                if row not in entries and not (sound and reports[row][0] == WRITTEN):
+                    entries[row] = ERROR, failed or Told(received.nonsense(worker))
+        for row, (status, _) in enumerate(reports):
+            if status == WRITTEN:
+                entries.setdefault(row, (OBJECTS, None))
 
-    def _batch_of(self, samples: list[Sample]) -> Any:
-        """The batch, or a Failure; the samples' blocks are free again."""
-        try:
-            failed = next((d.failure for d in samples if d.failure is not None), None)
-            if failed is not None:
-                return failed
-            layout = self.shape.layout
-            if layout is not None and all(d.block is not None for d in samples):
-                self.shape.note(True)
-                return self._gathered(samples, layout)
-            place = samples[0].number, [done.index for done in samples]
-            every = [self._sample_of(d) for d in samples]
-            mixed = layout if any(d.block is not None for d in samples) else None
-            return self.collates.batch(place, every, 0, mixed)
-        finally:
-            for done in samples:
-                self._free(done)
 
-    def _gathered(self, samples: list[Sample], layout: Layout) -> Any:
-        blocks = [d.block for d in samples if d.block is not None]
-        block = self.engine.gather(blocks, layout.core)
-        try:
-            return self.engine.decode(block, layout.core, [d.objects for d in samples])
-        finally:
-            self.engine.retire(block)
-
-    def _sample_of(self, done: Sample) -> Any:
-        layout = self.shape.layout
-        if done.block is None or layout is None:
-            return done.sample
-        return self.engine.row(done.block, layout.core, 0, done.objects)
-
-    def _free(self, done: Sample) -> None:
-        if done.block is not None:
-            self.engine.retire(done.block)
-            done.block = None
+def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
+    """Of a batch's samples."""
+    return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
 
 
 class Displacement:
     """How far samples moved from where the sampler had them."""
 
-    def __init__(self, planner: SamplePlanner, queue: deque[list[Any]]) -> None:
+    def __init__(self, planner: UnitPlanner, queue: deque[list[Any]]) -> None:
         self.planner = planner
         self.queue = queue
 
     def __call__(self) -> dict[str, float]:
         """In batches."""
-        policy = self.planner.forming.policy
+        most, moved = self.planner.engine.displaced()
         formed = self.planner.position.progress.count
-        formed += sum(len(samples) for samples, _ in self.queue if samples)
-        return {"max": policy.displaced_max, "mean": policy.displaced_sum / max(1, formed)}
+        formed += sum(rows for what, _ in self.queue if what for _, _, rows in what)
+        return {"max": most, "mean": moved / max(1, formed)}
 
 
 class ReadyIterator(BalancedIterator):
     """Ready-first batches of a map-style dataset."""
 
     _unit = "sample"
-    _planner: SamplePlanner
-    _receiver: ReadyReceiver  # type: ignore[assignment]  # which plans and counts samples
-
-    def _shape_of(self, loader: Any) -> Shape:
-        plain = is_default_collate(loader.collate_fn) and not fetches_batches(loader.dataset)
-        return self._position.memo.shape if plain else WHOLE
+    _planner: UnitPlanner
+    _receiver: ReadyReceiver
 
     def _make_parts(
         self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
     ) -> None:
         position, size = self._position, loader.batch_sampler.batch_size
-        hints, form = Hints(loader, position.memo), Form(shape, in_parts=True)
+        self._mixes = not shape.whole
+        hints, form = Hints(loader, position.memo), Form(shape, in_parts=self._mixes)
         costs, known = position.memo.costs, hints.given is not None
-        window = Window(loader, self._options, costs, known, LOOK_AHEAD_SAMPLES, scale=size)
-        self._planner = planner = SamplePlanner(
+        window = Window(loader, self._options, costs, known, batch_size=size)
+        self._planner = planner = UnitPlanner(
             loader,
             position,
             form,
             window,
+            queue,
             hints,
             groups_of(loader),
-            Making(self._options.seeds, self._offer is not None, self._splits, size),
+            Making(
+                self._options.seeds,
+                self._offer is not None,
+                self._splits,
+                self._options.on_error == REPLACE,
+            ),
         )
-        collates = CollatesSeeded(loader, position, shape)
+        collates = CollatesHere(loader, position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
         at_a_time = AtATime(None, window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
         supervisor.served.displacement = Displacement(planner, queue)
-        supervisor.served.batch_size = 1
 
-    def _unit_rows(self) -> int:
-        return self._planner.size
+    def _engine_options(self) -> dict[str, Any]:
+        size = self._planner.window.batch_size
+        return super()._engine_options() | {
+            "ready_batch": size,
+            "ready_bound": DISPLACEMENT,
+            "ready_mixes": self._mixes,
+        }
 
     def _blocks_out(self) -> int:
-        """All samples that may wait for those of the batch that is the last for them."""
-        planner = self._planner
-        return (DISPLACEMENT + 1) * planner.size + planner.window.size()
+        """Tasks of all batches that may wait for a slow sample of the first."""
+        window = self._planner.window
+        return (DISPLACEMENT + 1 + window.size()) * min(window.batch_size, BATCH_TASKS)
+
+    @property
+    def _rcvd_idx(self) -> int:  # type: ignore[override]
+        return -(-self._progress.count // self._planner.window.batch_size)
+
+    @property
+    def _send_idx(self) -> int:  # type: ignore[override]
+        return self._rcvd_idx + self._planner.drawn_ahead()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._receiver.collates.begin(0)
         super()._reset(loader, first_iter)
-        self._receiver.collates.formed = self._progress.count // self._planner.size
+        self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
-    def _next_data(self) -> Any:
-        got = self._prefetcher.next()
-        if got is None:
-            self._progress.finished = True
+    def _next_batch(self) -> Any:
+        planner, progress, position = self._planner, self._progress, self._position
+        if not planner.planned and not planner.draw.exhausted:
+            planner.fill()
+        if self._receiver.at_end():
+            progress.finished = True
             self._end_epoch()
             raise StopIteration
-        samples, data = got
-        self._planner.fill()
-        progress, position = self._progress, self._position
-        for done in samples:
-            progress.delivered(done.number)
+        got = self._prefetcher.next()
+        assert got is not None  # there are more
+        what, data = got
+        if planner.drawn_ahead() <= planner.enough:
+            planner.fill()
+        for batch, row0, rows in what:
+            progress.delivered_run(batch.position + row0, rows)
         supervisor = self._supervisor
         if supervisor is not None and supervisor.trace is not None:
-            supervisor.trace.formed(position.epoch, [d.index for d in samples])
-        if isinstance(data, Failure):
+            supervisor.trace.formed(position.epoch, indices_of(what))
+        if isinstance(data, Failure) and type(data) is not Amended:
             position.errors += 1
             data.reraise()
         return data

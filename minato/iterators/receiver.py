@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import CostModel, Engine
@@ -13,9 +14,12 @@ from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
-from ..workers.process import BATCH, ERROR, FAILED, OBJECTS, OK, PART, PLACED
+from ..workers.process import (
+    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REPLACED, SAMPLE, parted,
+)  # fmt: skip
+from ..workers.tolerance import Amiss
 from .collating import CollatesHere
-from .failures import Told, no_room, note, refused
+from .failures import Amended, Told, no_room, note, refused
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
@@ -43,10 +47,22 @@ def whole_batch(engine: Engine, costs: CostModel, block: int) -> tuple[Any, ...]
     (worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
     if data is None:
         return FAILED, no_room()
-    status, data, *more = received.answer(worker, data, buffers)
+    answer = received.answer(worker, data, buffers)
+    if answer[0] == AMISS:
+        answer = amended(answer)
+    status, data, *more = answer
     if status == OK and more:
         costs.sends(more[0])
     return status, data, *more
+
+
+def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """(OK, data, ...) of a batch some of whose samples could not be made."""
+    _, inner, amiss = answer
+    if inner is None:
+        return OK, Amended(None, amiss, empty=True)
+    status, data, *more = inner
+    return status, Amended(data, amiss, empty=False), *more
 
 
 def placed_batch(
@@ -62,7 +78,10 @@ def placed_batch(
     (worker, _row0, _nrows, pickled, buffers) = engine.envelopes(block)[0]
     if pickled is None:
         return FAILED, no_room()
-    status, data, *more = received.placed(worker, pickled, buffers, layout, most)
+    answer = received.placed(worker, pickled, buffers, layout, most)
+    if answer[0] == AMISS:
+        return amended(answer)[:2]
+    status, data, *more = answer
     if status == PLACED and layout is not None:
         shape.note(True)
         rows, objects = data, more[0]
@@ -211,10 +230,13 @@ class Receiver:
         except Exception as error:
             data = Told(error)  # in its place: the end of the epoch counts on one
         except BaseException:  # an interrupt: nobody gets it, and the end counts on it
-            if self._of_this_epoch(batch):
-                self.planner.position.progress.delivered(batch.number)
+            self._is_lost(batch)
             raise
         return data
+
+    def _is_lost(self, batch: Batch) -> None:
+        if self._of_this_epoch(batch):
+            self.planner.position.progress.delivered(batch.number)
 
     def _take_rows(self, sequence: int, block: int) -> Any:
         """The batch, if it is nothing but rows: taken from the engine then, also where it fails.
@@ -237,6 +259,8 @@ class Receiver:
                 data.note = note(batch.number, batch.indices, more[0] if more else None)
             elif more:
                 self.shape.seen(more[0] >= 0)
+            if type(data) is Amended:
+                data.name(batch.number, batch.indices)
             return data
         return self._take_mixed(batch, block, self.shape.layout if layout_at else None)
 
@@ -245,7 +269,8 @@ class Receiver:
         engine, rows = self.engine, len(batch.indices)
         samples: dict[int, Any] = {}
         objects: dict[int, list[Any]] = {}
-        worker = 0
+        amiss: list[Amiss] = []
+        worker = left_out = 0
         for worker, row0, nrows, data, buffers in engine.envelopes(block):
             if data is None:
                 return no_room()
@@ -253,16 +278,60 @@ class Receiver:
                 if what == ERROR:
                     obj.note = note(batch.number, batch.indices, row)
                     return obj  # the first in the order of rows, as torch has it
+                if what in (LEFT_OUT, REPLACED):
+                    instead, amiss_there = parted([(row, what, obj)])
+                    amiss += amiss_there
+                    if not instead:
+                        left_out += 1
+                        continue
+                    what, obj = SAMPLE, instead[0]
                 (objects if what == OBJECTS else samples)[row] = obj
-        if layout is None and len(samples) != rows:
+        if layout is None and len(samples) + left_out != rows:
             raise received.nonsense(worker)
+        if amiss:
+            return self._amended(batch, block, layout, samples, objects, amiss, worker)
         if layout is not None and not samples and len(objects) == rows:
             self.shape.note(True)
             return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
-        every = [
+        every = self._samples(block, layout, samples, objects, range(rows))
+        return self.collates.batch((batch.number, batch.indices), every, worker, layout)
+
+    def _samples(
+        self,
+        block: int,
+        layout: Layout | None,
+        samples: dict[int, Any],
+        objects: dict[int, list[Any]],
+        rows: Iterable[int],
+    ) -> list[Any]:
+        """Of these rows: as they travelled, or out of the rows themselves."""
+        return [
             samples[r]
             if layout is None or r in samples
-            else engine.row(block, layout.core, r, objects.get(r))
-            for r in range(rows)
+            else self.engine.row(block, layout.core, r, objects.get(r))
+            for r in rows
         ]
-        return self.collates.batch((batch.number, batch.indices), every, worker, layout)
+
+    def _amended(
+        self,
+        batch: Batch,
+        block: int,
+        layout: Layout | None,
+        samples: dict[int, Any],
+        objects: dict[int, list[Any]],
+        amiss: list[Amiss],
+        worker: int,
+    ) -> Any:
+        """A batch without its samples that could not be made, or with others in their place."""
+        out = {one.row for one in amiss if not one.replaced}
+        rows = [row for row in range(len(batch.indices)) if row not in out]
+        place = batch.number, batch.indices
+        data: Any = None
+        if rows:
+            every = self._samples(block, layout, samples, objects, rows)
+            data = self.collates.batch(place, every, worker, None)
+            if isinstance(data, Failure):
+                return data
+        amended = Amended(data, amiss, empty=not rows)
+        amended.name(*place)
+        return amended

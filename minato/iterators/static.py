@@ -16,11 +16,11 @@ from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport.layouts import Layout, is_default_collate
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
+from ..workers.tolerance import REPLACE, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
-from .failures import Told, note
+from .failures import Amended, Told, note
 from .form import Form
-from .prefetcher import PINNED
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor
 
@@ -51,6 +51,7 @@ class StaticIterator(MinatoIterator):
         self._places = not self._shape.whole
         self._form = Form(self._shape)
         self._pickled: dict[int, bytes] = {}  # what stands for indices of an iterable dataset
+        self._spares = Spares() if self._options.on_error == REPLACE else None
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late
@@ -60,6 +61,8 @@ class StaticIterator(MinatoIterator):
         self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
+        if self._spares is not None:
+            self._spares.clear()
         self._task_info: dict[int, tuple[Any, ...]] = {}
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
@@ -115,7 +118,13 @@ class StaticIterator(MinatoIterator):
         self._blocks.clear()
 
     def _submit(
-        self, worker: int, number: int, index: Any, kind: int, layout: Layout | None = None
+        self,
+        worker: int,
+        number: int,
+        index: Any,
+        kind: int,
+        layout: Layout | None = None,
+        spares: int = 0,
     ) -> int:
         engine = self._engine
         block = engine.submit(
@@ -130,7 +139,8 @@ class StaticIterator(MinatoIterator):
             self._progress.user_epoch,
             None if layout is None else layout.core,
             0 if layout is None else self._form.posted(engine, layout),
-            1 if layout is None else len(index),
+            1 if layout is None else len(index) - spares,
+            spares,
         )
         if block is None:
             raise RuntimeError(
@@ -147,7 +157,12 @@ class StaticIterator(MinatoIterator):
 
     def _send(self, worker: int, number: int, index: Any) -> None:
         layout = None if self._form.makes_whole(index) else self._shape.layout
-        block = self._submit(worker, number, index, BATCH, layout)
+        sent, spares = index, []
+        if self._spares is not None and (isinstance(index, list) or not self._auto_collation):
+            spares = self._spares.of(index)
+            self._spares.passed(index)
+            sent = [*index, *spares] if self._auto_collation else [index, *spares]
+        block = self._submit(worker, number, sent, BATCH, layout, len(spares))
         self._blocks[number] = _Sent(block, worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
@@ -191,7 +206,9 @@ class StaticIterator(MinatoIterator):
             raise
         finally:
             self._engine.retire(sent.block)
-        if self._pinner is not None and sent.answer[0] == OK:
+        if type(sent.answer[1]) is Amended:
+            sent.answer[1].name(number, sent.index)
+        elif self._pinner is not None and sent.answer[0] == OK:
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)
 
@@ -201,7 +218,8 @@ class StaticIterator(MinatoIterator):
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
-        for number in self._done()[:PINNED]:
+        assert self._pinner is not None
+        for number in self._done()[: self._pinner.most()]:
             sent = self._blocks[number]
             if sent.answer is None and self._engine.poll(sent.block) == 1:
                 if self._workers_status[sent.worker]:
@@ -235,6 +253,10 @@ class StaticIterator(MinatoIterator):
         if self._earlier.takes(number, worker_idx):
             return _PASSED
         self._progress.delivered(number, worker_idx)
+        if type(data) is Amended:
+            amended = data
+            data = self._allowed(amended)
+            return _PASSED if amended.empty else data
         if isinstance(data, Failure):
             self._position.errors += 1
             data.reraise()

@@ -22,6 +22,14 @@ from ..workers.native import NativePool
 from ..workers.pool import Pool
 from .position import Position
 
+#: so many deaths in a row of one worker and its replacements, without a sample, are told of
+CRASH_LOOP = 3
+
+
+def _of_a_row(died: str, deaths: int) -> str:
+    return (f"{died.rstrip()} It is one of {deaths} deaths in a row in which no sample was "
+            "finished.")  # fmt: skip
+
 
 class Supervisor:
     """Knows nothing of the iterator that it belongs to, so that this may be collected."""
@@ -49,6 +57,7 @@ class Supervisor:
         self._memo = position.memo
         self._memo.supervisor = weakref.ref(self)
         self._told_of_fewer = False  # workers than asked for
+        self._told_of_loop = False  # of deaths
 
     def start(self, make_pool: Callable[[], Pool | NativePool]) -> None:
         """Makes workers, and starts them; none are left when that fails."""
@@ -98,14 +107,25 @@ class Supervisor:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
+                    if health["barren"] > 1:
+                        died = _of_a_row(died, health["barren"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
             elif unstarted:
                 self._tell_of_fewer(died)
+            elif health["barren"] >= CRASH_LOOP:
+                self._tell_of_loop(_of_a_row(died, health["barren"]))
 
     def _tell_of_fewer(self, died: str) -> None:
         if not self._told_of_fewer:
             self._told_of_fewer = True
             warnings.warn(f"{died}The others do its work.", stacklevel=4)
+
+    def _tell_of_loop(self, died: str) -> None:
+        if not self._told_of_loop:
+            self._told_of_loop = True
+            warnings.warn(f"{died} Others are started, from now on after pauses of up to a second. "
+                          "What ends a worker may be a sample, worker_init_fn, a lack of memory or "
+                          "whoever manages this machine.", stacklevel=4)  # fmt: skip
 
     # ---- ending ----------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ bytes:
 epoch, delivered            epoch of the seeds, batches handed over in it so far (samples
                             with ``batching="ready"``)
 errors                      batches that raised
+failed                      samples that on_error has left_out or replaced, in all epochs of the
+                            iterator, and the latest hundred of them: (index, error, index of
+                            the sample in its place or None)
 wait                        of the caller in ``next()``: total, mean, max, its time between
                             calls, share of waiting in both
 batch_queue                 window (batches), ready (complete), planned (not started)
@@ -30,6 +33,16 @@ worker_start                "forked": by a process that has loaded the dataset o
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
+device                      with device=: device (its name), batches handed over, copies (tensors),
+                            bytes, through (bytes by the way on the host: "direct" from where they
+                            were made, "pinned": copied to page-locked memory first, "pageable":
+                            no memory could be locked), staging (seconds of that, in a thread),
+                            copy (seconds on the device's stream, of large tensors), bandwidth
+                            (bytes a second of these; None: not known yet), stalled (seconds for
+                            which the caller's stream waited for copies), overlap (share of copy
+                            that it did not wait for), waited (of the caller for the thread; part
+                            of wait), depth (batches on the device at most, the one handed out
+                            among them), refused (times the device had no memory for one ahead)
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
@@ -71,6 +84,7 @@ NOTHING = "Nothing was loaded yet."
 #: what an iterator with workers adds
 _NONE: dict[str, Any] = {
     "errors": 0,
+    "failed": {"left_out": 0, "replaced": 0, "latest": []},
     "wait": None,
     "batch_queue": None,
     "started": None,
@@ -81,6 +95,7 @@ _NONE: dict[str, Any] = {
     "workers": [],
     "retries": 0,
     "deaths": 0,
+    "device": None,
     "scheduler": None,
     "memory": None,
     "verdict": NOTHING,
@@ -102,7 +117,9 @@ def collect(loader: Any) -> dict[str, Any]:
     }
     if loader.num_workers == 0:
         stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
-        stats["errors"] = position.errors if position is not None else 0
+        if position is not None:
+            stats["errors"], stats["failed"] = position.errors, _failed(position)
+        stats["device"] = memo.copies.summary() if memo.copies is not None else None
     elif supervisor is not None and supervisor.pool is not None and supervisor.living():
         stats.update(engine_stats(supervisor.pool, supervisor.served))
     elif (reason := loader._why_torch()) is not None:
@@ -127,10 +144,12 @@ class Served:
 def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
     """The part that needs living workers."""
     engine, costs = pool.engine, served.position.memo.costs
+    copies = served.position.memo.copies
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
         **_NONE,
         "errors": served.position.errors,
+        "failed": _failed(served.position),
         "wait": _waits(waits),
         "worker_type": pool.kind,
         "worker_start": _STARTS[engine.segment.start],
@@ -138,6 +157,7 @@ def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
         "retries": health["retries"],
         "deaths": health["deaths"],
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
+        "device": copies.summary() if copies is not None else None,
     }
     if served.balanced:
         t = engine.timing()
@@ -153,6 +173,17 @@ def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
             out["displacement"] = served.displacement()
     out["verdict"] = verdict(out, waits["waits"], _facts(pool, served, waits, out))
     return out
+
+
+def _failed(position: Position) -> dict[str, Any]:
+    allowed = position.allowed
+    if allowed is None:
+        return {"left_out": 0, "replaced": 0, "latest": []}
+    return {
+        "left_out": allowed.left_out,
+        "replaced": allowed.replaced,
+        "latest": list(allowed.latest),
+    }
 
 
 def _facts(pool: Pool | NativePool, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:

@@ -221,7 +221,7 @@ class Trace:
         ]
 
     def formed(self, epoch: int, indices: list[Any]) -> None:
-        """batching="ready": samples that were seen one by one became a batch."""
+        """batching="ready": these samples became a batch."""
         now = self._now()
         args = {"epoch": epoch, "indices": _plain(indices)}
         self.out.write([self._instant("batch formed", now, **args)])

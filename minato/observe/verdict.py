@@ -57,6 +57,8 @@ def verdict(stats: dict[str, Any], batches: int, facts: Facts) -> str:
         return f"Too early to say: {batches} batch(es) were asked for."
     wait = stats["wait"]
     share, elapsed = wait["share"], wait["total"] + wait["between"]
+    if copying := _copying(stats, elapsed):
+        return copying
     if share < WORTH:
         return f"The trainer hardly waits for data ({share:.0%} of its time)."
     if wait["total"] - facts.first < WORTH * elapsed:
@@ -74,6 +76,33 @@ def verdict(stats: dict[str, Any], batches: int, facts: Facts) -> str:
 
 def _keep(facts: Facts) -> str:
     return "" if facts.persistent else " persistent_workers=True keeps them for later epochs."
+
+
+def _copying(stats: dict[str, Any], elapsed: float) -> str:
+    """Where it is the copies to the device that are waited for."""
+    device: dict[str, Any] | None = stats.get("device")
+    if device is None or not device["batches"]:
+        return ""
+    size = device["bytes"] / device["batches"] / 1e6
+    what = f"batches of {size:.3g} MB are copied there"
+    smaller = (
+        "Fewer bytes would help: a smaller type in the dataset, cast on the device, or a crop "
+        "before the copy."
+    )
+    if device["stalled"] > WORTH * elapsed:
+        speed = device["bandwidth"]
+        at = f" at {speed / 1e9:.3g} GB/s" if speed else ""
+        return (
+            f"{device['device']} waits {device['stalled'] / elapsed:.0%} of the time for copies: "
+            f"{what}{at}. {smaller}"
+        )
+    waited = device["waited"]
+    if waited > WORTH * elapsed and waited > 0.5 * stats["wait"]["total"]:
+        return (
+            f"The trainer waits {waited / elapsed:.0%} of its time for the thread that hands "
+            f"batches to {device['device']}: {what}, by way of page-locked memory. {smaller}"
+        )
+    return ""
 
 
 def _busy(stats: dict[str, Any]) -> tuple[int, float, float]:

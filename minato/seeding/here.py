@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ..workers.job import by_sample, fetches_batches
-from ..workers.process import collated, made
+from ..workers.process import Unseeded, collated, made, tolerated
+from ..workers.tolerance import Tolerant
 from .generators import Growing
 
 #: what a place in the epoch stands for: domains of the seeds, as in workers/process.py
@@ -62,8 +63,10 @@ class SeededHere:
 class SeededFetcher:
     """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
 
-    def __init__(self, fetcher: Any) -> None:
+    def __init__(self, fetcher: Any, tolerant: Tolerant | None = None) -> None:
         self._fetcher = fetcher
+        self._tolerant = tolerant
+        self.spares: list[Any] = []  # for the batch fetched next
         self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, hooks=True)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 
@@ -80,6 +83,10 @@ class SeededFetcher:
 
     def _samples(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
         seeder, dataset = self._here.seeder, self._fetcher.dataset
+        if self._tolerant is not None:
+            whole_place = base_seed, epoch, number, position
+            fetcher, spares = self._fetcher, self.spares
+            return tolerated(self._tolerant, seeder, fetcher, index, spares, whole_place)
         if not self._fetcher.auto_collation:
             place = base_seed, epoch, position, SAMPLE
             data = made(seeder, place, getitem, dataset, index)
@@ -91,3 +98,19 @@ class SeededFetcher:
                 place = base_seed, epoch, position + k, SAMPLE
                 data.append(made(seeder, place, getitem, dataset, i))
         return data
+
+
+class TolerantFetcher:
+    """In place of torch's fetcher of a map-style dataset: goes on behind samples that fail."""
+
+    def __init__(self, fetcher: Any, tolerant: Tolerant) -> None:
+        self._fetcher = fetcher
+        self._tolerant = tolerant
+        self.spares: list[Any] = []  # for the batch fetched next
+
+    def fetch(self, index: Any) -> Any:
+        """The batch of an index, or of a list of them."""
+        nowhere = 0, 0, 0, 0
+        fetcher, spares = self._fetcher, self.spares
+        data = tolerated(self._tolerant, Unseeded, fetcher, index, spares, nowhere)
+        return fetcher.collate_fn(data)

@@ -10,7 +10,10 @@ import pickle
 from typing import Any
 
 from ..errors import Failure
-from ..workers.process import ERROR, EXHAUSTED, FAILED, OBJECTS, OK, PLACED, SAMPLE
+from ..workers.process import (
+    AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE,
+)  # fmt: skip
+from ..workers.tolerance import Amiss
 from . import messages
 from .layouts import Layout
 
@@ -45,8 +48,10 @@ def _is_number(value: Any, most: float) -> bool:
 
 def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
-    each of the first two."""
+    each of the first two. Or (AMISS, the first or None, what was wrong with samples)."""
     got = _answer(worker, data, buffers)
+    if got[0] == AMISS:
+        return got
     if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
         raise nonsense(worker)
     return got
@@ -56,9 +61,11 @@ def placed(
     worker: int, data: bytes, buffers: list[Any] | None, layout: Layout | None, most: int
 ) -> tuple[Any, ...]:
     """Of a whole batch that may be in rows of a layout, most of them: (OK, data), (FAILED,
-    failure), (EXHAUSTED, None), or (PLACED, rows, objects by row). (OK, data, layout) tells a
-    layout, pickled or empty."""
+    failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above. (OK, data,
+    layout) tells a layout, pickled or empty."""
     got = _answer(worker, data, buffers)
+    if got[0] == AMISS:
+        return got
     if got[0] == PLACED:
         sound = layout is not None and len(got) == 3 and _are_rows(*got[1:], layout, most)
     else:
@@ -78,12 +85,27 @@ def layout(worker: int, pickled: bytes) -> Layout:
 
 def _answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
     got: tuple[Any, ...] = _loads(worker, data, buffers)
+    if isinstance(got, tuple) and len(got) == 3 and got[0] == AMISS:
+        if not _is_amiss(*got[1:]):
+            raise nonsense(worker)
+        return got
     known = isinstance(got, tuple) and len(got) in (2, 3)
     if not known or got[0] not in (OK, FAILED, EXHAUSTED, PLACED):
         raise nonsense(worker)
     if got[0] == FAILED and not isinstance(got[1], Failure):
         raise nonsense(worker)
     return got
+
+
+def _is_amiss(inner: Any, amiss: Any) -> bool:
+    """Of a batch some of whose samples failed: what is left of it, and which these are."""
+    if not isinstance(amiss, list) or not all(isinstance(one, Amiss) for one in amiss):
+        return False
+    if not all(isinstance(one.failure, Failure) for one in amiss):
+        return False
+    if inner is None:
+        return True
+    return isinstance(inner, tuple) and len(inner) in (2, 3) and inner[0] == OK
 
 
 def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
@@ -97,7 +119,8 @@ def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
 def rows(
     worker: int, row0: int, nrows: int, data: bytes, buffers: list[Any] | None
 ) -> list[tuple[int, int, Any]]:
-    """Of these rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS."""
+    """Of these rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, LEFT_OUT
+    and REPLACED."""
     got = _loads(worker, data, buffers)
     if isinstance(got, list) and got and all(_is_entry(e, row0, row0 + nrows) for e in got):
         return got
@@ -108,5 +131,9 @@ def _is_entry(entry: Any, first: int, end: int) -> bool:
     if not isinstance(entry, tuple) or len(entry) != 3:
         return False
     row, what, obj = entry
-    known = what in (SAMPLE, OBJECTS) or (what == ERROR and isinstance(obj, Failure))
+    known = what in (SAMPLE, OBJECTS)
+    if what in (ERROR, LEFT_OUT):
+        known = isinstance(obj, Failure)
+    elif what == REPLACED:
+        known = isinstance(obj, tuple) and len(obj) == 3 and isinstance(obj[0], Failure)
     return _is_number(row, end) and row >= first and known

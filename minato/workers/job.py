@@ -107,6 +107,7 @@ class Job:
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes
     places: bool = False  # default_collate's batches may go into rows
+    on_error: str = "raise"  # see workers/tolerance.py
     zygote: int = 0  # its process id
 
     def __getstate__(self) -> dict[str, Any]:

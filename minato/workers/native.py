@@ -36,7 +36,10 @@ from ..transport.torch_bridge import DLPACK_CODES
 from . import signals
 from .job import behind_subsets, by_sample, offered
 from .pool import WorkerHandle
-from .process import BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry
+from .process import (
+    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OK, REPLACED, SAMPLE, Answer, Entry, parted,
+)  # fmt: skip
+from .tolerance import RAISE, Tolerant, split_spares
 
 if TYPE_CHECKING:
     from .._core import _WorkerEntry
@@ -183,7 +186,10 @@ def integers(index: Any) -> Any:
 class _Runner:
     """Answers what a worker's C loop hands to Python."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, hook: Any, number: int) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Any, hook: Any, number: int, on_error: str = RAISE
+    ) -> None:
+        self.tolerant = None if on_error == RAISE else Tolerant(on_error, self._failure)
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.where = f"in DataLoader worker process {number}"
@@ -192,12 +198,37 @@ class _Runner:
             self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
 
     def answer(self, task: tuple[Any, ...], mark: Callable[[int], None]) -> Any:
-        kind, _number, *place, row0, nrows, indices, errors = task
+        kind, _number, *place, row0, nrows, indices, spares, errors = task
+        rows = range(row0, row0 + nrows)
         if errors is not None:
-            return [(row, what, self._failure(error)) for row, what, error in errors]
+            [(row, what, error)] = errors
+            if self.tolerant is None:
+                return [(row, what, self._failure(error))]
+            entry = self._mended(row, error, indices, spares, place)
+            if entry[1] == ERROR:
+                return [entry]
+            return [entry, *self._rows(indices, spares, place, range(row + 1, rows.stop), mark)]
         if kind == BATCH:
-            return self._batch(indices, place)
-        return self._rows(indices, place, range(row0, row0 + nrows), mark)
+            return self._batch(indices, spares, place)
+        return self._rows(indices, spares, place, rows, mark)
+
+    def _mended(
+        self, row: int, error: Exception, indices: Any, spares: int, place: list[Any]
+    ) -> Entry:
+        """Of a row whose sample could not be made."""
+        if self.tolerant is None:
+            return row, ERROR, self._failure(error)
+        own, others = split_spares(indices, spares)
+        try:
+            made = self.tolerant.instead(
+                row, error, own, others, lambda r, index: self._sample(index, r, place)
+            )
+        except Exception as last:
+            return row, ERROR, self._failure(last)
+        amiss = self.tolerant.amiss.pop()
+        if not made:
+            return row, LEFT_OUT, amiss.failure
+        return row, REPLACED, (amiss.failure, amiss.instead, made[0])
 
     def _sample(self, index: Any, row: int, place: list[Any]) -> Any:
         epoch, position, base_seed, seeded = place
@@ -206,30 +237,49 @@ class _Runner:
         return by_sample(self.dataset)[index]
 
     def _rows(
-        self, indices: Any, place: list[Any], rows: range, mark: Callable[[int], None]
+        self,
+        indices: Any,
+        spares: int,
+        place: list[Any],
+        rows: range,
+        mark: Callable[[int], None],
     ) -> list[Entry]:
         entries: list[Entry] = []
         for row in rows:
             try:
                 every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
                 index = every[row]
+            except Exception as error:
+                return [(row, ERROR, self._failure(error))]
+            try:
                 entries.append((row, SAMPLE, self._sample(index, row, place)))
             except Exception as error:
-                entries.append((row, ERROR, self._failure(error)))
-                break  # torch stops at the first exception of a batch
+                entries.append(self._mended(row, error, every, spares, place))
+                if entries[-1][1] == ERROR:
+                    break  # torch stops at the first exception of a batch
             mark(row)
         return entries
 
-    def _batch(self, indices: Any, place: list[Any]) -> Answer:
+    def _batch(self, indices: Any, spares: int, place: list[Any]) -> Answer:
         at: tuple[int, ...] = ()
         try:
-            samples = []
+            entries = []
             every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
-            for row, index in enumerate(every):
+            own, _others = split_spares(every, spares)
+            for row, index in enumerate(own):
                 at = (row,)
-                samples.append(self._sample(index, row, place))
+                try:
+                    entries.append((row, SAMPLE, self._sample(index, row, place)))
+                except Exception as error:
+                    entries.append(self._mended(row, error, every, spares, place))
+                    if entries[-1][1] == ERROR:
+                        return FAILED, entries[-1][2], row
             at = ()
-            return OK, self.collate_fn(samples)
+            samples, amiss = parted(entries)
+            if not samples and amiss:
+                return AMISS, None, amiss
+            data = self.collate_fn(samples)
+            return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
             return FAILED, self._failure(error), *at
 
@@ -305,6 +355,7 @@ class NativePool:
         options: dict[str, Any],
         dataset: Any,
         collate_fn: Any,
+        on_error: str = RAISE,
     ) -> None:
         self.engine = _core.Engine(workers, 0, False, memory_limit, **options)
         self.stopped = False
@@ -317,7 +368,7 @@ class NativePool:
             worker = _core.NativeWorker(
                 segment, number, offer.capsule, STREAM_HOOK, offer.indices
             )
-            runner = _Runner(dataset, collate_fn, offer.hook, number)
+            runner = _Runner(dataset, collate_fn, offer.hook, number, on_error)
             ended = threading.Event()
             thread = threading.Thread(
                 target=_work,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -26,14 +26,17 @@ from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
 from . import environment, signals
 from .job import by_sample, fetches_batches, Job, offered
+from .tolerance import RAISE, REPLACE, Amiss, Fatal, Tolerant, split_spares
 
 #: kinds of tasks, numbers of csrc/workers/mn_message.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
 #: entries of a row's envelope, numbers of csrc/py/types/mn_worker_task.c; REFUSED: of a PART, a
-#: sample that may not come out of a message as it went in
-SAMPLE, ERROR, OBJECTS, REFUSED = range(4)
-#: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say
-OK, FAILED, EXHAUSTED, PLACED = range(4)
+#: sample that may not come out of a message as it went in; LEFT_OUT: a failure that ends nothing;
+#: REPLACED: (failure, index, sample) of one made in its place; FATAL: an error of no one sample
+SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)
+#: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say; AMISS: some
+#: could not be made, and what is left is (OK, ...) or None
+OK, FAILED, EXHAUSTED, PLACED, AMISS = range(5)
 
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
@@ -75,6 +78,9 @@ class _Runner:
         self.seeder: Any = None
         self.mark: Any = None  # Worker.mark, once there is one
         self.place: Any = None  # Worker.place, likewise
+        self.indices: Any = None  # Worker.indices, likewise
+        #: None where the first sample that fails ends its batch
+        self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
         self.probing = job.probing
         self.learns = job.places  # what its samples look like
         self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
@@ -118,18 +124,43 @@ class _Runner:
             self.learns, self.sending = False, (found,)
         return data
 
-    def rows(self, extras: list[Entry]) -> list[Entry]:
+    def rows(self, extras: list[Entry], task: Task) -> list[Entry]:
         """Entries of an envelope of rows, exceptions wrapped."""
         return [
-            (row, what, self._failure(obj) if what == ERROR else obj)
+            self._failed(row, what, obj, task) if what in (ERROR, FATAL) else (row, what, obj)
             for row, what, obj in extras
         ]
 
-    def part(self, extras: list[Entry]) -> list[Entry]:
+    def _failed(self, row: int, what: int, error: Exception, task: Task) -> Entry:
+        """Of a row whose sample could not be made."""
+        if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
+            return row, ERROR, self._failure(error)
+        indices, spares = split_spares(*self.indices())
+        try:
+            made = self.tolerant.instead(row, error, indices, spares, self._getter(task))
+        except Exception as last:
+            return row, ERROR, self._failure(last)
+        amiss = self.tolerant.amiss.pop()
+        if not made:
+            return row, LEFT_OUT, amiss.failure
+        return row, REPLACED, (amiss.failure, amiss.instead, made[0])
+
+    def _getter(self, task: Task) -> Callable[[int, Any], Any]:
+        """What makes the sample of a row of a batch from an index."""
+        _number, epoch, position, base_seed, seeded = task
+        seeder = self.seeder if seeded and self.seeder is not None else Unseeded
+        dataset = by_sample(self.job.dataset)
+
+        def get(row: int, index: Any) -> Any:
+            return made(seeder, (base_seed, epoch, position + row, 0), getitem, dataset, index)
+
+        return get
+
+    def part(self, extras: list[Entry], task: Task) -> list[Entry]:
         """The same of rows that another worker may collate."""
         return [
-            (row, REFUSED, None) if what == SAMPLE and not sendable(obj) else (row, what, obj)
-            for row, what, obj in self.rows(extras)
+            (row, what, obj) if _may_be_sent(what, obj) else (row, REFUSED, None)
+            for row, what, obj in self.rows(extras, task)
         ]
 
     def collate(self, index: Any, parts: list[Any], task: Task) -> Answer:
@@ -143,22 +174,27 @@ class _Runner:
         for row, what, obj in entries:
             if what == ERROR:
                 return FAILED, obj, row  # the first in the order of rows, as torch has it
-        if len(entries) != len(index) or any(what == REFUSED for _, what, _ in entries):
+        spares = 0 if self.tolerant is None else self.indices()[1]
+        whole = len(entries) == len(index) - spares
+        if not whole or any(what == REFUSED for _, what, _ in entries):
             self.sending = (-1,)
             return self.batch(index, task)
         number, epoch, _position, base_seed, seeded = task
+        samples, amiss = parted(entries)
+        if not samples:
+            return AMISS, None, amiss
         try:
             if seeded and self.seeder is not None:
                 self.seeder.seed(base_seed, epoch, number, 2)
-            data = self.job.collate_fn([sample for _, _, sample in entries])
+            data = self.job.collate_fn(samples)
             if not seeded or self.seeder is None or not self.seeder.renew():
-                return OK, data
+                return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
             return FAILED, self._failure(error)
         return self.batch(index, task)  # see collated()
 
     def _failure(self, error: Exception) -> Failure:
-        if isinstance(error, _Init):
+        if isinstance(error, Fatal):
             return error.failure
         if isinstance(error, StopIteration):
             # A for loop over the loader would take it for the end of the epoch.
@@ -183,7 +219,11 @@ class _Runner:
                 all_said = data.rows == len(index) and not data.objects
                 return None if all_said else (PLACED, *data)
             sending, self.sending = self.sending, ()
+            if self.tolerant is not None and self.tolerant.amiss:
+                return AMISS, (OK, data, *sending), self.tolerant.amiss
             return OK, data, *sending
+        except AllLeftOut as left_out:
+            return AMISS, None, left_out.amiss
         except StopIteration as error:
             if self.job.dataset_kind == _DatasetKind.Iterable:
                 self.exhausted = True
@@ -197,9 +237,9 @@ class _Runner:
     ) -> Any:
         job, seeder = self.job, self.seeder if seeded else None
         if seeder is None:
-            if not job.splits:
+            if not job.splits and self.tolerant is None:
                 return self.fetcher.fetch(index)
-            seeder = _Unseeded
+            seeder = Unseeded
         samples = partial(self._samples, seeder, index, number, epoch, position, base_seed)
         return collated(seeder, (base_seed, epoch, number, 2), samples, job.collate_fn)
 
@@ -207,6 +247,9 @@ class _Runner:
         self, seeder: Any, index: Any, number: int, epoch: int, position: int, base_seed: int
     ) -> Any:
         job = self.job
+        if self.tolerant is not None:
+            task = number, epoch, position, base_seed, seeder is not Unseeded
+            return self._tolerated(self.tolerant, seeder, index, task)
         if not job.auto_collation:
             data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
@@ -222,6 +265,27 @@ class _Runner:
             if self.probing:
                 self.probing = False
                 self.sending = (sending_ns(data),)
+        return data
+
+    def _tolerated(self, tolerant: Tolerant, seeder: Any, index: Any, task: Task) -> Any:
+        """The samples of a batch, or one, as ``_samples`` gives them, whatever fails."""
+        job = self.job
+        number, epoch, position, base_seed, _seeded = task
+        indices, spares = split_spares(index, self.indices()[1])
+        if not job.auto_collation:  # spares need a list to lie in
+            indices = indices[0] if job.on_error == REPLACE else indices
+
+        def at(row: int) -> None:
+            self.row = (row,)
+
+        place = base_seed, epoch, number, position
+        data = tolerated(
+            tolerant, seeder, job, indices, spares, place, (at, self.mark)
+        )
+        self.row = ()
+        if self.probing and job.auto_collation and not fetches_batches(job.dataset):
+            self.probing = False
+            self.sending = (sending_ns(data),)
         return data
 
     def resume(self) -> Answer:
@@ -250,7 +314,86 @@ def _load_index(data: bytes) -> Any:
         return _IndexError(error)
 
 
-class _Unseeded:
+class Fetches(Protocol):
+    """What samples come from, and how."""
+
+    dataset: Any
+    auto_collation: bool
+
+
+def _ignore(_row: int) -> None:
+    pass
+
+
+def tolerated(
+    tolerant: Tolerant,
+    seeder: Any,
+    source: Fetches,
+    index: Any,
+    spares: Any,
+    place: tuple[int, int, int, int],
+    told: tuple[Callable[[int], None], Callable[[int], None]] = (_ignore, _ignore),
+) -> Any:
+    """The samples of a batch, or one sample, less those that cannot be made, or with others in
+    their place. place: base seed, epoch, the batch's number, its position; told: called before
+    and after each sample, with its row.
+
+    Raises AllLeftOut where there are none.
+    """
+    base_seed, epoch, number, position = place
+    begins, ended = told
+    tolerant.amiss = []
+    dataset: Any = source.dataset
+    together = source.auto_collation and fetches_batches(dataset)
+    one = (lambda i: dataset.__getitems__([i])[0]) if together else by_sample(dataset).__getitem__
+
+    def get(row: int, i: Any) -> Any:
+        begins(row)
+        sample = made(seeder, (base_seed, epoch, position + row, 0), one, i)
+        ended(row)
+        return sample
+
+    if together:
+        try:
+            return made(seeder, (base_seed, epoch, number, 1), dataset.__getitems__, index)
+        except Exception:
+            pass  # of which of them? They are asked for one by one, with the seeds of each.
+    data = tolerant.samples(index if source.auto_collation else [index], spares, get)
+    if not data and tolerant.amiss:
+        raise AllLeftOut(tolerant.amiss)
+    return data if source.auto_collation else data[0]
+
+
+class AllLeftOut(Exception):
+    """There is nothing to collate."""
+
+    def __init__(self, amiss: list[Amiss]) -> None:
+        super().__init__("no sample of the batch could be made")
+        self.amiss = amiss
+
+
+def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
+    """Samples of a batch in the order of rows, and what was wrong with others."""
+    samples, amiss = [], []
+    for row, what, obj in entries:
+        if what == LEFT_OUT:
+            amiss.append(Amiss(row, obj))
+        elif what == REPLACED:
+            failure, index, sample = obj
+            amiss.append(Amiss(row, failure, True, index))
+            samples.append(sample)
+        else:
+            samples.append(obj)
+    return samples, amiss
+
+
+def _may_be_sent(what: int, obj: Any) -> bool:
+    """Whether another worker gets what this one has made."""
+    sample = obj[2] if what == REPLACED else obj
+    return what not in (SAMPLE, REPLACED) or sendable(sample)
+
+
+class Unseeded:
     """In place of a seeder."""
 
     @staticmethod
@@ -308,6 +451,8 @@ def _encode(answer: Any, where: str, kind: int) -> tuple[bytes | None, list[Any]
 
 
 def _plain(what: int, sample: Any) -> Any:
+    if what == REPLACED:
+        return *sample[:2], plain(sample[2])
     return plain(sample) if what == SAMPLE else sample
 
 
@@ -349,8 +494,9 @@ def main(job: Job, number: int) -> None:
         _load_index,
         offered(job.dataset, "set_epoch"),
         job.user_epoch,
+        runner.tolerant is not None,
     )
-    runner.mark, runner.place = worker.mark, worker.place
+    runner.mark, runner.place, runner.indices = worker.mark, worker.place, worker.indices
     worker.ready(*runner.init_states)
     while True:
         task = worker.next()
@@ -361,17 +507,17 @@ def main(job: Job, number: int) -> None:
         if task is False:
             return
         kind, number_, epoch, position, base_seed, seeded, _row0, _nrows, payload = task
+        place = (number_, epoch, position, base_seed, seeded)
         if kind == RESUME:
             answer: Any = runner.resume()
         elif kind == BATCH:
-            answer = runner.batch(payload, (number_, epoch, position, base_seed, seeded))
+            answer = runner.batch(payload, place)
         elif kind == COLLATE:
-            place = (number_, epoch, position, base_seed, seeded)
             answer = runner.collate(payload, worker.parts(), place)
         elif kind == PART:
-            answer = runner.part(payload)
+            answer = runner.part(payload, place)
         else:
-            answer = runner.rows(payload)
+            answer = runner.rows(payload, place)
         data, buffers = _encode(answer, runner.where, kind)
         del task, payload, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):
@@ -386,13 +532,7 @@ class _Refusing:
         self._failure = failure
 
     def __getitem__(self, index: Any) -> Any:
-        raise _Init(self._failure)
-
-
-class _Init(Exception):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__("worker_init_fn failed")
-        self.failure = failure
+        raise Fatal(self._failure)
 
 
 def run(job: Job, number: int) -> None:

@@ -82,12 +82,13 @@ class _Stillborn(_Child):
 
 
 @dataclass
-class _Refusals:
-    """The system will not make another process just now."""
+class _Later:
+    """A replacement that is to be forked at this time: the system would not make another process
+    just now, or several in a row have died before they finished anything."""
 
-    since: float
+    again: float
+    since: float  # when it was due
     pause: float = 0.02
-    again: float = 0.0
 
 
 class Zygote:
@@ -98,7 +99,7 @@ class Zygote:
         self.method = method
         self.children: dict[int, _Child] = {}
         self.lived: set[int] = set()  # numbers of workers that there have been
-        self.refusals: dict[int, _Refusals] = {}  # of their replacements
+        self.later: dict[int, _Later] = {}  # their replacements, by number
         self.start = FORKED if method == "fork" else self._load()
         self.segment.set_start(self.start)  # under fork it was known before
         if self.start == FORKED:
@@ -125,8 +126,8 @@ class Zygote:
 
     def start_wanted(self) -> None:
         for number in range(self.segment.workers):
-            refusals = self.refusals.get(number)
-            waits = refusals is not None and time.monotonic() < refusals.again
+            later = self.later.get(number)
+            waits = later is not None and time.monotonic() < later.again
             if self.segment.state(number) != WANTED or waits or number in self.children:
                 continue  # or a worker that lives has damaged its entry
             self.segment.starting(number)
@@ -141,22 +142,22 @@ class Zygote:
                     continue
                 child = _Stillborn(number, error)
             self.children[number] = child
-            self.refusals.pop(number, None)
+            self.later.pop(number, None)
 
     def _put_off(self, number: int) -> bool:
         """Whether a replacement is to be tried again: limits that others have reached, too,
         are often gone a moment later."""
         now = time.monotonic()
-        refusals = self.refusals.setdefault(number, _Refusals(now))
-        refusals.again = now + refusals.pause
-        refusals.pause = min(2 * refusals.pause, 1.0)
-        return now < refusals.since + REFUSED_SECONDS
+        later = self.later.setdefault(number, _Later(now, now))
+        later.again = now + later.pause
+        later.pause = min(2 * later.pause, 1.0)
+        return now < later.since + REFUSED_SECONDS
 
     def _patience(self, pending: bool) -> float | None:
         """Milliseconds until something is to be looked at that nobody reports."""
         times = [ACK_SECONDS] if pending else []
         now = time.monotonic()
-        times += [max(0.0, refusals.again - now) for refusals in self.refusals.values()]
+        times += [max(0.0, later.again - now) for later in self.later.values()]
         return 1000 * min(times) if times else None
 
     def _process(self, number: int, context: Any) -> Any:
@@ -277,13 +278,16 @@ class Zygote:
                     continue
                 self.segment.exited(child.number, status)
                 child.reported = True
-            again = self.segment.reap(child.number)
-            if again is None:
+            pause_ms = self.segment.reap(child.number)
+            if pause_ms is None:
                 pending = True
                 continue
             child.reap()
             del self.children[child.number]
-            if again:
+            if pause_ms > 0:
+                due = time.monotonic() + pause_ms / 1000
+                self.later[child.number] = _Later(due, due)
+            elif pause_ms == 0:
                 self.start_wanted()
         return pending
 

@@ -103,11 +103,8 @@ def kill_ready(iterator: Any, rng: Any) -> bool:
 
 
 class Killer(threading.Thread):
-    """Kills workers of an iterator at random instants, never one that is barren.
-
-    A worker that died several times without finishing anything is not replaced; so only
-    workers that have finished something are killed.
-    """
+    """Kills workers of an iterator at random instants, never one that has not finished anything:
+    after several of those in a row there would be pauses."""
 
     def __init__(self, iterator: Any, rng: Any, pause: float = 0.02) -> None:
         super().__init__(daemon=True)

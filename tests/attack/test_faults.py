@@ -98,3 +98,16 @@ def test_the_zygote_dies_there(label: str, n: int, fault) -> None:
     assert errors or len(got) == len(expected)
     assert all("died unexpectedly" in text for text in errors), errors
     assert file.exists() or not errors
+
+
+def test_processes_that_fork_have_no_other_threads() -> None:
+    """Or a sanitizer's locks are not to be had in the forks: see tests/test_sanitized.py."""
+    threads = torch.multiprocessing.get_context("fork").Array("i", 8)
+
+    def note() -> None:
+        threads[min(len(os.listdir("/proc/self/task")), 8) - 1] += 1
+
+    os.register_at_fork(before=note)
+    dataset, options = KINDS["rows"]
+    list(make(dataset(), **options))
+    assert threads[0] >= 4 and sum(threads) == threads[0], list(threads)

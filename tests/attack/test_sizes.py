@@ -52,14 +52,16 @@ def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
         assert sorted(torch.cat([first, last]).tolist()) == list(range(4600))
 
 
-def test_ready_batch_for_which_there_are_too_few_descriptors(monkeypatch) -> None:
+def test_ready_batches_where_descriptors_are_few(monkeypatch) -> None:
+    """One batch is cut into as many tasks as there are for it."""
     options(monkeypatch, blocks=0)
     made = minato.DataLoader(
-        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+        Numbers(18100), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
     )
-    assert len(list(made)) == 2
-    with pytest.raises(MemoryError, match=r"sample \d+ cannot be made.*descriptors.*4096"):
-        next(iter(made))
+    for _epoch in range(2):
+        got = list(made)
+        assert [len(batch) for batch in got] == [4500] * 4 + [100]
+        assert sorted(torch.cat(got).tolist()) == list(range(18100))
 
 
 @pytest.mark.parametrize("in_order", [True, False])

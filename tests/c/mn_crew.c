@@ -13,6 +13,7 @@
 #define LANES (MN_LANE_WORKER + WORKERS)
 #define RING 32u
 #define ROWS (UINT64_C(1) << 20)
+#define MS UINT64_C(1000000)
 
 struct table {
     struct mn_ctl ctl;
@@ -33,6 +34,7 @@ struct fake {
     struct mn_shm shm;
     uint32_t looks, made;
     bool gone;
+    bool unready; /* those it makes do not come to be READY */
 };
 
 static void
@@ -46,7 +48,8 @@ fake_look(struct mn_executor *self)
         bool again = state == MN_WORKER_SWEPT && k->respawn;
         if (again || state == MN_WORKER_WANTED) {
             k->pid = 1000 + ++f->made;
-            mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+            k->began = !f->unready;
+            mn_a32_store_seqcst(&k->state, f->unready ? MN_WORKER_STARTING : MN_WORKER_READY);
         }
     }
 }
@@ -69,6 +72,7 @@ struct bench {
     struct fake fake;
     struct mn_crew crew;
     struct mn_tasks tasks;
+    uint64_t now_ns;
 };
 
 static void
@@ -89,7 +93,7 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, s->shm, 0, 0, false};
+    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, s->shm, 0, 0, false, false};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_a32_store_seqcst(&t->workers[w].state, MN_WORKER_WANTED);
@@ -114,7 +118,7 @@ die(struct bench *s, uint32_t w, int32_t status, bool only_it)
     CHECK(!mn_crew_exited(&s->crew, w));
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
     CHECK(mn_crew_exited(&s->crew, w));
-    struct mn_death death = mn_crew_bury(&s->crew, w);
+    struct mn_death death = mn_crew_bury(&s->crew, w, s->now_ns);
     mn_tasks_sweep(&s->tasks, w, only_it, &death);
     mn_crew_swept(&s->crew, w);
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
@@ -208,27 +212,74 @@ a_collate_task_is_not_left_over(void)
     tear_down(&s);
 }
 
+/* Whoever kills READY workers kills for as long as it likes, and they come back with pauses. */
 static void
-who_dies_idle_again_and_again_is_not_replaced(void)
+a_row_of_deaths_makes_pauses(void)
+{
+    static const uint16_t pauses[] = {0, 100, 200, 400, 800, 1000, 1000};
+    struct bench s;
+    set_up(&s, 2);
+    for (uint32_t row = 0; row < 2; row++) {
+        for (uint32_t death = 0; death < 200; death++) {
+            (void)die(&s, 1, -9, false);
+            CHECK_EQ(s.t->workers[1].pause_ms, pauses[death < 6 ? death : 6]);
+            CHECK_EQ(mn_crew_barren(&s.crew), death + 1);
+            s.now_ns += 50 * MS;
+        }
+        mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7 + row); /* it finished something */
+        (void)die(&s, 1, -9, false);
+        CHECK_EQ(s.t->workers[1].pause_ms, 0);
+        CHECK_EQ(mn_crew_barren(&s.crew), 0);
+    }
+    CHECK_EQ(mn_crew_live(&s.crew), 3);
+    s.t->workers[0].retired = 1; /* the user ended it */
+    (void)die(&s, 0, 0, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 2);
+    tear_down(&s);
+}
+
+/* Neither few deaths in a long time nor many in a short one are the end; one that came to be READY
+ * in between begins another row. */
+static void
+who_dies_while_starting_for_seconds_is_not_replaced(void)
 {
     struct bench s;
     set_up(&s, 2);
-    CHECK_EQ(s.fake.made, 3);
-    for (uint32_t death = 0; death < 2; death++) {
+    s.fake.unready = true;
+    (void)die(&s, 1, 1, false); /* this one was READY */
+    for (uint32_t death = 0; death < 20; death++) {
         (void)die(&s, 1, 1, false);
+        s.now_ns += 149 * MS;
     }
-    mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7); /* it did something this time */
+    CHECK_EQ(mn_crew_live(&s.crew), 3);
+    s.fake.unready = false;
+    (void)die(&s, 1, 1, false); /* after 2980 ms, and the next one comes to be READY */
+    s.fake.unready = true;
+    (void)die(&s, 1, 1, false);
+    (void)die(&s, 1, 1, false);
+    s.now_ns += 10000 * MS;
+    (void)die(&s, 1, 1, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 3);
+    CHECK_EQ(s.fake.made, 3 + 25);
+    (void)die(&s, 1, 1, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 2);
+    CHECK_EQ(s.fake.made, 3 + 25);
+    tear_down(&s);
+}
+
+/* The zygote has tried for seconds to make each of them. */
+static void
+who_cannot_be_made_is_given_up_by_count(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    s.fake.unready = true;
+    (void)die(&s, 1, -9, false); /* this one was READY */
     for (uint32_t death = 0; death < 3; death++) {
         CHECK_EQ(mn_crew_live(&s.crew), 3);
-        (void)die(&s, 1, 1, false);
+        (void)die(&s, 1, MN_STATUS_NOT_STARTED + 11, false);
     }
-    CHECK_EQ(s.fake.made, 8);
-    (void)die(&s, 1, 1, false);
-    CHECK_EQ(s.fake.made, 8);
     CHECK_EQ(mn_crew_live(&s.crew), 2);
-    s.t->workers[0].retired = 1; /* the user ended it */
-    (void)die(&s, 0, 0, false);
-    CHECK_EQ(mn_crew_live(&s.crew), 1);
     tear_down(&s);
 }
 
@@ -356,7 +407,9 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_task_is_tried_by_others_and_then_lost),
     MN_TEST("plain", a_lane_of_the_dead_is_emptied),
     MN_TEST("plain", a_collate_task_is_not_left_over),
-    MN_TEST("plain", who_dies_idle_again_and_again_is_not_replaced),
+    MN_TEST("plain", a_row_of_deaths_makes_pauses),
+    MN_TEST("plain", who_dies_while_starting_for_seconds_is_not_replaced),
+    MN_TEST("plain", who_cannot_be_made_is_given_up_by_count),
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),

@@ -7,6 +7,8 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
+#include "engine/mn_forming.h"
+#include "engine/mn_plan_internal.h"
 #include "engine/mn_scheduler.h"
 #include "os/mn_cputime.h"
 #include "os/mn_thread.h"
@@ -716,34 +718,167 @@ kept_batches_leave_no_room_for_the_next(void)
     mn_engine_close(e);
 }
 
-/* Samples that wait for others keep their descriptors. */
+/* ---- batches formed of what is ready ---- */
+
+static struct mn_engine *
+forming_engine(struct rig *r, struct rig_worker *w, uint32_t workers, uint32_t batch)
+{
+    struct mn_engine_config cfg = {.workers = workers,
+                                   .arena_bytes = 64 * MIB,
+                                   .window = 8,
+                                   .ready_batch = batch,
+                                   .ready_bound = 2,
+                                   .ready_mixes = true};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    *r = (struct rig){.e = e, .scale = 8};
+    for (uint32_t i = 0; i < workers; i++) {
+        attach(e, i, &w[i], r);
+    }
+    rig_form(r, 1);
+    return e;
+}
+
+/* Looks until a batch is there; whoever looks often enough is patient enough. */
+static void
+form_now(struct mn_engine *e, struct rig_worker *w)
+{
+    uint64_t sequence, off;
+    uint32_t turns = 0;
+    while (mn_engine_next(e, 0, &sequence, &off) == -ETIMEDOUT) {
+        run_all(w);
+        CHECK(++turns < 20000000);
+    }
+    CHECK(e->plan->forming->nruns != 0);
+    CHECK_EQ(e->plan->forming->runs[0].sequence, sequence);
+    CHECK_EQ(e->plan->forming->runs[0].block_off, off);
+}
+
+/* Every row of the batch that is formed is as it must be; each of them once. */
+static uint32_t
+check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *seen)
+{
+    const struct mn_forming *f = r->e->plan->forming;
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < f->nruns; i++) {
+        const struct mn_run *run = &f->runs[i];
+        CHECK(run->sequence < nblocks);
+        const struct mn_block *block = mn_block_at(&r->e->shm, run->block_off);
+        CHECK_EQ(block->number, b[run->sequence].number);
+        for (uint32_t row = run->row0; row < run->row0 + run->nrows; row++) {
+            CHECK(seen[b[run->sequence].position + row]++ == 0);
+        }
+        rows += run->nrows;
+    }
+    return rows;
+}
+
+static void
+take_formed(struct mn_engine *e)
+{
+    const struct mn_run run = e->plan->forming->runs[0];
+    mn_engine_taken(e, run.sequence, run.block_off);
+}
+
+/* A worker hangs at the first task: the batches after it are handed out as they lie, and then
+ * what there is of the first is mixed with them, in full batches. */
+static void
+formed_batches_wait_for_no_slow_sample(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = forming_engine(&r, w, 2, 4);
+    struct rig_block b[6];
+    uint8_t seen[24] = {0};
+    uint32_t slow;
+    for (uint32_t i = 0; i < 6; i++) {
+        CHECK_EQ(rig_plan(&r, 4, &b[i]), MN_OK);
+    }
+    CHECK_EQ(mn_worker_try(&w[0].side, &slow), MN_OK);
+    for (uint32_t k = 1; k <= 2; k++) {
+        form_now(e, &w[1]);
+        CHECK_EQ(e->plan->forming->nruns, 1);
+        CHECK_EQ(e->plan->forming->runs[0].sequence, k);
+        CHECK_EQ(check_runs(&r, b, 6, seen), 4);
+        take_formed(e);
+        CHECK(mn_plan_at(e->plan, 0) != NULL); /* the slow one is the head still */
+    }
+    uint64_t sequence, off;
+    run_all(&w[1]);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT); /* the first is due */
+    CHECK_EQ(rig_run(&w[0], slow), 0);
+    for (uint32_t k = 2; k < 6; k++) {
+        form_now(e, &w[1]);
+        CHECK_EQ(check_runs(&r, b, 6, seen), 4);
+        take_formed(e);
+    }
+    for (uint32_t i = 0; i < 24; i++) {
+        CHECK_EQ(seen[i], 1);
+    }
+    CHECK_EQ(e->flight.n, 0);
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
+/* A batch of rows from two, and the plan is left with one half taken and one not made. */
+static void
+mixed_batches_keep_what_is_left_of_others(void)
+{
+    struct rig r;
+    struct rig_worker w[3];
+    struct mn_engine *e = forming_engine(&r, w, 3, 4);
+    struct rig_block b[2];
+    uint8_t seen[8] = {0};
+    uint32_t slow[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_EQ(rig_plan(&r, 4, &b[i]), MN_OK);
+        CHECK_EQ(mn_worker_try(&w[i].side, &slow[i]), MN_OK);
+        CHECK_EQ(mn_task_at(&e->shm, slow[i])->nrows, 1); /* nothing is known of costs */
+        run_all(&w[2]);
+    }
+    form_now(e, &w[2]);
+    CHECK_EQ(e->plan->forming->nruns, 2);
+    CHECK_EQ(check_runs(&r, b, 2, seen), 4);
+    take_formed(e);
+    CHECK_EQ(e->flight.n, 2);
+    mn_engine_plan_clear(e);
+    CHECK_EQ(rig_run(&w[0], slow[0]), 0);
+    CHECK_EQ(rig_run(&w[1], slow[1]), 0);
+    while (rig_step(e)) {
+    }
+    CHECK_EQ(e->flight.n, 0);
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
+/* Samples that wait for others keep their descriptors: one that finds none is an error in the
+ * batch that waits for it, and does not hang. */
 static void
 descriptors_that_are_all_out(void)
 {
-    struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 64 * MIB, .window = 4};
-    struct mn_engine *e;
+    struct rig r;
     struct rig_worker w;
+    struct mn_engine *e = forming_engine(&r, &w, 1, 4097);
     struct rig_block b;
-    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
-    struct rig r = {.e = e, .scale = 8};
-    attach(e, 0, &w, &r);
-    rig_form(&r, 1);
-    uint64_t *out = calloc(e->shm.ctl->ntasks, sizeof(*out));
-    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
+    CHECK_EQ(e->shm.ctl->ntasks, 4096);
+    for (uint32_t i = 0; i < 4097; i++) {
+        uint64_t sequence, off;
         CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-        take_now(&r, &w, &b);
-        mn_engine_detach(e, b.sequence);
-        out[i] = b.off;
+        CHECK_EQ(mn_ready_end(&e->plan->forming->policy, INT64_MAX), 0); /* there is more */
+        run_all(&w);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
     }
+    form_now(e, &w);
+    CHECK_EQ(mn_engine_refused(e, 0).why, MN_REFUSED_NOT);
+    CHECK_EQ(mn_engine_refused(e, 4096).why, MN_REFUSED_TASKS);
+    take_formed(e);
     CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-    take_refused(&r, &b, MN_REFUSED_TASKS);
-    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
-        mn_engine_retire(e, out[i]);
-    }
-    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-    take_now(&r, &w, &b);
-    mn_engine_taken(e, b.sequence, b.off);
-    free(out);
+    form_now(e, &w);
+    CHECK_EQ(mn_engine_refused(e, b.sequence).why, MN_REFUSED_NOT);
+    take_formed(e);
+    CHECK_EQ(e->flight.n, 0);
     mn_engine_close(e);
 }
 
@@ -1311,6 +1446,8 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", head_over_the_limit_starts),
     MN_TEST("plain", refused_batches_are_errors_in_their_place),
     MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
+    MN_TEST("plain", formed_batches_wait_for_no_slow_sample),
+    MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
     MN_TEST("plain", descriptors_that_are_all_out),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),

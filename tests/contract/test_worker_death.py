@@ -139,6 +139,17 @@ def test_death_in_worker_init(loader: Kind) -> None:
     assert re.search(f"{EXITED}|{KILLED}", failure.text)
 
 
+@pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
+def test_a_row_of_deaths_is_not_the_end(own: Kind) -> None:
+    """The only worker, and those after it, die while they start and then at the same sample."""
+    if not own.balanced:
+        pytest.skip("static workers are not replaced")
+    starting, working = DieOnce(multiprocessing, 3), DieOnce(multiprocessing, 3)
+    made = own(Failing(6, {2}, working), num_workers=1, max_retries=1000, worker_init_fn=starting)
+    assert flat(made) == list(range(6))
+    assert made.stats()["deaths"] == 6
+
+
 def _die_in_collate(samples: list[int]) -> list[int]:
     if 4 in samples:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data.dataloader as torch_dataloader
@@ -12,6 +19,7 @@ import torch.utils.data.dataloader as torch_dataloader
 import minato
 
 TorchLoader = torch_dataloader.DataLoader
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Points(torch.utils.data.Dataset):
@@ -23,6 +31,14 @@ class Points(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         point = torch.tensor([(index * 7 % 24) / 24, (index * 5 % 24) / 24])
         return point, (point[1] > point[0]).float()
+
+
+class Noisy(Points):
+    """The same, moved by what the three global generators draw in the worker."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        point, label = super().__getitem__(index)
+        return point + torch.rand(2) / 9 + np.random.rand() / 9 + random.random() / 9, label
 
 
 class Watch:
@@ -50,17 +66,23 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
-#: both kinds of loader with the same arguments
-KINDS = {"torch": TorchLoader, "minato": minato.DataLoader}
+#: With the same arguments those with noise give the same batches, and so do the others.
+KINDS: dict[str, Any] = {
+    "torch": TorchLoader,
+    "minato": minato.DataLoader,
+    "torch, noise": TorchLoader,
+    "static, noise": functools.partial(minato.DataLoader, scheduling="static"),
+}
 
 
 def loader(kind: str, **more: Any) -> Any:
-    """A loader of that kind over Points, 2 workers, shuffled by a fixed seed."""
+    """A loader of that kind over Points or Noisy, 2 workers, shuffled by a fixed seed."""
     generator = torch.Generator().manual_seed(3)
     options = dict(
         batch_size=4, num_workers=2, shuffle=True, generator=generator, persistent_workers=True
     )
-    return KINDS[kind](Points(), **{**options, **more})
+    data = Noisy() if "noise" in kind else Points()
+    return KINDS[kind](data, **{**options, **more})
 
 
 def model() -> torch.nn.Module:
@@ -72,3 +94,38 @@ def model() -> torch.nn.Module:
 
 def weights(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def loss_of(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+    x, y = batch
+    return torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
+
+
+def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    optimizer.zero_grad()
+    loss_of(net, batch).backward()
+    optimizer.step()
+
+
+def same(fit: Callable[[str], torch.Tensor], watch: Watch) -> None:
+    """The fit's result (a tensor) does not depend on the kind of loader."""
+    for theirs, ours in (("torch", "minato"), ("torch, noise", "static, noise")):
+        watch.iterators.clear()
+        torch.manual_seed(0)
+        expected = fit(theirs)
+        assert watch.iterators and not watch.all_ours()
+        watch.iterators.clear()
+        torch.manual_seed(0)
+        assert torch.equal(fit(ours), expected), ours
+        assert watch.all_ours(), watch.iterators
+
+
+def printed(program: str, **environment: str) -> str:
+    """What a program prints in a process of its own, which may import these tests."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout

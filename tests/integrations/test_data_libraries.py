@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import tarfile
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from .conftest import KINDS, Points, Watch, model, weights
+from .conftest import KINDS, Points, Watch, model, printed, weights
 
 
 def plain(value: Any) -> Any:
@@ -59,25 +60,178 @@ def test_datasets_streams(watch: Watch) -> None:
         assert watch.all_ours()
 
 
-def test_webdataset(watch: Watch, tmp_path: Path) -> None:
-    wds = pytest.importorskip("webdataset", exc_type=ImportError)
+def shards(folder: Path) -> str:
+    """Four, of five numbers each."""
     for shard in range(4):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
             for i in range(5):
                 data = str(5 * shard + i).encode()
                 entry = tarfile.TarInfo(f"{shard}-{i}.cls")
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
-    shards = str(tmp_path / "{0..3}.tar")
+    return str(folder / "{0..3}.tar")
+
+
+def test_webdataset(watch: Watch, tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset", exc_type=ImportError)
+    given = shards(tmp_path)
 
     def run(kind: str) -> list[Any]:
-        stream = wds.WebDataset(shards, shardshuffle=False).decode().to_tuple("cls").batched(2)
+        stream = wds.WebDataset(given, shardshuffle=False).decode().to_tuple("cls").batched(2)
         return epochs(kind, stream, batch_size=None)
 
     want = run("torch")
     watch.iterators.clear()
     assert run("minato") == want
     assert watch.all_ours()
+
+
+WEBLOADER = """
+import minato
+if PATCH:
+    minato.patch_torch()
+import webdataset as wds
+stream = wds.WebDataset(SHARDS, shardshuffle=False).decode().to_tuple("cls").batched(2)
+loader = wds.WebLoader(stream, batch_size=None, num_workers=2)
+assert isinstance(loader.pipeline[0], minato.DataLoader) == PATCH
+print([[batch[0].tolist() for batch in loader] for _ in range(2)])
+"""
+
+
+def test_webdatasets_own_loader_when_patched_first(tmp_path: Path) -> None:
+    pytest.importorskip("webdataset", exc_type=ImportError)
+    given = f"SHARDS = {shards(tmp_path)!r}\n"
+    torchs = printed(f"PATCH = False\n{given}{WEBLOADER}")
+    assert len(torchs) > 20 and printed(f"PATCH = True\n{given}{WEBLOADER}") == torchs
+
+
+#: Makes shards, then the library's own loader: two epochs, and one that is left in the middle and
+#: gone on with by the library's own state.
+OWN_LOADER = """
+import minato
+if PATCH:
+    minato.patch_torch()
+from tests.integrations.test_data_libraries import {module}
+
+def made(folder):
+    return {module}.loader(folder)
+
+if __name__ == "__main__":
+    {module}.write(FOLDER)
+    whole = made(FOLDER)
+    assert isinstance(whole, minato.DataLoader) == PATCH
+    epochs = [[batch["x"].tolist() for batch in whole] for _ in range(2)]
+    del whole
+    first, part = made(FOLDER), []
+    for batch in first:
+        part.append(batch["x"].tolist())
+        if len(part) == 3:
+            state = first.state_dict()
+            break
+    del first
+    second = made(FOLDER)
+    second.load_state_dict(state)
+    part += [batch["x"].tolist() for batch in second]
+    assert part == epochs[0], (part, epochs)
+    print(epochs)
+"""
+
+
+class Litdata:
+    @staticmethod
+    def write(folder: str) -> None:
+        from litdata.streaming.writer import BinaryWriter
+
+        writer = BinaryWriter(folder, chunk_size=4)
+        for i in range(24):
+            writer[i] = {"x": i}
+        writer.done()
+        writer.merge()
+
+    @staticmethod
+    def dataset(folder: str) -> Any:
+        import litdata
+
+        return litdata.StreamingDataset(folder, shuffle=True, seed=3, drop_last=False)
+
+    @staticmethod
+    def loader(folder: str) -> Any:
+        import litdata
+
+        return litdata.StreamingDataLoader(Litdata.dataset(folder), batch_size=4, num_workers=2)
+
+
+def stand_in_for_torchvision() -> None:
+    """Streaming imports torchvision for datasets of images alone, which are not used here."""
+    import importlib
+    import sys
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    try:
+        importlib.import_module("torchvision")
+        return
+    except (ImportError, RuntimeError):  # the latter: built for another torch
+        pytest.importorskip("transformers", exc_type=ImportError)  # which must see that it is not
+    names = ("", ".datasets", ".transforms", ".transforms.functional")
+    for name in names:
+        module = ModuleType(f"torchvision{name}")
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        module.__dict__.update(VisionDataset=type("VisionDataset", (), {}), to_tensor=None)
+        sys.modules[module.__name__] = module
+
+
+class Streaming:
+    @staticmethod
+    def write(folder: str) -> None:
+        stand_in_for_torchvision()
+        from streaming import MDSWriter
+
+        with MDSWriter(out=folder, columns={"x": "int"}, size_limit=200) as writer:
+            for i in range(24):
+                writer.write({"x": i})
+
+    @staticmethod
+    def dataset(folder: str) -> Any:
+        stand_in_for_torchvision()
+        from streaming import StreamingDataset
+
+        return StreamingDataset(local=folder, shuffle=True, shuffle_seed=3, batch_size=4)
+
+    @staticmethod
+    def loader(folder: str) -> Any:
+        stand_in_for_torchvision()
+        from streaming import StreamingDataLoader
+
+        return StreamingDataLoader(Streaming.dataset(folder), batch_size=4, num_workers=2)
+
+
+def test_litdata(watch: Watch, tmp_path: Path) -> None:
+    pytest.importorskip("litdata", exc_type=ImportError)
+    Litdata.write(str(tmp_path))
+    for persistent in (False, True):
+        options: dict[str, Any] = dict(batch_size=4, persistent_workers=persistent)
+        want = epochs("torch", Litdata.dataset(str(tmp_path)), **options)
+        watch.iterators.clear()
+        assert epochs("minato", Litdata.dataset(str(tmp_path)), **options) == want
+        assert watch.all_ours()
+
+
+@pytest.mark.parametrize("library", [Litdata, Streaming])
+def test_a_librarys_own_loader_when_patched_first(library: Any, tmp_path: Path) -> None:
+    """They are classes below torch's with a state of their own, by which they go on."""
+    name = library.__name__
+    if importlib.util.find_spec(name.lower()) is None:
+        pytest.importorskip(name.lower(), exc_type=ImportError)
+    program = OWN_LOADER.format(module=name)
+    torchs, ours = (
+        printed(
+            f"FOLDER, PATCH = {str(tmp_path / str(patch))!r}, {patch}\n" + program,
+            TMPDIR=str(tmp_path),  # Streaming leaves files for locks there
+        )
+        for patch in (False, True)
+    )
+    assert ours == torchs
 
 
 def test_skorch(watch: Watch) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +10,19 @@ import torch
 
 import minato
 
-from .conftest import KINDS, Points, Watch, loader, model, weights
-
-ROOT = Path(__file__).resolve().parents[2]
-
-Fit = Callable[[str], torch.Tensor]
-
-
-def loss_of(net: torch.nn.Module, batch: Any) -> torch.Tensor:
-    x, y = batch
-    return torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
-
-
-def same(fit: Fit, watch: Watch) -> None:
-    """The fit's result (a tensor) does not depend on the kind of loader."""
-    torch.manual_seed(0)
-    expected = fit("torch")
-    assert watch.iterators and not watch.all_ours()
-    watch.iterators.clear()
-    torch.manual_seed(0)
-    assert torch.equal(fit("minato"), expected)
-    assert watch.all_ours(), watch.iterators
+from .conftest import (
+    KINDS,
+    Noisy,
+    Points,
+    Watch,
+    loader,
+    loss_of,
+    model,
+    printed,
+    same,
+    step,
+    weights,
+)
 
 
 def test_plain_torch(watch: Watch) -> None:
@@ -42,9 +31,7 @@ def test_plain_torch(watch: Watch) -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
         for _epoch in range(2):
             for batch in batches:
-                optimizer.zero_grad()
-                loss_of(net, batch).backward()
-                optimizer.step()
+                step(net, optimizer, batch)
         return weights(net)
 
     same(fit, watch)
@@ -75,6 +62,24 @@ def test_lightning(watch: Watch, tmp_path: Path) -> None:
         module = Module()
         trainer.fit(module, loader(kind), loader(kind, shuffle=False))
         return torch.cat([weights(module.net), trainer.callback_metrics["loss"].reshape(1)])
+
+    same(fit, watch)
+
+
+def test_fabric(watch: Watch) -> None:
+    fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
+
+    def fit(kind: str) -> torch.Tensor:
+        fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
+        net = model()
+        net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        batches = fabric.setup_dataloaders(loader(kind))
+        for _epoch in range(2):
+            for batch in batches:
+                optimizer.zero_grad()
+                fabric.backward(loss_of(net, batch))
+                optimizer.step()
+        return weights(net)
 
     same(fit, watch)
 
@@ -123,11 +128,7 @@ print(sum(len(x) for x, y in loader))
 def test_ignite_makes_minatos_loaders_when_patched_first() -> None:
     """auto_dataloader names torch's class, bound when ignite is imported: a new process."""
     pytest.importorskip("ignite", exc_type=ImportError)
-    done = subprocess.run(
-        [sys.executable, "-c", PATCHED], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "24"
+    assert printed(PATCHED).strip() == "24"
 
 
 def test_monai(watch: Watch) -> None:
@@ -153,6 +154,57 @@ def test_monai(watch: Watch) -> None:
         return torch.cat([torch.as_tensor(o) for o in out])
 
     same(fit, watch)
+
+
+def test_monai_trainer(watch: Watch) -> None:
+    """MONAI's own training loop, over dictionaries."""
+    engines = pytest.importorskip("monai.engines", exc_type=ImportError)
+
+    def dictionaries(samples: list[Any]) -> dict[str, torch.Tensor]:
+        image, label = torch.utils.data.default_collate(samples)
+        return {"image": image, "label": label}
+
+    def fit(kind: str) -> torch.Tensor:
+        net = model()
+        trainer = engines.SupervisedTrainer(
+            torch.device("cpu"), 2, loader(kind, collate_fn=dictionaries), net,
+            torch.optim.SGD(net.parameters(), lr=0.5),
+            torch.nn.functional.binary_cross_entropy_with_logits,
+        )  # fmt: skip
+        trainer.run()
+        return weights(net)
+
+    same(fit, watch)
+
+
+MONAI_PATCHED = """
+import minato
+if PATCH:
+    minato.patch_torch()
+import torch
+import monai.data
+import monai.transforms as transforms
+
+items = [{"image": torch.arange(36.0).reshape(1, 6, 6) + i} for i in range(8)]
+steps = transforms.Compose([
+    transforms.RandFlipd("image", prob=0.5, spatial_axis=0),
+    transforms.RandGaussianNoised("image", prob=0.5),
+    transforms.RandSpatialCropd("image", roi_size=(4, 4), random_size=False),
+])
+torch.manual_seed(4)
+loader = monai.data.DataLoader(monai.data.Dataset(items, steps), batch_size=2, num_workers=2)
+assert isinstance(loader, minato.DataLoader) == PATCH
+iterator = iter(loader)
+assert type(iterator).__module__.startswith("minato") == PATCH
+print([batch["image"].tolist() for batch in iterator])
+"""
+
+
+def test_monais_own_loader_when_patched_first() -> None:
+    """It is a class below torch's, and seeds MONAI's transforms in each worker."""
+    pytest.importorskip("monai.data", exc_type=ImportError)
+    torchs = printed("PATCH = False" + MONAI_PATCHED)
+    assert printed("PATCH = True" + MONAI_PATCHED, MINATO_SCHEDULING="static") == torchs
 
 
 def test_monai_metatensors_travel_whole(watch: Watch) -> None:
@@ -207,6 +259,27 @@ def test_torch_geometric(watch: Watch) -> None:
     same(fit, watch)
 
 
+GEOMETRIC_PATCHED = """
+import minato
+minato.patch_torch()
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+graphs = [Data(x=torch.ones(1 + i % 3, 2), y=torch.tensor([i])) for i in range(8)]
+loader = DataLoader(graphs, batch_size=4, num_workers=2)
+assert isinstance(loader, minato.DataLoader)
+iterator = iter(loader)
+assert type(iterator).__module__.startswith("minato")
+print([(batch.num_nodes, batch.y.tolist()) for batch in iterator])
+"""
+
+
+def test_torch_geometrics_own_loader_when_patched_first() -> None:
+    pytest.importorskip("torch_geometric", exc_type=ImportError)
+    want = [(7, [0, 1, 2, 3]), (8, [4, 5, 6, 7])]
+    assert printed(GEOMETRIC_PATCHED).strip() == str(want)
+
+
 def test_transformers_trainer(watch: Watch, tmp_path: Path) -> None:
     """The Trainer makes its loader by torch's name and hands it to Accelerate."""
     pytest.importorskip("accelerate")
@@ -222,9 +295,15 @@ def test_transformers_trainer(watch: Watch, tmp_path: Path) -> None:
         def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
             return {"loss": loss_of(self.net, (points, labels))}
 
-    class Data(Points):
+    class Data(torch.utils.data.Dataset):
+        def __init__(self, points: Points) -> None:
+            self.points = points
+
+        def __len__(self) -> int:
+            return len(self.points)
+
         def __getitem__(self, index: int) -> Any:
-            point, label = super().__getitem__(index)
+            point, label = self.points[index]
             return {"points": point, "labels": label}
 
     def fit(kind: str) -> torch.Tensor:
@@ -233,18 +312,18 @@ def test_transformers_trainer(watch: Watch, tmp_path: Path) -> None:
             dataloader_num_workers=2, report_to=[], save_strategy="no", disable_tqdm=True,
             logging_strategy="no", seed=3,
         )  # fmt: skip
-        net = Net()
-        trainer = transformers.Trainer(net, arguments, train_dataset=Data())
+        net, data = Net(), Data(Noisy() if "noise" in kind else Points())
+        trainer = transformers.Trainer(net, arguments, train_dataset=data)
         trainer.train()
         return weights(net.net)
 
     def with_minato(kind: str) -> torch.Tensor:
-        if kind == "torch":
+        if kind.startswith("torch"):
             return fit(kind)
         integration.install()
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(trainer_module, "DataLoader", minato.DataLoader)
+                patch.setattr(trainer_module, "DataLoader", KINDS[kind])
                 return fit(kind)
         finally:
             integration.uninstall()

@@ -42,6 +42,8 @@ def prepare(
     monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
+    # it would ask the runtime of Ray for devices, and that starts a cluster
+    monkeypatch.setattr(first, "get_torch_device_manager_by_context", lambda: None)
     for module in (first, second):
         monkeypatch.setattr(module, "record_extra_usage_tag", lambda *tag: None)
     yield request.param

@@ -25,6 +25,7 @@ class Loader:
             "scheduling": "balanced", "seed_per_sample": None, "memory_limit": None,
             "max_retries": 1, "batching": "sampler", "worker_type": None, "autoscale": None,
             "straggler_threshold": "auto", "prefetch_next_epoch": False,
+            "device": None,
         }  # fmt: skip
         own = {name: options.pop(name, value) for name, value in own.items()}
         options = {"num_workers": 2, "prefetch_factor": 2, **options}

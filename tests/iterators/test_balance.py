@@ -81,6 +81,42 @@ class Opens:
             raise self.raises("cannot be opened here")
 
 
+class TwoGates(torch.utils.data.Dataset):
+    """Two samples of the first eight wait for the gate."""
+
+    def __init__(self, text=False):
+        self.text = text
+        self.gate = multiprocessing.get_context("fork").Event()
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        assert index not in (0, 5) or self.gate.wait(60)
+        return (index, f"name{index}") if self.text else index
+
+
+class Failing(torch.utils.data.Dataset):
+    """One sample raises. ``made``: how often each was begun."""
+
+    def __init__(self, n):
+        self.n = n
+        self.made = torch.zeros(n, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.made[index] += 1
+        if index == 5:
+            raise ValueError("corrupt")
+        return index
+
+
+def with_worker(samples):
+    return torch.utils.data.get_worker_info().id, [s[0] for s in samples]
+
+
 def indices(batches):
     return [b[0].tolist() for b in batches]
 
@@ -147,6 +183,62 @@ class TestReady:
     def test_custom_collate(self):
         loader = make(Costly(), collate_fn=list, **self.options)
         assert sorted(s[0] for b in loader for s in b) == list(range(96))
+
+    def test_a_worker_collates(self):
+        options = dict(shuffle=False, collate_fn=with_worker, persistent_workers=True)
+        loader = make(Costly(n=99), **options, **self.options)
+        for _ in range(2):
+            got = list(loader)
+            assert {worker for worker, _ in got} <= {0, 1, 2}
+            assert sorted(batch for _, batch in got) == [
+                list(range(k, min(k + 8, 99))) for k in range(0, 99, 8)
+            ]
+
+    def test_what_slow_samples_leave_is_mixed(self):
+        """Two of four batches wait for one each, and three are full without those."""
+        loader = make(data := TwoGates(), **(self.options | self.small))
+        it = iter(loader)
+        first = indices_of(next(it) for _ in range(3))
+        assert all(len(batch) == 4 and {0, 5}.isdisjoint(batch) for batch in first)
+        state = loader.state_dict()
+        data.gate.set()
+        assert sorted(sum(first + indices_of(it), [])) == list(range(16))
+        for collate_fn in (None, torch.as_tensor):  # a worker can collate no half batches
+            other = make(data, **(self.options | self.small), collate_fn=collate_fn)
+            other.load_state_dict(state)
+            again = indices_of(other)
+            assert sorted(sum(first + again, [])) == list(range(16))
+            assert [len(batch) for batch in again] == [4]
+
+    small = dict(batch_size=4, shuffle=False)
+
+    def test_objects_and_odd_samples_in_a_mixed_batch(self):
+        """Text travels beside its row, and what has no row alone."""
+        loader = make(data := TwoGates(text=True), **(self.options | self.small))
+        it = iter(loader)
+        got = [next(it) for _ in range(3)]
+        data.gate.set()
+        got += it
+        found = [pair for batch in got for pair in zip(batch[0].tolist(), batch[1], strict=True)]
+        assert sorted(found) == [(i, f"name{i}") for i in range(16)]
+
+    def test_a_sample_that_fails_fails_alone(self):
+        """The others of its task are made: they may go into another batch."""
+        loader = make(
+            data := Failing(64), persistent_workers=True, batch_size=32, **self.options
+        )
+        for _ in range(3):  # a task has many samples once they are known to be cheap
+            data.made.zero_()
+            it, got, failed = iter(loader), [], 0
+            while True:
+                try:
+                    got += next(it, [None])
+                except ValueError:
+                    failed += 1
+                if got and got[-1] is None:
+                    break
+            assert failed == 1 and len(got) == 33
+            assert data.made.tolist() == [1] * 64
 
     def test_errors_name_the_sample_and_lose_no_other(self):
         class Bad(Costly):

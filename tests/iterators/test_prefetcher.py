@@ -43,6 +43,9 @@ class Pins:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
+    def most(self) -> int:
+        return 2
+
     def submit(self, data: Any, note: Any) -> Any:
         self.sent.append(data)
         pinning = Pinning(threading.current_thread(), note)

@@ -13,8 +13,8 @@ from minato.options import Options
 
 from .parts import Loader, position_of
 
-HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "live": 2, "retries": 0,
-           "pid": 0, "status": 0}  # fmt: skip
+HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "barren": 0, "live": 2,
+           "retries": 0, "pid": 0, "status": 0}  # fmt: skip
 
 
 class Pool:
@@ -105,6 +105,19 @@ def test_one_that_could_not_be_started_is_told_of_once() -> None:
         supervisor.check(never)
         supervisor.check(never)
     assert len(told) == 1
+
+
+def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
+    supervisor = supervisor_of(pool := Pool(deaths=4, barren=2, live=1, pid=5, status=-9))
+    supervisor.check(never)
+    pool.health["barren"] = 3
+    with pytest.warns(UserWarning, match=r"pid 5\) is killed .* one of 3 deaths in a row") as told:
+        supervisor.check(never)
+        supervisor.check(never)
+    assert len(told) == 1
+    pool.health["live"] = 0
+    with pytest.raises(WorkerLost, match="one of 3 deaths in a row"):
+        supervisor.check(never)
 
 
 def test_without_the_process_that_starts_them_they_are_stopped() -> None:

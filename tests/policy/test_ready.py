@@ -151,14 +151,111 @@ def test_share_not_used_for_long_is_forgotten():
 def test_due_samples_are_waited_for():
     form = _core.PolicyReady(2, 1)
     form.end(8)
-    for p in (1, 2, 3):
+    for p in (1, 2):
         form.mark(p, False)
     assert form.form() == [1, 2]
     assert form.horizon == 6
-    form.mark(4, False)
-    assert form.form() is None  # 0 is due
+    for p in (3, 4, 5):
+        form.mark(p, False)
+    assert form.form() is None and not form.could_mix()  # 0 is due
     form.mark(0, True)
     assert form.form() == [0, 3]
+
+
+# ---- batches that are the sampler's -------------------------------------------------------
+
+
+def test_whole_batches_come_first_and_oldest_first():
+    """What a slow sample holds up waits for it, as long as others are whole."""
+    form = _core.PolicyReady(4, 8)
+    form.end(32)
+    for p in (*range(1, 4), *range(4, 12), *range(13, 16), *range(16, 24)):
+        form.mark(p, False)
+    assert [form.form(False) for _ in range(3)] == [[4, 5, 6, 7], [8, 9, 10, 11], [16, 17, 18, 19]]
+    form.mark(12, False)
+    assert form.form(False) == [12, 13, 14, 15]
+    form.mark(0, True)
+    assert form.form(False) == [0, 1, 2, 3]
+
+
+def test_one_is_mixed_only_where_the_caller_says_so():
+    form = _core.PolicyReady(4, 8)
+    form.end(32)
+    for p in (1, 2, 3, 5, 6, 7):
+        form.mark(p, False)
+    assert form.form(False) is None and form.could_mix()
+    assert form.form(True) == [1, 2, 3, 5]
+    # 6 and 7 are left of one that is open: it is never whole again
+    form.mark(4, False)
+    assert form.form(False) is None and not form.could_mix()
+    form.mark(8, False)
+    assert form.form(False) is None and form.could_mix()
+    # but there is nothing to wait for once as many are left of open ones as a batch takes
+    form.mark(0, True)
+    assert form.form(False) == [0, 4, 6, 7]
+
+
+def test_the_last_batch_is_whole_at_the_end_alone():
+    form = _core.PolicyReady(4, 8)
+    form.end(10)
+    for p in (8, 9, 0, 1, 2, 3):
+        form.mark(p, False)
+    assert form.form(False) == [0, 1, 2, 3]
+    for p in range(4, 8):
+        form.mark(p, False)
+    assert [form.form(False) for _ in range(3)] == [[4, 5, 6, 7], [8, 9], []]
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 6), st.integers(0, 10**6))
+def test_without_slow_samples_every_batch_is_one_of_the_samplers(total, batch, bound, seed):
+    """In whatever order its samples and those of its neighbours become ready."""
+    rng = random.Random(seed)
+    form = _core.PolicyReady(batch, bound)
+    form.end(total)
+    left, out = list(range(total)), []
+    while (got := form.form(False)) != []:
+        if got is not None:
+            out.append(got)
+            continue
+        reach = [p for p in left if p < form.horizon]
+        position = rng.choice(reach[: 2 * batch])
+        left.remove(position)
+        form.mark(position, False)
+    want = [list(range(k, min(k + batch, total))) for k in range(0, total, batch)]
+    assert sorted(out) == want
+
+
+@given(st.integers(1, 120), st.integers(1, 9), st.integers(0, 6), st.integers(0, 10**6))
+def test_patience_is_never_waiting_for_good(total, batch, bound, seed):
+    """Who never mixes of his own accord gets every sample, too, once all have ended."""
+    rng = random.Random(seed)
+    form = _core.PolicyReady(batch, bound)
+    form.end(total)
+    left, out = list(range(total)), []
+    while (got := form.form(rng.random() < 0.3)) != []:
+        if got is not None:
+            out.append(got)
+            continue
+        reach = [p for p in left if p < form.horizon]
+        if reach:
+            position = rng.choice(reach)
+            left.remove(position)
+            form.mark(position, rng.random() < 0.2)
+    assert sorted(p for b in out for p in b) == list(range(total))
+    assert all(abs(k - p // batch) <= bound for k, b in enumerate(out) for p in b)
+    assert [len(b) for b in out[:-1]] == [batch] * (len(out) - 1)
+
+
+def test_slow_samples_are_owed_a_place_though_others_are_whole():
+    """One in each fourth batch, beside one that does not end for long."""
+    form = _core.PolicyReady(4, 60)
+    form.end(400)
+    for p in range(200):
+        if p % 16 != 3:
+            form.mark(p, p % 16 == 2)
+    got = [form.form() for _ in range(40)]
+    slow = [sum(p % 16 == 2 for p in b) for b in got]
+    assert max(slow[:30]) <= 2 and sum(slow[:30]) >= 4
 
 
 def test_refuses_what_breaks_the_bound():

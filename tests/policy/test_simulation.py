@@ -83,8 +83,7 @@ def test_every_sample_once_and_no_deadlock(costs, batch, workers, kind, memory, 
         if memory >= len(costs):
             continue
         window = 2 * workers
-        limit = max(1, int(memory * window)) if kind != "ready" else \
-            max(1, int(memory * window * batch)) / batch
+        limit = int(memory * window)
         assert result.peak_batches <= max(limit, 1)
 
 

@@ -216,53 +216,46 @@ def test_without_workers_and_a_word_the_programs_generators_are_drawn_from():
 # ---- a collate_fn that runs in the program's process ---------------------------------------
 
 
-def collated_of(batches):
-    """What a collate_fn has drawn, by batch."""
-    return [batch[0] for batch in batches]
-
-
 def marked(samples):
     draws = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
     return draws.tolist(), sorted(int(s[0]) for s in samples)
 
 
-@pytest.mark.parametrize("seeds", [None, False])
-def test_ready_batches_are_collated_by_their_number(seeds):
-    """As if a worker had done it; the program's generators are as they were."""
-    found = []
-    for workers in (1, 3):
+def test_ready_batches_are_collated_as_in_order():
+    """By a worker, each of the sampler's with what it draws there; the program's generators are as
+    they were. Only which comes first is another matter."""
+
+    def collated(workers, **options):
         data = Augmented(23)
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(3)
-        loader = minato.DataLoader(
-            data, 5, num_workers=workers, in_order=False, batching="ready", collate_fn=marked,
-            seed_per_sample=seeds,
-        )  # fmt: skip
-        it = iter(loader)
+        it = iter(minato.DataLoader(data, 5, num_workers=workers, collate_fn=marked, **options))
         before = generators(data)
-        got = list(it)
+        got = sorted(it, key=lambda batch: batch[1])
         assert generators(data) == before
-        assert sorted(sum((indices for _, indices in got), [])) == list(range(23))
-        found.append(collated_of(got))
-    assert found[0] == found[1] and len({str(draws) for draws in found[0]}) == 5
-    for seed in (torch.manual_seed, random.seed, np.random.seed):
-        seed(3)
-    ordered = minato.DataLoader(Augmented(23), 5, num_workers=1, collate_fn=marked)
-    assert collated_of(ordered) == found[0]
+        return got
+
+    ready = dict(in_order=False, batching="ready")
+    ordered = collated(1)
+    assert collated(1, **ready) == collated(3, **ready) == ordered
+    assert len({str(draws) for draws, _ in ordered}) == 5
 
 
-def test_ready_batches_after_a_resume_have_their_numbers():
+def test_ready_batches_after_a_resume_are_collated_as_without():
     def loader():
         torch.manual_seed(3)
         return minato.DataLoader(Augmented(23), 5, num_workers=2, in_order=False,
                                  batching="ready", collate_fn=marked)  # fmt: skip
 
-    whole = collated_of(loader())
+    def in_order(batches):
+        return sorted(batches, key=lambda batch: batch[1])
+
+    whole = in_order(loader())
     it = iter(first := loader())
-    begin = collated_of(next(it) for _ in range(2))
+    begin = [next(it) for _ in range(2)]
     other = loader()
     other.load_state_dict(first.state_dict())
-    assert begin + collated_of(other) == whole
+    assert in_order(begin + list(other)) == whole
     del it
 
 

@@ -316,8 +316,9 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, zygote_hung, deaths, live, retries, worker, pid, status}\n\n"
-    "Unexpected deaths so far, workers that may still finish something, and the last death.";
+    "health() -> {zygote_lost, zygote_hung, deaths, barren, live, retries, worker, pid, status}\n\n"
+    "Unexpected deaths so far, the longest row of them up to now in one place without a finished\n"
+    "task, workers that may still finish something, and the last death.";
 
 PyObject *
 mn_engine_py_health(PyObject *self, PyObject *ignored)
@@ -328,9 +329,10 @@ mn_engine_py_health(PyObject *self, PyObject *ignored)
         return NULL;
     }
     struct mn_health h = mn_engine_health(e);
-    return Py_BuildValue("{sO sO sI sI sK sI sI si}", "zygote_lost",
+    return Py_BuildValue("{sO sO sI sI sI sK sI sI si}", "zygote_lost",
                          h.zygote_lost ? Py_True : Py_False, "zygote_hung",
-                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "live", h.live,
+                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "barren", h.barren,
+                         "live", h.live,
                          "retries", (unsigned long long)h.retries, "worker", h.last.worker, "pid",
                          h.last.pid, "status", h.last.status);
 }

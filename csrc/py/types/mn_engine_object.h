@@ -46,6 +46,11 @@ PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
               PyObject *indices, PyObject *dumps);
 
+/* Of so many indices the last are spares; nrows is the rest. 0 with an exception where there
+ * would be none. */
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares);
+
 /* mn_engine_plan.c: balanced scheduling */
 extern const char mn_engine_plan_doc[];
 PyObject *
@@ -65,13 +70,15 @@ mn_engine_py_refused(PyObject *self, PyObject *sequence);
 PyObject *
 mn_engine_py_taken(PyObject *self, PyObject *args);
 
+extern const char mn_engine_formed_doc[];
 PyObject *
-mn_engine_py_detach(PyObject *self, PyObject *sequence);
+mn_engine_py_formed(PyObject *self, PyObject *ignored);
+extern const char mn_engine_displaced_doc[];
 PyObject *
-mn_engine_py_set_horizon(PyObject *self, PyObject *sequence);
+mn_engine_py_displaced(PyObject *self, PyObject *ignored);
 extern const char mn_engine_gather_doc[];
 PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *args);
+mn_engine_py_gather(PyObject *self, PyObject *layout);
 extern const char mn_engine_place_doc[];
 PyObject *
 mn_engine_py_place(PyObject *self, PyObject *args);

@@ -6,6 +6,7 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_engine_snapshot.h"
+#include "engine/mn_forming.h"
 #include "py/types/mn_engine_object.h"
 
 static struct mn_engine *
@@ -21,19 +22,20 @@ planner(PyObject *self)
 
 const char mn_engine_plan_doc[] =
     "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
-    "     user_epoch=0, splits=False, begins=None) -> bool\n"
+    "     user_epoch=0, splits=False, begins=None, spares=0) -> bool\n"
     "\n"
     "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
     "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
     "with splits, where that pays, several fetch and one collates. begins: a byte a row, not 0\n"
-    "where by the dataset's word a group begins. False: later.";
+    "where by the dataset's word a group begins. spares: so many of the indices are of other\n"
+    "samples, to take the place of one that fails. False: later.";
 
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
                             "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
-                            "splits", "begins", NULL};
+                            "splits", "begins", "spares", NULL};
     struct mn_engine *e = planner(self);
     struct mn_plan_batch b = {0};
     PyObject *indices, *dumps;
@@ -42,10 +44,10 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_ssize_t nbegins = 0;
     int seeded, whole, splits = 0;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#", names, &indices, &dumps,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#I", names, &indices, &dumps,
                                         &sequence, &number, &epoch, &position, &seed, &b.nrows,
                                         &seeded, &whole, &user_epoch, &splits, &begins,
-                                        &nbegins)) {
+                                        &nbegins, &b.spares)) {
         return NULL;
     }
     b.sequence = sequence;
@@ -60,6 +62,10 @@ mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *owned =
         mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, dumps);
     if (owned == NULL) {
+        return NULL;
+    }
+    if (b.index_kind == MN_INDEX_INT64 && !mn_split_spares(&b.nrows, b.spares)) {
+        Py_DECREF(owned);
         return NULL;
     }
     if (begins != NULL && nbegins < (Py_ssize_t)b.nrows) {
@@ -239,90 +245,132 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
                          p.together ? Py_True : Py_False);
 }
 
-PyObject *
-mn_engine_py_detach(PyObject *self, PyObject *arg)
-{
-    struct mn_engine *e = planner(self);
-    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
-    if (e == NULL || PyErr_Occurred()) {
-        return NULL;
-    }
-    mn_engine_detach(e, sequence);
-    Py_RETURN_NONE;
-}
+const char mn_engine_formed_doc[] =
+    "formed() -> [(sequence, block, row0, nrows)]: of which neighbouring rows of planned batches\n"
+    "the one that next() gave is formed; block 0: they cannot be made, see refused(). [] where\n"
+    "batches are not formed";
 
 PyObject *
-mn_engine_py_set_horizon(PyObject *self, PyObject *arg)
+mn_engine_py_formed(PyObject *self, PyObject *ignored)
 {
+    (void)ignored;
     struct mn_engine *e = planner(self);
-    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
-    if (e == NULL || PyErr_Occurred()) {
+    if (e == NULL) {
         return NULL;
     }
-    mn_engine_set_horizon(e, sequence > INT64_MAX ? INT64_MAX : sequence);
-    Py_RETURN_NONE;
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i < nruns; i++) {
+        const struct mn_run *r = &runs[i];
+        PyObject *one = Py_BuildValue("(KKII)", (unsigned long long)r->sequence,
+                                      (unsigned long long)r->block_off, r->row0, r->nrows);
+        if (one == NULL || PyList_Append(out, one) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(one);
+    }
+    return out;
 }
 
-/* Copies row 0 of each source block into row i of the target, without the GIL. */
+const char mn_engine_displaced_doc[] =
+    "displaced() -> (max, sum) of how far samples moved from where the sampler had them, in\n"
+    "batches";
+
+PyObject *
+mn_engine_py_displaced(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    int64_t most, sum;
+    mn_engine_displaced(e, &most, &sum);
+    return Py_BuildValue("(LL)", (long long)most, (long long)sum);
+}
+
+/* Whether every row of the batch that is formed was written in place, and is all there is. */
+static bool
+all_written(struct mn_engine *e, const struct mn_layout *l)
+{
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    bool all = nruns != 0 && !mn_layout_has_objects(l);
+    for (uint32_t i = 0; all && i < nruns; i++) {
+        const struct mn_run *r = &runs[i];
+        all = r->block_off != 0
+              && mn_block_at(mn_engine_shm(e), r->block_off)->layout != 0;
+        const struct mn_report *reports = all ? mn_engine_read_reports(e, r->block_off) : NULL;
+        for (uint32_t row = r->row0; all && row < r->row0 + r->nrows; row++) {
+            all = reports[row].status == MN_ROW_WRITTEN;
+        }
+    }
+    return all;
+}
+
+/* Copies the rows of the batch that is formed to a block, one after another, without the GIL. */
 static void
-copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to, const uint64_t *from,
-          uint32_t n)
+copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
 {
     const struct mn_shm *shm = mn_engine_shm(e);
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
     struct mn_block *target = mn_block_at(shm, to);
-    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
-        uint64_t bytes = mn_layout_row_bytes(l)[f];
-        char *dst = mn_at(shm, mn_block_fields(target)[f]);
-        for (uint32_t i = 0; i < n && bytes != 0; i++) {
-            struct mn_block *b = mn_block_at(shm, from[i]);
-            memcpy(dst + i * bytes, mn_at(shm, mn_block_fields(b)[f]), bytes);
+    for (uint32_t i = 0; i < mn_layout_nfields(l); i++) {
+        uint64_t bytes = mn_layout_row_bytes(l)[i];
+        char *dst = mn_at(shm, mn_block_fields(target)[i]);
+        for (uint32_t k = 0; k < nruns && bytes != 0; k++) {
+            const struct mn_run *r = &runs[k];
+            struct mn_block *b = mn_block_at(shm, r->block_off);
+            const char *rows = mn_at(shm, mn_block_fields(b)[i]);
+            memcpy(dst, rows + r->row0 * bytes, r->nrows * bytes);
+            dst += r->nrows * bytes;
         }
     }
 }
 
 const char mn_engine_gather_doc[] =
-    "gather(blocks, layout) -> block\n\n"
-    "A new block with the single rows of the given done blocks, in this order; to be decoded\n"
-    "and retired.";
+    "gather(layout) -> block | None\n\n"
+    "A new block with the rows of the batch that is formed, to be decoded and retired; None where\n"
+    "rows are not all there is to it.";
 
 PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *args)
+mn_engine_py_gather(PyObject *self, PyObject *layout)
 {
     struct mn_engine *e = planner(self);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    PyObject *blocks, *layout;
-    if (e == NULL || st == NULL
-        || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &blocks, st->layout_type, &layout)) {
+    if (e == NULL || st == NULL) {
+        return NULL;
+    }
+    if (!mn_engine_forms(e) || !Py_IS_TYPE(layout, st->layout_type)) {
+        PyErr_SetString(PyExc_TypeError, "an engine that forms batches, and a Layout");
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;
-    Py_ssize_t n = PyList_GET_SIZE(blocks);
-    uint64_t *from = PyMem_Calloc((size_t)n + 1, sizeof(*from));
-    if (from == NULL) {
-        return PyErr_NoMemory();
+    if (!all_written(e, l)) {
+        Py_RETURN_NONE;
     }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        from[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(blocks, i));
-    }
-    struct mn_submit s = {.nrows = (uint32_t)n,
-                          .kind = MN_KIND_ROWS,
+    struct mn_submit s = {.kind = MN_KIND_ROWS,
                           .nfields = mn_layout_nfields(l),
                           .row_bytes = mn_layout_row_bytes(l)};
-    uint64_t to = 0;
-    int rc = PyErr_Occurred() ? -EINVAL : 0;
-    if (rc == 0) {
-        struct mn_engine_object *o = (struct mn_engine_object *)self;
-        o->inside++;
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_engine_gather_block(e, &s, &to);
-        if (rc == 0) {
-            copy_rows(e, l, to, from, (uint32_t)n);
-        }
-        Py_END_ALLOW_THREADS
-        o->inside--;
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    for (uint32_t i = 0; i < nruns; i++) {
+        s.nrows += runs[i].nrows;
     }
-    PyMem_Free(from);
-    if (PyErr_Occurred() || mn_raise_errno(rc, "no room to gather a batch") < 0) {
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    uint64_t to = 0;
+    int rc;
+    o->inside++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_engine_gather_block(e, &s, &to);
+    if (rc == 0) {
+        copy_rows(e, l, to);
+    }
+    Py_END_ALLOW_THREADS
+    o->inside--;
+    if (mn_raise_errno(rc, "no room to gather a batch") < 0) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(to);

@@ -90,20 +90,22 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "min_workers",
                             "max_workers", "straggler_seconds", "keep", "blocks",
-                            "keeps", "unit_rows", NULL};
+                            "keeps", "ready_batch", "ready_bound",
+                            "ready_mixes", NULL};
     struct mn_scheduler_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
     unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
-    unsigned int unit_rows = 0;
+    unsigned int ready_batch = 0, ready_bound = 0;
     double straggler = 0.0;
-    int respawn, in_order = 1, keeps = 0;
+    int respawn, in_order = 1, keeps = 0, ready_mixes = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpI", names, &workers, &retries,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIp", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
                                      &min_workers, &max_workers, &straggler, &kept,
-                                     &kept_size, &blocks, &keeps, &unit_rows)) {
+                                     &kept_size, &blocks, &keeps, &ready_batch,
+                                     &ready_bound, &ready_mixes)) {
         return NULL;
     }
     if (kept != NULL) {
@@ -143,7 +145,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .in_order = in_order != 0,
                                    .costs = shared,
                                    .keeps = keeps != 0,
-                                   .unit_rows = unit_rows,
+                                   .ready_batch = ready_batch,
+                                   .ready_bound = ready_bound,
+                                   .ready_mixes = ready_mixes != 0,
                                    .keep = kept != NULL ? &keep : NULL};
     o->pid = getpid();
     o->costs = Py_NewRef(costs);
@@ -273,6 +277,17 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     return owned;
 }
 
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares)
+{
+    if (spares >= *nrows) {
+        PyErr_SetString(PyExc_ValueError, "spares must leave indices of a batch");
+        return 0;
+    }
+    *nrows -= spares;
+    return 1;
+}
+
 static PyObject *
 no_room(const struct mn_memory *m)
 {
@@ -287,11 +302,12 @@ no_room(const struct mn_memory *m)
 
 PyDoc_STRVAR(submit_doc,
 "submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0,\n"
-"       layout=None, layout_at=0, nrows=1) -> int | None\n\n"
+"       layout=None, layout_at=0, nrows=1, spares=0) -> int | None\n\n"
 "Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
 "that are no list of machine integers travel as dumps(indices), bytes. layout: how the worker\n"
 "may place the batch's nrows samples, if there is room for them now (form() says so); layout_at\n"
-"is what post() gave for it. None when there is no room now and something is in flight.\n"
+"is what post() gave for it. The last spares of the indices are of other samples, to take the\n"
+"place of one that fails. None when there is no room now and something is in flight.\n"
 "Raises MemoryError when it could never be placed.");
 
 /* The rows that a batch may be placed in. 0, or -1 with an exception. */
@@ -317,16 +333,17 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
                             "lane", "seeded", "user_epoch", "layout", "layout_at", "nrows",
-                            NULL};
+                            "spares", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
     PyObject *indices, *dumps, *layout = Py_None;
     unsigned long long number, epoch, seed, user_epoch = 0;
     int seeded;
     if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOII", names, &indices,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOIII", names, &indices,
                                         &dumps, &s.kind, &number, &epoch, &seed, &s.lane,
-                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows)
+                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows,
+                                        &s.spares)
         || fill_rows(self, &s, layout) < 0) {
         return NULL;
     }
@@ -343,6 +360,11 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *owned =
         mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
     if (owned == NULL) {
+        return NULL;
+    }
+    if (s.index_kind == MN_INDEX_INT64 && s.kind == MN_KIND_BATCH && s.nrows != 0
+        && !mn_split_spares(&s.nrows, s.spares)) {
+        Py_DECREF(owned);
         return NULL;
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
@@ -470,11 +492,9 @@ static PyMethodDef engine_methods[] = {
     {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
     {"taken", mn_engine_py_taken, METH_VARARGS,
      PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
-    {"detach", mn_engine_py_detach, METH_O,
-     PyDoc_STR("detach(sequence): read, but its block stays out until retire(block)")},
-    {"set_horizon", mn_engine_py_set_horizon, METH_O,
-     PyDoc_STR("set_horizon(sequence): nothing from it on may start yet")},
-    {"gather", mn_engine_py_gather, METH_VARARGS, mn_engine_gather_doc},
+    {"formed", mn_engine_py_formed, METH_NOARGS, mn_engine_formed_doc},
+    {"displaced", mn_engine_py_displaced, METH_NOARGS, mn_engine_displaced_doc},
+    {"gather", mn_engine_py_gather, METH_O, mn_engine_gather_doc},
     {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
     {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
     {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},

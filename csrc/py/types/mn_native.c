@@ -61,6 +61,7 @@ begin(struct mn_worker_side *w)
     w->me->tid = mn_thread_number();
     w->me->starts++;
     w->me->exit_status = 0;
+    w->me->began = 1;
     mn_a32_store_release(&w->me->state, MN_WORKER_READY);
 }
 

@@ -141,7 +141,8 @@ native_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* The indices as the sampler gave them: bytes of pickle, or a list of int. */
+/* The indices as the sampler gave them, those of spare samples at the end: bytes of pickle, or a
+ * list of int. */
 static PyObject *
 indices_of(struct mn_block *b)
 {
@@ -149,14 +150,15 @@ indices_of(struct mn_block *b)
     if (b->index_kind == MN_INDEX_PICKLE) {
         return PyBytes_FromStringAndSize(mn_block_index(b), (Py_ssize_t)b->index_bytes);
     }
-    PyObject *list = PyList_New(b->nrows);
-    for (uint32_t i = 0; list != NULL && i < b->nrows; i++) {
-        PyObject *n = PyLong_FromLongLong(v[i]);
-        if (n == NULL) {
+    uint32_t n = b->nrows + b->spares;
+    PyObject *list = PyList_New(n);
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        PyObject *index = PyLong_FromLongLong(v[i]);
+        if (index == NULL) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, n);
+        PyList_SET_ITEM(list, i, index);
     }
     return list;
 }
@@ -177,21 +179,20 @@ hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
         Py_XDECREF(trace);
         error = error != NULL ? Py_BuildValue("[(IiN)]", failure->row, MN_EXTRA_ERROR, error)
                               : NULL;
-        indices = Py_NewRef(Py_None);
     }
     else {
         error = Py_NewRef(Py_None);
-        indices = indices_of(b);
     }
+    indices = indices_of(b);
     if (error == NULL || indices == NULL) {
         Py_XDECREF(error);
         Py_XDECREF(indices);
         return NULL;
     }
-    return Py_BuildValue("(IKKKKiIINN)", t->kind, (unsigned long long)b->number,
+    return Py_BuildValue("(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
                          (unsigned long long)b->epoch, (unsigned long long)b->position,
                          (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
-                         indices, error);
+                         indices, b->spares, error);
 }
 
 PyDoc_STRVAR(next_doc,

@@ -92,12 +92,15 @@ ready_mark(PyObject *self, PyObject *args)
 }
 
 static PyObject *
-ready_form(PyObject *self, PyObject *unused)
+ready_form(PyObject *self, PyObject *args)
 {
-    (void)unused;
     struct ready_object *r = ready_of(self);
     int64_t n;
-    if (mn_ready_form(&r->r, r->out, &n) == MN_EMPTY) {
+    int mix = 1;
+    if (!PyArg_ParseTuple(args, "|p:form", &mix)) {
+        return NULL;
+    }
+    if (mn_ready_form(&r->r, mix != 0, r->out, &n) == MN_EMPTY) {
         Py_RETURN_NONE;
     }
     PyObject *list = PyList_New(n);
@@ -110,6 +113,13 @@ ready_form(PyObject *self, PyObject *unused)
         PyList_SET_ITEM(list, i, item);
     }
     return list;
+}
+
+static PyObject *
+ready_could_mix(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(mn_ready_could_mix(&ready_of(self)->r));
 }
 
 static PyObject *
@@ -136,8 +146,9 @@ ready_displaced_sum(PyObject *self, void *unused)
 static PyMethodDef ready_methods[] = {
     {"end", ready_end, METH_O, "end(total, /): the epoch has this many samples"},
     {"mark", ready_mark, METH_VARARGS, "mark(position, slow, /): a sample is ready"},
-    {"form", ready_form, METH_NOARGS,
-     "form() -> positions of the next batch, ascending; None: wait; []: the end"},
+    {"form", ready_form, METH_VARARGS,
+     "form(mix=True, /) -> positions of the next batch, ascending; None: wait; []: the end"},
+    {"could_mix", ready_could_mix, METH_NOARGS, "could_mix() -> whether form(True) gives one"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -141,8 +141,9 @@ segment_exited(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(reap_doc,
-"reap(number) -> None | bool\n\n"
-"None while the trainer has not looked at the death yet; then whether to fork another.");
+"reap(number) -> None | int\n\n"
+"None while the trainer has not looked at the death yet; then in how many milliseconds to fork\n"
+"another, or -1: none.");
 
 static PyObject *
 segment_reap(PyObject *self, PyObject *arg)
@@ -155,10 +156,10 @@ segment_reap(PyObject *self, PyObject *arg)
     if (mn_a32_load_acquire(&k->state) != MN_WORKER_SWEPT) {
         Py_RETURN_NONE;
     }
-    bool again = k->respawn != 0;
-    mn_a32_store_release(&k->state, again ? MN_WORKER_WANTED : MN_WORKER_EMPTY);
+    long pause_ms = k->respawn ? k->pause_ms : -1;
+    mn_a32_store_release(&k->state, pause_ms >= 0 ? MN_WORKER_WANTED : MN_WORKER_EMPTY);
     MN_FAULT("zygote.reap");
-    return PyBool_FromLong(again);
+    return PyLong_FromLong(pause_ms);
 }
 
 static PyObject *

@@ -20,6 +20,7 @@ struct mn_worker_object {
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block at indices_of */
     uint64_t indices_of, indices_number;
+    bool goes_on;         /* behind a sample that has failed: Python takes care of that one */
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;
     uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
@@ -38,6 +39,10 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o);
 int
 mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *samples,
                      PyObject *objects);
+
+/* The indices of a batch, those of spare samples at the end. */
+PyObject *
+mn_worker_indices(struct mn_worker_object *o, struct mn_block *b);
 
 /* The task in hand is done, and its result where it belongs. */
 void

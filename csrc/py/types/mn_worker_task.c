@@ -11,7 +11,12 @@
 #include "py/types/mn_worker_object.h"
 
 /* What an envelope entry of a row is; numbers of minato/workers/process.py. */
-enum mn_extra { MN_EXTRA_SAMPLE = 0, MN_EXTRA_ERROR = 1, MN_EXTRA_OBJECTS = 2 };
+enum mn_extra {
+    MN_EXTRA_SAMPLE = 0,
+    MN_EXTRA_ERROR = 1,
+    MN_EXTRA_OBJECTS = 2,
+    MN_EXTRA_FATAL = 6, /* as ERROR, of no sample: none of the task was tried */
+};
 
 /* ---- one row ------------------------------------------------------------------------ */
 
@@ -27,7 +32,7 @@ add_extra(PyObject *extras, uint32_t row, enum mn_extra what, PyObject *o)
 /* The exception of a sample becomes an entry of the envelope; what is no Exception
  * (KeyboardInterrupt, SystemExit) ends the worker. 0 or -1. */
 static int
-add_error(PyObject *extras, uint32_t row)
+add_error(PyObject *extras, uint32_t row, enum mn_extra what)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
@@ -38,7 +43,7 @@ add_error(PyObject *extras, uint32_t row)
     if (tb != NULL) {
         PyException_SetTraceback(value, tb);
     }
-    int rc = add_extra(extras, row, MN_EXTRA_ERROR, value);
+    int rc = add_extra(extras, row, what, value);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(tb);
@@ -86,7 +91,7 @@ do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
 {
     PyObject *sample = make_sample(o, b, row);
     if (sample == NULL) {
-        return add_error(extras, row) < 0 ? -1 : -2;
+        return add_error(extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
     }
     int rc = 0;
     PyObject *objects = NULL;
@@ -103,7 +108,7 @@ do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
         rc = add_extra(extras, row, MN_EXTRA_SAMPLE, sample) < 0 ? -1 : 0;
     }
     else if (rc < 0) {
-        rc = add_error(extras, row) < 0 ? -1 : -2;
+        rc = add_error(extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
     }
     Py_XDECREF(objects);
     Py_DECREF(sample);
@@ -221,7 +226,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
     struct mn_report *reports = mn_block_reports(b);
     if ((t->kind == MN_KIND_ROWS && (layout = layout_of(st, o, b)) == NULL)
         || need_indices(o, t, b) < 0) {
-        if (add_error(extras, t->row0) < 0) {
+        if (add_error(extras, t->row0, MN_EXTRA_FATAL) < 0) {
             Py_CLEAR(extras);
         }
         return extras;
@@ -238,7 +243,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
         reports[row].wall_ns = now - before;
         reports[row].status = rc == 1 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
         before = now;
-        if (rc == -2) {
+        if (rc == -2 && !b->apart && !o->goes_on) {
             break; /* torch stops at the first exception of a batch */
         }
     }
@@ -256,21 +261,22 @@ hand_over(struct mn_task *t, struct mn_block *b, PyObject *payload)
                          payload);
 }
 
-static PyObject *
-batch_payload(struct mn_worker_object *o, struct mn_block *b)
+PyObject *
+mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
 {
     if (b->index_kind == MN_INDEX_PICKLE) {
         return load_indices(o, b);
     }
-    PyObject *list = PyList_New(b->nrows);
+    uint32_t n = b->nrows + b->spares;
+    PyObject *list = PyList_New(n);
     const int64_t *v = mn_block_index(b);
-    for (uint32_t i = 0; list != NULL && i < b->nrows; i++) {
-        PyObject *n = PyLong_FromLongLong(v[i]);
-        if (n == NULL) {
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        PyObject *index = PyLong_FromLongLong(v[i]);
+        if (index == NULL) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, n);
+        PyList_SET_ITEM(list, i, index);
     }
     return list;
 }
@@ -303,7 +309,7 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
         return NULL;
     }
     if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
-        PyObject *payload = batch_payload(o, b);
+        PyObject *payload = mn_worker_indices(o, b);
         return payload != NULL ? hand_over(t, b, payload) : NULL;
     }
     PyObject *extras = run_rows(st, o, t, b);

@@ -22,15 +22,16 @@ static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
-                            "load_index", "set_epoch", "user_epoch", NULL};
+                            "load_index", "set_epoch", "user_epoch", "goes_on", NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
     unsigned int number;
     unsigned long long user_epoch = 0;
+    int goes_on = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OK", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKp", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
-                                        &load_index, &set_epoch, &user_epoch)) {
+                                        &load_index, &set_epoch, &user_epoch, &goes_on)) {
         return NULL;
     }
     struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
@@ -44,6 +45,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->load_index = Py_NewRef(load_index);
     o->set_epoch = Py_NewRef(set_epoch);
     o->user_epoch = user_epoch;
+    o->goes_on = goes_on != 0;
     o->collate = MN_NO_TASK;
     o->layouts = PyDict_New();
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
@@ -260,6 +262,25 @@ worker_place(PyObject *self, PyObject *args)
     return rc < 0 ? NULL : PyBool_FromLong(rc);
 }
 
+PyDoc_STRVAR(indices_doc,
+"indices() -> (object, spares)\n\n"
+"What the sampler gave for the batch in hand; so many indices at its end are of other\n"
+"samples.");
+
+static PyObject *
+worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    if (!o->holding) {
+        PyErr_SetString(PyExc_RuntimeError, "no task in hand");
+        return NULL;
+    }
+    const struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
+    PyObject *indices = mn_worker_indices(o, b);
+    return indices != NULL ? Py_BuildValue("(NI)", indices, b->spares) : NULL;
+}
+
 PyDoc_STRVAR(mark_doc,
 "mark(row): this row of the batch in hand has just been fetched; teaches its cost.");
 
@@ -301,6 +322,7 @@ worker_ready(PyObject *self, PyObject *args)
     (void)mn_proc_start_time(getpid(), &o->side.me->born);
     o->side.me->pid = (uint32_t)getpid();
     mn_worker_waited(&o->clock);
+    o->side.me->began = 1;
     mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
     Py_RETURN_NONE;
 }
@@ -313,6 +335,7 @@ static PyMethodDef worker_methods[] = {
     {"mark", worker_mark, METH_O, mark_doc},
     {"place", worker_place, METH_VARARGS, place_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},
+    {"indices", worker_indices, METH_NOARGS, indices_doc},
     {"finish", worker_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -324,8 +347,9 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, worker_methods},
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
-                          "load_index, set_epoch=None, user_epoch=0): the worker's side of the\n"
-                          "loader's mapping.")},
+                          "load_index, set_epoch=None, user_epoch=0, goes_on=False): the\n"
+                          "worker's side of the loader's mapping. goes_on: behind a sample that\n"
+                          "has failed, to the end of the task.")},
     {0, NULL},
 };
 

@@ -1,0 +1,185 @@
+"""What copying batches to a device asks of it, in few verbs, and torch's accelerators.
+
+``copies.py`` decides what is copied when and what must wait for what; it does so by these
+verbs alone, so that the tests can put in their place a device that finishes late, out of
+order or never.  Nothing here touches a device before ``provider_for`` is called for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Provider(Protocol):
+    """One device. Streams and events are its own; nobody else looks into them."""
+
+    device: torch.device
+    #: what copy() raises where the device has no memory left
+    no_room: tuple[type[BaseException], ...]
+
+    def enter(self) -> None:
+        """The calling thread works for this device from now on, and for no other."""
+
+    def stream(self) -> Any:
+        """A new stream: copies on it are made one after the other."""
+
+    def current(self) -> Any:
+        """The stream that the calling thread's work goes to."""
+
+    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+        """The tensor where copies can read it while the program goes on, and how that came
+        about: a key of ``Copies.through``. Itself, or a copy of it in page-locked memory."""
+
+    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+        """Begins to copy it to the device. It must stay as it is until an event that is
+        recorded after this has passed."""
+
+    def record(self, stream: Any) -> Any:
+        """An event: passed once all that the stream has to do by now is done."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What the stream is given from now on begins after the event. The host goes on."""
+
+    def passed(self, event: Any) -> bool:
+        """Whether it has, without waiting."""
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Between two that have passed; None where the device cannot tell."""
+
+    def uses(self, tensor: torch.Tensor, stream: Any) -> None:
+        """The tensor's memory on the device is not used again before what the stream has to
+        do at the time when the tensor dies is done."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether it is on the device."""
+
+    def move(self, data: Any) -> Any:
+        """Anything with torch's ``to()``, on the device, by the calling thread's own stream."""
+
+    def free(self) -> int | None:
+        """Bytes of the device that can be had; None where it does not say."""
+
+
+class TorchProvider:
+    """An accelerator of torch's whose module (``torch.cuda``, ``torch.xpu``, ...) has streams
+    and events."""
+
+    no_room: tuple[type[BaseException], ...] = (torch.OutOfMemoryError,)
+
+    def __init__(self, device: torch.device, module: Any) -> None:
+        self.device = device
+        self._module = module
+
+    def enter(self) -> None:
+        self._module.set_device(self.device)
+
+    def stream(self) -> Any:
+        return self._module.Stream(device=self.device)
+
+    def current(self) -> Any:
+        return self._module.current_stream(self.device)
+
+    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+        if tensor.is_pinned():
+            return tensor, "direct"
+        try:
+            pinned = torch.empty_like(tensor, pin_memory=True)
+        except RuntimeError:  # no more memory may be locked: the driver copies bit by bit
+            return tensor, "pageable"
+        return pinned.copy_(tensor), "pinned"
+
+    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+        with self._module.stream(stream):
+            return tensor.to(self.device, non_blocking=True)
+
+    def record(self, stream: Any) -> Any:
+        event = self._module.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def passed(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def uses(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
+
+    def move(self, data: Any) -> Any:
+        try:
+            return data.to(self.device, non_blocking=True)
+        except TypeError:  # a to() of somebody's own, which may take nothing but a device
+            return data.to(self.device)
+
+    def free(self) -> int | None:
+        with contextlib.suppress(Exception):
+            reserved = self._module.memory_reserved(self.device)
+            unused: int = reserved - self._module.memory_allocated(self.device)
+            return unused + int(self._module.mem_get_info(self.device)[0])
+        return None
+
+
+def target(device: Any) -> torch.device:
+    """What ``device=`` names. Asks no driver: a loader may be made where there is none.
+
+    Raises ValueError for what names no device that batches can arrive on.
+    """
+    try:
+        if isinstance(device, bool):
+            raise TypeError("a bool names none")
+        named = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            "device option should be a device such as 'cuda', 'cuda:1' or a torch.device, but "
+            f"got {device!r}: {str(error).splitlines()[0]}"
+        ) from None
+    if named.type == "meta":
+        raise ValueError("device='meta' makes no sense: tensors there have no values to load")
+    return named
+
+
+def torchs(device: torch.device) -> Provider:
+    """The accelerator of torch's that a device names; without an index the calling thread's
+    current one. Initialises it. Raises ValueError where it is not there."""
+    module: Any = getattr(torch, device.type, None)
+    verbs = ("Stream", "Event", "stream", "current_stream", "set_device", "current_device")
+    if module is None or any(not hasattr(module, verb) for verb in verbs):
+        raise ValueError(
+            f"device={str(device)!r}: torch {torch.__version__} has no streams for it, on which "
+            "batches could be copied ahead. Leave device out and copy them in your program"
+        )
+    if not module.is_available():
+        raise ValueError(
+            f"device={str(device)!r} is not there: torch {torch.__version__} finds no {device.type} "
+            "device. `minato info` says what it finds; leave device out to load to the CPU"
+        )
+    count = module.device_count()
+    if device.index is not None and device.index >= count:
+        raise ValueError(
+            f"device={str(device)!r} is not there: this process sees {count} {device.type} "
+            f"device(s), counted from 0. Under a launcher the index is that of the local rank"
+        )
+    index = module.current_device() if device.index is None else device.index
+    return TorchProvider(torch.device(device.type, index), module)
+
+
+#: what makes the provider of a type of device; of those that are not here, torchs()
+_makers: dict[str, Callable[[torch.device], Provider]] = {}
+
+
+def provider_for(device: Any) -> Provider | None:
+    """Of the device that ``device=`` names; None where nothing needs to be copied."""
+    if device is None or (named := target(device)).type == "cpu":
+        return None
+    return _makers.get(named.type, torchs)(named)

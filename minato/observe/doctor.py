@@ -1,0 +1,554 @@
+"""``minato doctor``: what is wrong with this machine for loading data, and what helps.
+
+Facts are gathered first, each by itself (one that cannot be had is None, and nothing is said of
+it); the checks are functions of these facts alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import glob
+import importlib
+import json
+import multiprocessing
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from .. import _memory_limit, _system_errors
+from .._system import CORE, NEEDS_LINUX
+from . import info
+from .variables import ALL
+
+MiB, GiB = 1 << 20, 1 << 30
+
+#: descriptors of an iterator that starts, and how many iterators a program may well have at once
+DESCRIPTORS, ITERATORS = 6, 8
+#: for what a program opens itself: files, sockets, pipes
+OWN_DESCRIPTORS = 128
+#: memory for batches with which loading is no fun any more
+LITTLE = 256 * MiB
+#: memory that pinned batches may well take
+PINNED = GiB
+#: seconds that the trial load may take
+TRIAL_S = 60.0
+
+WRONG, NOTE = "wrong", "note"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks look at; sizes in bytes, limits None where there is none or it is unknown."""
+
+    #: workers of a loader that the checks think of
+    workers: int
+    #: training processes that a launcher starts here
+    ranks: int = 1
+    #: why minato's engine cannot be used on this system
+    no_engine: str | None = None
+    #: a system call that is refused
+    refused: str | None = None
+    torch: str = "0"
+    #: what ``minato info`` says of the torch extension
+    torch_extension: str = "built"
+    #: the CUDA or ROCm that torch is built for
+    torch_accelerator: str | None = None
+    #: whether torch can use an accelerator
+    accelerator: bool = False
+    #: a driver of an accelerator that the system has, by name
+    driver: str | None = None
+    #: what the environment says of accelerators that may be seen, as NAME=value
+    hidden: str | None = None
+    cpus_online: int | None = None
+    cpus_affinity: int | None = None
+    #: the least of affinity and the control group's quota
+    cpus: int | None = None
+    memory_total: int | None = None
+    #: control groups are counted in both
+    memory_available: int | None = None
+    open_limit: int | None = None
+    open_most: int | None = None
+    open_now: int | None = None
+    address_space: int | None = None
+    address_space_used: int | None = None
+    file_size: int | None = None
+    locked: int | None = None
+    #: how many more processes and threads this user, or this control group, may have
+    processes_left: int | None = None
+    #: /proc/sys/vm/overcommit_memory, and what may still be promised
+    overcommit: int | None = None
+    commit_left: int | None = None
+    shm_free: int | None = None
+    start_method: str = "fork"
+    #: of the environment: threads of pools, and what is minato's
+    threads: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    #: what went wrong when a loader was tried
+    trial: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or that is good to know."""
+
+    level: str
+    about: str
+    what: str
+    fix: str
+
+
+# ---- the checks ------------------------------------------------------------------------------
+
+
+def _system(f: Facts) -> Iterator[Finding]:
+    if f.no_engine is not None:
+        yield Finding(
+            WRONG, "system", f"{f.no_engine}: torch's own loader serves in its place.",
+            "Train on Linux; programs need no change for it.",
+        )  # fmt: skip
+    if f.refused is not None:
+        yield Finding(
+            WRONG, "system", f"{f.refused}, so torch's own workers load.",
+            "It takes Linux 5.3, and a sandbox or seccomp profile that allows memfd_create and "
+            "pidfd_open (for Docker: --security-opt seccomp=PROFILE.json).",
+        )  # fmt: skip
+
+
+def _torch(f: Facts) -> Iterator[Finding]:
+    number = re.match(r"(\d+)\.(\d+)", f.torch)
+    if number is not None and (int(number[1]), int(number[2])) < (2, 6):
+        yield Finding(
+            WRONG, "torch", f"torch is {f.torch}, and minato needs 2.6 or later.",
+            "pip install --upgrade torch",
+        )  # fmt: skip
+    if "does not load" in f.torch_extension:
+        yield Finding(
+            WRONG, "torch extension", f"It was {f.torch_extension}. Loading works without it.",
+            "Build it for the torch that is here, in minato's sources: pip install "
+            "--no-build-isolation --force-reinstall --no-deps .",
+        )  # fmt: skip
+    elif not f.torch_extension.startswith("built"):
+        yield Finding(
+            NOTE, "torch extension",
+            "It is not there. Loading works without it, and small batches take longer.",
+            "With a C++ compiler, in minato's sources: pip install --no-build-isolation .",
+        )  # fmt: skip
+
+
+def _accelerator(f: Facts) -> Iterator[Finding]:
+    if f.driver is None or f.accelerator:
+        return
+    if f.torch_accelerator is None:
+        yield Finding(
+            WRONG, "accelerator",
+            f"There is a driver ({f.driver}), and torch is built without support for it: "
+            "programs train on the CPU.",
+            "Install torch's build for it: https://pytorch.org/get-started/locally/ names the "
+            "command.",
+        )  # fmt: skip
+    elif f.hidden is not None:
+        yield Finding(
+            NOTE, "accelerator", f"There is a driver ({f.driver}), and {f.hidden} hides it.",
+            "Unset that variable where programs are to train on it.",
+        )  # fmt: skip
+    else:
+        yield Finding(
+            WRONG, "accelerator",
+            f"There is a driver ({f.driver}), and torch, built for {f.torch_accelerator}, finds "
+            "nothing that it can use.",
+            "The driver is too old for it, or this container may not see the device: compare "
+            "`nvidia-smi` (or `rocm-smi`) with torch's version, and run the container with "
+            "--gpus all.",
+        )  # fmt: skip
+
+
+def _locked(f: Facts) -> Iterator[Finding]:
+    if (f.accelerator or f.driver) and f.locked is not None and f.locked < PINNED:
+        yield Finding(
+            NOTE, "locked memory",
+            f"No more than {_size(f.locked)} may be locked, and some drivers count the memory of "
+            "pin_memory=True.",
+            "ulimit -l unlimited (for Docker: --ulimit memlock=-1), if pinning fails.",
+        )  # fmt: skip
+
+
+def _descriptors(f: Facts) -> Iterator[Finding]:
+    if f.open_limit is None:
+        return
+    free, wanted = f.open_limit - (f.open_now or 0), DESCRIPTORS * ITERATORS + OWN_DESCRIPTORS
+    if free < wanted:
+        most = "" if f.open_most is None else f" (up to {f.open_most} without root)"
+        yield Finding(
+            WRONG, "open files",
+            f"This process may open {max(free, 0)} more files, sockets and pipes; an iterator "
+            f"with workers takes {DESCRIPTORS} as it starts.",
+            f"ulimit -n {max(4096, f.open_limit + wanted)}{most}, or for Docker: "
+            "--ulimit nofile=65536.",
+        )  # fmt: skip
+
+
+def _address_space(f: Facts) -> Iterator[Finding]:
+    if f.address_space is None:
+        return
+    free = f.address_space - (f.address_space_used or 0)
+    yield Finding(
+        WRONG if free < GiB else NOTE, "address space",
+        f"It is limited to {_size(f.address_space)}, of which {_size(max(free, 0))} are left. "
+        "minato maps more than it uses, and batches must fit into what it gets.",
+        "ulimit -v unlimited; limit memory by a control group, or by memory_limit=, in its place.",
+    )  # fmt: skip
+
+
+def _file_size(f: Facts) -> Iterator[Finding]:
+    if f.file_size is not None:
+        yield Finding(
+            WRONG if f.file_size < GiB else NOTE, "size of files",
+            f"It is limited to {_size(f.file_size)}, and that holds for shared memory, too.",
+            "ulimit -f unlimited",
+        )  # fmt: skip
+
+
+def _memory(f: Facts) -> Iterator[Finding]:
+    if f.memory_available is None:
+        return
+    share = f.memory_available // 2 // f.ranks
+    if share < LITTLE:
+        of = "" if f.memory_total is None else f" of {_size(f.memory_total)}"
+        yield Finding(
+            WRONG, "memory",
+            f"{_size(f.memory_available)}{of} are available, control groups counted: a loader "
+            f"of each of {f.ranks} training processes would share {_size(share)} with its workers.",
+            "Raise the container's limit (Docker: --memory), end what else runs, or use fewer "
+            "workers and a smaller prefetch_factor.",
+        )  # fmt: skip
+
+
+def _overcommit(f: Facts) -> Iterator[Finding]:
+    if f.overcommit != 2 or f.commit_left is None:
+        return
+    yield Finding(
+        WRONG if f.commit_left < GiB else NOTE, "overcommit",
+        "The kernel promises no memory that it does not have (vm.overcommit_memory is 2): each "
+        f"worker counts as much as the program it is forked from, and {_size(f.commit_left)} "
+        "are left.",
+        "sysctl vm.overcommit_memory=0, or more swap, or load large data after the workers have "
+        "started.",
+    )  # fmt: skip
+
+
+def _processes(f: Facts) -> Iterator[Finding]:
+    wanted = 3 * (f.workers + 2) * f.ranks  # a worker, and threads of what it imports
+    if f.processes_left is not None and f.processes_left < wanted:
+        yield Finding(
+            WRONG, "processes",
+            f"There may be {max(f.processes_left, 0)} more processes and threads, and "
+            f"{f.workers} workers may need {wanted}.",
+            "ulimit -u unlimited, or the control group's pids.max (Docker: --pids-limit -1).",
+        )  # fmt: skip
+
+
+def _cpus(f: Facts) -> Iterator[Finding]:
+    if f.cpus is None:
+        return
+    if f.cpus_affinity is not None and f.cpus < f.cpus_affinity:
+        yield Finding(
+            NOTE, "CPUs",
+            f"A control group allows the time of {f.cpus} CPUs, and programs see "
+            f"{f.cpus_affinity}.",
+            f"Choose num_workers by {f.cpus}, or raise the quota (Docker: --cpus).",
+        )  # fmt: skip
+    elif f.cpus_online is not None and f.cpus < f.cpus_online:
+        yield Finding(
+            NOTE, "CPUs",
+            f"This process may use {f.cpus} of {f.cpus_online} CPUs (its affinity); so may its "
+            "workers.",
+            "That is as it should be for one of several ranks; else see taskset, numactl or the "
+            "launcher's binding option.",
+        )  # fmt: skip
+    everywhere = f.workers * f.ranks
+    if everywhere > f.cpus:
+        yield Finding(
+            NOTE, "workers",
+            f"{everywhere} workers share {f.cpus} CPUs. That helps samples that wait (for a disk, "
+            "for the network), and none that compute.",
+            f"num_workers={max(1, f.cpus // f.ranks)}, or autoscale=(1, {f.workers}), which "
+            "measures what helps.",
+        )  # fmt: skip
+
+
+def _threads(f: Facts) -> Iterator[Finding]:
+    for name, value in sorted(f.threads.items()):
+        if value.isdecimal() and int(value) > 1 and f.workers * int(value) > (f.cpus or 1):
+            yield Finding(
+                NOTE, "threads",
+                f"{name}={value} holds in workers, too: {f.workers} of them have "
+                f"{f.workers * int(value)} threads for {f.cpus or 1} CPUs.",
+                f"Unset {name}; minato then gives each worker one thread.",
+            )  # fmt: skip
+
+
+def _start_method(f: Facts) -> Iterator[Finding]:
+    if f.start_method != "fork":
+        yield Finding(
+            NOTE, "start method",
+            f"Processes start by {f.start_method}: the dataset must pickle, the program's main "
+            'part must stand under `if __name__ == "__main__":`, and workers start in seconds.',
+            'multiprocessing_context="fork" starts them in milliseconds, where no thread or '
+            "accelerator that the dataset uses is in the way; persistent_workers=True starts "
+            "them once.",
+        )  # fmt: skip
+
+
+def _shm(f: Facts) -> Iterator[Finding]:
+    if f.shm_free is not None and f.shm_free < 64 * MiB:
+        yield Finding(
+            NOTE, "/dev/shm",
+            f"{_size(f.shm_free)} are free. minato's batches do not use it; torch's own workers "
+            "do, and tensors that a program sends through queues.",
+            "For Docker: --shm-size 8g, or --ipc host.",
+        )  # fmt: skip
+
+
+def _variables(f: Facts) -> Iterator[Finding]:
+    for name, value in sorted(f.variables.items()):
+        if name not in ALL:
+            near = difflib.get_close_matches(name, ALL, 1)
+            yield Finding(
+                WRONG, "environment", f"{name} is set, and means nothing.",
+                f"Is it {near[0]}?" if near else f"There are: {', '.join(sorted(ALL))}.",
+            )  # fmt: skip
+        elif name == "MINATO_SCHEDULING" and value not in ("balanced", "static"):
+            yield Finding(
+                WRONG, "environment", f"{name}={value} is no scheduling that there is.",
+                'Set it to "balanced" or "static", or unset it.',
+            )  # fmt: skip
+
+
+def _trial(f: Facts) -> Iterator[Finding]:
+    if f.trial is not None:
+        yield Finding(
+            WRONG, "trial", f"A loader with two workers was tried, and failed: {f.trial}",
+            "See what else is said here; if there is nothing, report it with the output of "
+            "`minato doctor --json`.",
+        )  # fmt: skip
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _system, _torch, _accelerator, _locked, _descriptors, _address_space, _file_size, _memory,
+    _overcommit, _processes, _cpus, _threads, _start_method, _shm, _variables, _trial,
+)  # fmt: skip
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """What is wrong first, then what is good to know."""
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: finding.level != WRONG)
+
+
+# ---- the facts -------------------------------------------------------------------------------
+
+
+def _size(count: float) -> str:
+    return info._size(count)
+
+
+def _known(fact: Callable[[], Any]) -> Any:
+    """The fact, or None where it cannot be had."""
+    try:
+        return fact()
+    except Exception:
+        return None
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _limit(name: str, hard: bool = False) -> int | None:
+    """A resource limit of this process; None too where the system has no such thing."""
+    resource: Any = _known(lambda: importlib.import_module("resource"))
+    if not hasattr(resource, name):
+        return None
+    value: int = resource.getrlimit(getattr(resource, name))[hard]
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _kib(path: str, name: str) -> int:
+    """A line such as ``VmSize:  1234 kB`` of a file of the kernel's, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.M)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _group_processes() -> int:
+    """How many more the control group of this process, or one above it, may have."""
+    left: list[int] = []
+    for line in _text("/proc/self/cgroup").splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if controllers in ("", "pids"):
+            root = "/sys/fs/cgroup" + (f"/{controllers}" if controllers else "")
+            parts = [part for part in path.split("/") if part]
+            for depth in range(len(parts) + 1):
+                here = "/".join([root, *parts[:depth]])
+                limit = _known(lambda: int(_text(f"{here}/pids.max")))  # noqa: B023
+                if limit is not None:
+                    left.append(limit - int(_text(f"{here}/pids.current")))
+    return min(left)
+
+
+def _user_processes() -> int:
+    """How many more this user may have; root may have any number."""
+    limit = _limit("RLIMIT_NPROC")
+    if limit is None or os.geteuid() == 0:
+        return sys.maxsize
+    used = 0
+    for path in glob.glob("/proc/[0-9]*"):
+        if _known(lambda: os.stat(path).st_uid) == os.getuid():  # noqa: B023
+            used += len(_known(lambda: os.listdir(f"{path}/task")) or ())  # noqa: B023
+    return limit - used
+
+
+def _processes_left() -> int | None:
+    left = min(_known(f) or sys.maxsize for f in (_group_processes, _user_processes))
+    return None if left == sys.maxsize else left
+
+
+def _driver() -> str | None:
+    version = _known(lambda: _text("/proc/driver/nvidia/version"))
+    if version:
+        number = re.search(r"\b\d+\.\d+[.\d]*", version)
+        return f"NVIDIA {number[0]}" if number else "NVIDIA"
+    if glob.glob("/dev/nvidia[0-9]*"):
+        return "NVIDIA"
+    return "AMD" if os.path.exists("/dev/kfd") else None
+
+
+def _hidden(environ: dict[str, str]) -> str | None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if environ.get(name, "0").strip() in ("", "-1", "NoDevFiles"):
+            return f"{name}={environ[name]}"
+    return None
+
+
+def _free_shm() -> int:
+    found = os.statvfs("/dev/shm")
+    return found.f_bavail * found.f_frsize
+
+
+class Squares(Dataset[torch.Tensor]):
+    """What the trial loads."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((256,), float(index * index))
+
+
+def try_load() -> str | None:
+    """Loads some batches with two workers; what went wrong, or None."""
+    from ..loader import DataLoader
+
+    data = Squares()
+    try:
+        batches = list(DataLoader(data, batch_size=8, num_workers=2, timeout=TRIAL_S))
+        if not torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(len(data))])):
+            return "its batches are not those of the dataset."
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def gather(workers: int | None = None, trial: bool = True) -> Facts:
+    """The facts of this process and machine; without a number, as many workers as CPUs."""
+    environ = dict(os.environ)
+    core = _known(lambda: info.extension("_core").machine()) or {}
+    online = os.cpu_count()
+    affinity = _known(lambda: len(os.sched_getaffinity(0)))
+    cpus = core.get("cpus") or affinity or online
+    found = getattr(torch, "accelerator", torch.cuda)
+    return Facts(
+        workers=workers or cpus or 1,
+        ranks=_memory_limit.ranks_here(environ),
+        no_engine=None if CORE else NEEDS_LINUX,
+        refused=_system_errors.refused() if CORE else None,
+        torch=torch.__version__,
+        torch_extension=_known(info._torch_extension) or "built",
+        torch_accelerator=torch.version.cuda or torch.version.hip,
+        accelerator=bool(_known(found.is_available)),
+        driver=_known(_driver),
+        hidden=_hidden(environ),
+        cpus_online=online,
+        cpus_affinity=affinity,
+        cpus=cpus,
+        memory_total=core.get("memory_total"),
+        memory_available=core.get("memory_available"),
+        open_limit=_limit("RLIMIT_NOFILE"),
+        open_most=_limit("RLIMIT_NOFILE", hard=True),
+        open_now=_known(lambda: len(os.listdir("/proc/self/fd"))),
+        address_space=_limit("RLIMIT_AS"),
+        address_space_used=_known(lambda: _kib("/proc/self/status", "VmSize")),
+        file_size=_limit("RLIMIT_FSIZE"),
+        locked=_limit("RLIMIT_MEMLOCK"),
+        processes_left=_known(_processes_left),
+        overcommit=_known(lambda: int(_text("/proc/sys/vm/overcommit_memory"))),
+        commit_left=_known(
+            lambda: _kib("/proc/meminfo", "CommitLimit") - _kib("/proc/meminfo", "Committed_AS")
+        ),
+        shm_free=_known(_free_shm),
+        start_method=multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],
+        threads={n: v for n, v in environ.items() if n.endswith("_NUM_THREADS")},
+        variables={n: v for n, v in environ.items() if n.startswith("MINATO_")},
+        trial=try_load() if trial else None,
+    )
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+
+def render(findings: list[Finding]) -> str:
+    """The findings as text for people."""
+    if not findings:
+        return "Nothing is wrong here."
+    lines = []
+    for finding in findings:
+        lines += [
+            f"{finding.level}: {finding.about}", f"  {finding.what}", f"  -> {finding.fix}", "",
+        ]  # fmt: skip
+    wrong = sum(finding.level == WRONG for finding in findings)
+    lines.append(f"{wrong} wrong, {len(findings) - wrong} to note")
+    return "\n".join(lines)
+
+
+def run(argv: list[str], gather: Callable[..., Facts] = gather) -> int:
+    """``minato doctor``; returns the exit status: 1 where something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="minato doctor",
+        description="What is wrong with this machine for loading data, and what helps.",
+        epilog="Run it where training runs: in the same container, by the same launcher.",
+    )
+    parser.add_argument("--workers", type=int, metavar="N",
+                        help="num_workers to think of (default: as many as CPUs)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="findings and facts as one object")
+    parser.add_argument("--no-trial", action="store_true", help="start no workers to try it out")
+    options = parser.parse_args(argv)
+    if options.workers is not None and options.workers < 1:
+        parser.error("--workers takes a number from 1 on")
+    facts = gather(options.workers, trial=not options.no_trial)
+    findings = examine(facts)
+    if options.json:
+        found = {"findings": [asdict(finding) for finding in findings], "facts": asdict(facts)}
+        print(json.dumps({"machine": platform.node(), **found}, indent=2))
+    else:
+        print(render(findings))
+    return int(any(finding.level == WRONG for finding in findings))

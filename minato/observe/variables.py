@@ -1,0 +1,44 @@
+"""Every environment variable of minato's: who reads it, and what it does.
+
+``tests/observe/test_variables.py`` finds the names in the sources, and fails for one that is not
+here.
+"""
+
+from __future__ import annotations
+
+#: read by a program that uses minato
+PROGRAM: dict[str, str] = {
+    "MINATO_SCHEDULING": '"balanced" or "static": what `scheduling` is where a program does not '
+    "say; read when minato is imported.",
+    "MINATO_TRACE": "File to which all loaders write what happened when, for Perfetto or "
+    "chrome://tracing.",
+}
+
+#: read by setup.py while minato is built
+BUILD: dict[str, str] = {
+    "MINATO_FAULTS": "1: compile in the fault points at which tests kill processes.",
+    "MINATO_OPTIMIZE": "In place of -O3.",
+    "MINATO_SANITIZE": '"address,undefined" or "thread": build with these sanitizers.',
+    "MINATO_TEST_BINDINGS": "1 or 0: with or without what only tests and the simulator call. By "
+    "default a build in a source tree has it, and a wheel has not.",
+    "MINATO_TORCH": "0: leave the optional torch extension out.",
+    "MINATO_WERROR": "1: warnings of the compiler are errors.",
+}
+
+#: read by tests and benchmarks
+TESTS: dict[str, str] = {
+    "MINATO_FAULT": '"LABEL N FILE": die at that fault point, in a build that has them '
+    "(csrc/py/module/mn_faults.c).",
+    "MINATO_FUZZ_SECONDS": "New random examples at each run, for that long a test.",
+    "MINATO_KITS19": "Folder with real KiTS19 labels.",
+    "MINATO_STRESS_SECONDS": "How long a stress test repeats itself.",
+    "MINATO_TEST_DEADLINE": "Seconds after which a program of tests/c gives up.",
+    "MINATO_TEST_FAULTS": "How often each fault point is tried; without it none is.",
+    "MINATO_TEST_LOADERS": "The kinds of loader that tests/contract is run with, by commas.",
+    "MINATO_TEST_MUTANTS": "1: break the sources in known ways, and expect failures.",
+    "MINATO_TEST_SANITIZED": "1: run tests in a build with sanitizers.",
+    "MINATO_TEST_SEED": "Seed of the random parts; printed where it is drawn.",
+    "MINATO_TEST_TOKEN": "Set by tests, to find the processes they have started.",
+}
+
+ALL: dict[str, str] = {**PROGRAM, **BUILD, **TESTS}

@@ -1,0 +1,129 @@
+"""``on_error``: what is done about a sample that cannot be made, where samples are made.
+
+``"skip"`` leaves it out. ``"replace"`` makes another of the same epoch in its place, with the
+seeds of that place: of those that come after it in its batch, or, where a batch is too small
+for that, of the spares that the planner has sent along. Which one depends on the sampler's order
+alone, so it is the same with any number of workers. Either is reported with the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from ..errors import Failure
+
+RAISE, SKIP, REPLACE = "raise", "skip", "replace"
+#: samples that are tried in the place of one
+TRIES = 8
+#: samples of a batch that has enough of its own to replace one
+ENOUGH = 4
+
+
+class Fatal(Exception):
+    """Of no sample, so there is none to go on without: the worker could not be set up."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__("worker_init_fn failed")
+        self.failure = failure
+
+
+@dataclass
+class Amiss:
+    """A sample of a batch that could not be made."""
+
+    row: int
+    failure: Failure
+    replaced: bool = False
+    instead: Any = None  # the index of the sample that was made in its place
+
+
+class Tolerant:
+    """Makes samples, and goes on behind those that cannot be made.
+
+    Attributes:
+        amiss: what was wrong with the samples of the batch made last.
+    """
+
+    def __init__(self, mode: str, failure: Callable[[Exception], Failure]) -> None:
+        self.mode = mode
+        self.amiss: list[Amiss] = []
+        self._failure = failure
+
+    def samples(
+        self, indices: Sequence[Any], spares: Sequence[Any], get: Callable[[int, Any], Any]
+    ) -> list[Any]:
+        """get(row, index) for all, less those that fail.
+
+        Raises what the first of them fails with if nothing can be made in its place.
+        """
+        self.amiss, made = [], []
+        for row, index in enumerate(indices):
+            try:
+                made.append(get(row, index))
+            except Fatal:
+                raise
+            except Exception as error:
+                made += self.instead(row, error, indices, spares, get)
+        return made
+
+    def instead(
+        self,
+        row: int,
+        error: Exception,
+        indices: Sequence[Any],
+        spares: Sequence[Any],
+        get: Callable[[int, Any], Any],
+    ) -> list[Any]:
+        """What takes the place of a sample: another, or none. Raises its error if there is no
+        other that can be made."""
+        failure = self._failure(error)
+        if self.mode == SKIP:
+            self.amiss.append(Amiss(row, failure))
+            return []
+        count = len(indices)
+        after = (indices[(row + k) % count] for k in range(1, count))
+        others = (index for index in chain(after, spares) if index != indices[row])
+        for index in islice(others, TRIES):
+            try:
+                sample = get(row, index)
+            except Exception:
+                continue
+            self.amiss.append(Amiss(row, failure, True, index))
+            return [sample]
+        raise error
+
+
+def split_spares(index: Any, spares: int) -> tuple[Any, Any]:
+    """What a sampler gave for a batch, and the indices sent behind it to stand in."""
+    return (index[:-spares], index[-spares:]) if spares else (index, ())
+
+
+class Spares:
+    """Samples of an epoch to stand in for those of small batches."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Any] = deque(maxlen=TRIES)
+
+    def clear(self) -> None:
+        """A new epoch."""
+        self._recent.clear()
+
+    def of(self, index: Any, following: Callable[[int], list[Any]] = lambda _: []) -> list[Any]:
+        """For a batch's indices, or one sample's; following: so much of what the sampler gives
+        after it, for the first ones, which have few before them."""
+        own = index if isinstance(index, (list, tuple)) else [index]
+        if len(own) >= ENOUGH:
+            return []
+        found = list(reversed(self._recent))
+        if len(found) < ENOUGH:
+            for more in following(ENOUGH):
+                found += more if isinstance(more, (list, tuple)) else [more]
+        return found[:TRIES]
+
+    def passed(self, index: Any) -> None:
+        """The sampler gave it, and what comes after it may use it."""
+        self._recent.extend(index if isinstance(index, (list, tuple)) else [index])

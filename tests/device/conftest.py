@@ -1,0 +1,29 @@
+"""The fake device, in the place of torch's accelerators."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from contract.support import wait_for
+from minato.device import copies
+
+from .fake import SECONDS, Fake, install
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    before = set(threading.enumerate())
+    made = Fake()
+    install(made, monkeypatch)
+    yield made
+    gc.collect()
+    assert wait_for(lambda: copies.sweep() == 0, SECONDS)
+    made.close()
+    left = [t for t in threading.enumerate() if t not in before and "native" not in t.name]
+    for thread in left:
+        thread.join(SECONDS)
+    assert not [t for t in left if t.is_alive()]

@@ -1,0 +1,250 @@
+"""A device that is none: threads are its streams, and its copies come late.
+
+A copy is made when its stream comes to it, of what stands then at the address that it was
+given: memory that was let go of too early has other bytes by that time, because what is
+freed here is overwritten. The same holds for the memory of the device itself. A test reads
+what a batch holds through the caller's stream, which may be held up, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato.device import provider as providers
+
+SECONDS = 20.0
+#: what stands in memory that was freed, or not yet written
+POISON = 0xA5
+
+
+class NoMemory(RuntimeError):
+    """The device is full."""
+
+
+class Event:
+    """Passed when its stream has come to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = threading.Event()
+        self.at = 0.0
+        self.asked = 0
+
+
+class Stream:
+    """Does what it is given in that order, in a thread, as long as its gate is open."""
+
+    def __init__(self, name: str) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"fake {name}", daemon=True)
+        self.thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """From now on work is what it will do after all the rest."""
+        self._work.put(work)
+
+    def close(self) -> None:
+        self.gate.set()
+        self._work.put(None)
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self.gate.wait()
+            work()
+
+
+class Read:
+    """What the caller's stream finds in a tensor, when it comes to that."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.address, self.dtype, self.shape = tensor.data_ptr(), tensor.dtype, tensor.shape
+        self.bytes = bytearray(tensor.nbytes)
+        self.done = threading.Event()
+
+    def __call__(self) -> None:
+        if self.bytes:
+            array = (ctypes.c_char * len(self.bytes)).from_buffer(self.bytes)
+            ctypes.memmove(array, self.address, len(self.bytes))
+        self.done.set()
+
+    def value(self) -> torch.Tensor:
+        assert self.done.wait(SECONDS)
+        if not self.bytes:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(self.bytes, dtype=self.dtype).reshape(self.shape)
+
+
+class Fake:
+    """The provider. What it should do wrong is set on it."""
+
+    no_room = (NoMemory,)
+
+    def __init__(self, device: str = "cuda:1") -> None:
+        self.device = torch.device(device)
+        self.copying: Stream | None = None  # the stream that was asked for
+        self.calling = Stream("caller")
+        #: how host() has it: "pinned" (a copy), "direct" (where it is), "pageable" (refused)
+        self.way = "pinned"
+        self.room: int | None = None  # bytes of the device; None: no end of them
+        self.used = 0
+        #: by number of an event: so many questions are answered with no although it has passed
+        self.slow_to_say: dict[int, int] = {}
+        self.plant: Callable[[str], bool] = lambda verb: False  # verbs that are forgotten
+        self.threads: set[threading.Thread] = set()  # that begin copies
+        self.entered: list[threading.Thread] = []
+        self.copied: list[int] = []  # bytes of each
+        self.moved: list[Any] = []
+        self.before: Callable[[torch.Tensor], None] = lambda tensor: None  # each copy
+        self.events = 0
+        self._on: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self._memory: list[Any] = []  # all there ever was: addresses stay readable
+        self._users: dict[int, Stream] = {}
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def _tensor(self, like: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+        buffer = np.full(max(1, like.nbytes), POISON, np.uint8)
+        self._memory.append(buffer)
+        flat = torch.frombuffer(buffer, dtype=like.dtype, count=like.numel()) if (
+            like.numel()) else torch.empty(0, dtype=like.dtype)  # fmt: skip
+        return flat.reshape(like.shape), buffer
+
+    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+        if self.way != "pinned":
+            return tensor, self.way
+        made, buffer = self._tensor(tensor)
+        made.copy_(tensor)
+        weakref.finalize(made, buffer.fill, POISON).atexit = False
+        return made, "pinned"
+
+    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+        self.threads.add(threading.current_thread())
+        self.before(tensor)
+        nbytes = tensor.nbytes
+        if self.room is not None and self.used + nbytes > self.room:
+            raise NoMemory(f"{nbytes} bytes, {self.room - self.used} are free")
+        self.used += nbytes
+        made, buffer = self._tensor(tensor)
+        self._on[made.data_ptr()] = made
+        key = id(buffer)
+        weakref.finalize(made, self._freed, key, buffer, nbytes, stream).atexit = False
+        source, target = tensor.contiguous().data_ptr(), buffer.ctypes.data
+
+        def late() -> None:
+            ctypes.memmove(target, source, nbytes)
+
+        if self.way == "pageable":  # the driver reads it before it goes on
+            late()
+        else:
+            stream.put(late)
+        self.copied.append(nbytes)
+        return made
+
+    def _freed(self, key: int, buffer: np.ndarray, nbytes: int, stream: Stream) -> None:
+        """Whoever gets the memory next writes to it when all that uses it by now is done."""
+        self.used -= nbytes
+        user = self._users.pop(key, None) or stream
+        user.put(lambda: buffer.fill(POISON))
+
+    def uses(self, tensor: torch.Tensor, stream: Any) -> None:
+        if self.plant("uses"):
+            return
+        address = tensor.data_ptr()
+        for buffer in self._memory:
+            if buffer.ctypes.data == address:
+                self._users[id(buffer)] = stream
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout == torch.strided and tensor.data_ptr() in self._on
+
+    def free(self) -> int | None:
+        return None if self.room is None else self.room - self.used
+
+    # ---- streams -----------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        self.entered.append(threading.current_thread())
+
+    def stream(self) -> Any:
+        self.copying = Stream("copies") if self.copying is None else self.copying
+        return self.copying
+
+    def current(self) -> Any:
+        return self.calling
+
+    def record(self, stream: Any) -> Any:
+        event = Event(self.events)
+        self.events += 1
+
+        def reached() -> None:
+            event.at = time.monotonic()
+            event.done.set()
+
+        stream.put(reached)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        if not self.plant("wait"):
+            stream.put(lambda: event.done.wait(SECONDS) and None)
+
+    def passed(self, event: Any) -> bool:
+        if self.plant("passed"):
+            return True
+        if not event.done.is_set():
+            return False
+        event.asked += 1
+        return bool(event.asked > self.slow_to_say.get(event.number, 0))
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        return float(end.at - begin.at)
+
+    def move(self, data: Any) -> Any:
+        self.moved.append(data)
+        return data.to(self.device) if not isinstance(data, torch.Tensor) else data
+
+    # ---- for the tests -----------------------------------------------------------------------
+
+    def read(self, tensor: torch.Tensor) -> Read:
+        """Has the caller's stream read a tensor."""
+        read = Read(tensor)
+        self.calling.put(read)
+        return read
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the caller's stream finds in it."""
+        assert self.holds(tensor), "it did not arrive on the device"
+        return self.read(tensor).value()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Copies do not get done meanwhile."""
+        copying = self.stream()
+        copying.gate.clear()
+        try:
+            yield
+        finally:
+            copying.gate.set()
+
+    def close(self) -> None:
+        if self.copying is not None:
+            self.copying.close()
+        self.calling.close()
+
+
+def install(fake: Fake, monkeypatch: Any) -> None:
+    """Loaders with device="cuda..." get it."""
+    monkeypatch.setitem(providers._makers, "cuda", lambda named: fake)

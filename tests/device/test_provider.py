@@ -1,0 +1,153 @@
+"""torch's accelerators by the provider's verbs, with a module in the place of torch.cuda."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minato.device import provider as providers
+from minato.device.provider import TorchProvider, provider_for, target, torchs
+
+
+class Cuda:
+    """What is asked of torch.cuda, in the order in which it was asked."""
+
+    def __init__(self, devices: int = 2) -> None:
+        self.calls: list[Any] = []
+        self.devices = devices
+        self.on: Any = None
+
+    def is_available(self) -> bool:
+        return self.devices > 0
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def current_device(self) -> int:
+        return 1
+
+    def set_device(self, device: Any) -> None:
+        self.calls.append(("set_device", device))
+
+    def Stream(self, device: Any) -> Any:
+        return SimpleNamespace(device=device, wait_event=self._waits)
+
+    def _waits(self, event: Any) -> None:
+        self.calls.append(("wait", event))
+
+    def Event(self, enable_timing: bool = False) -> Any:
+        event = SimpleNamespace(timed=enable_timing, query=lambda: True)
+        event.record = lambda stream: self.calls.append(("record", stream))
+        event.elapsed_time = lambda end: 1500.0
+        return event
+
+    def current_stream(self, device: Any) -> Any:
+        return ("current", device)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.on = stream
+        yield
+        self.on = None
+
+    def memory_reserved(self, device: Any) -> int:
+        return 30
+
+    def memory_allocated(self, device: Any) -> int:
+        return 10
+
+    def mem_get_info(self, device: Any) -> tuple[int, int]:
+        return 100, 1000
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
+    monkeypatch.setattr(torch, "cuda", made)
+    return made
+
+
+def test_the_verbs(cuda: Cuda) -> None:
+    device = torch.device("cuda:1")
+    provider = TorchProvider(device, cuda)
+    provider.enter()
+    stream = provider.stream()
+    assert stream.device == device and provider.current() == ("current", device)
+    event = provider.record(stream)
+    provider.wait(stream, event)
+    assert cuda.calls == [("set_device", device), ("record", stream), ("wait", event)]
+    assert event.timed and provider.passed(event) and provider.seconds(event, event) == 1.5
+    assert provider.free() == 120
+    assert not provider.holds(torch.ones(1))
+
+
+def test_copies_are_made_on_the_stream_without_waiting(cuda: Cuda) -> None:
+    seen: list[Any] = []
+
+    class Source:
+        def to(self, device: Any, **options: Any) -> str:
+            seen.append((cuda.on, device, options))
+            return "there"
+
+    provider = TorchProvider(torch.device("cuda:0"), cuda)
+    source: Any = Source()
+    assert provider.copy(source, "copies") == "there"
+    assert seen == [("copies", torch.device("cuda:0"), {"non_blocking": True})]
+    assert provider.move(source) == "there" and seen[1][0] is None
+
+
+def test_a_to_that_takes_a_device_alone(cuda: Cuda) -> None:
+    class Simple:
+        def to(self, device: Any) -> Any:
+            return device
+
+    assert TorchProvider(torch.device("cuda:0"), cuda).move(Simple()) == torch.device("cuda:0")
+
+
+def test_memory_that_cannot_be_locked_is_copied_as_it_is(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    provider = TorchProvider(torch.device("cuda:0"), cuda)
+    tensor = torch.ones(3)
+    monkeypatch.setattr(torch, "empty_like", refuse)
+    assert provider.host(tensor) == (tensor, "pageable")
+    monkeypatch.setattr(torch, "empty_like", lambda like, pin_memory: torch.zeros(3))
+    made, way = provider.host(tensor)
+    assert way == "pinned" and made is not tensor and torch.equal(made, tensor)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    assert provider.host(tensor) == (tensor, "direct")
+
+
+def test_without_an_index_it_is_the_current_device(cuda: Cuda) -> None:
+    assert torchs(torch.device("cuda")).device == torch.device("cuda:1")
+    assert torchs(torch.device("cuda:0")).device == torch.device("cuda:0")
+
+
+def test_an_index_past_the_last_is_refused(cuda: Cuda) -> None:
+    with pytest.raises(ValueError, match=r"sees 2 cuda device\(s\).*local rank"):
+        torchs(torch.device("cuda:2"))
+
+
+def test_what_is_not_there_is_refused(cuda: Cuda) -> None:
+    cuda.devices = 0
+    with pytest.raises(ValueError, match="finds no cuda device"):
+        torchs(torch.device("cuda:0"))
+
+
+def test_what_has_no_streams_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no streams for it.*Leave device out"):
+        torchs(torch.device("mps"))
+
+
+def test_nothing_is_initialised_before_it_is_asked_for(cuda: Cuda) -> None:
+    assert target("cuda:7") == torch.device("cuda:7")
+    assert provider_for(None) is None and provider_for("cpu") is None
+    assert not cuda.calls and "cuda" not in providers._makers

@@ -1,0 +1,254 @@
+"""Resume in the middle of an epoch by each library's own checkpoint: as if never interrupted.
+
+Of 12 steps (two epochs of 6) the first run makes 8; the second begins with new objects from what
+the first has saved, and makes the other 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+
+from .conftest import Points, loader, loss_of, model, step, weights
+
+STEPS, FIRST = 12, 8
+
+#: (steps after which it ends, what it goes on from) -> final weights
+Run = Callable[[int, Any], torch.Tensor]
+
+
+def goes_on(run: Run, saved: Any) -> None:
+    torch.manual_seed(0)
+    whole = run(STEPS, None)
+    part = run(FIRST, None)
+    assert not torch.equal(part, whole)
+    torch.manual_seed(1)  # a process that begins anew knows nothing of the first
+    assert torch.equal(run(STEPS, saved), whole)
+
+
+def lightning_module() -> Any:
+    lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return loss_of(self.net, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    return Module()
+
+
+@pytest.mark.parametrize("kind", ["minato", "static, noise"])
+def test_lightning(kind: str, tmp_path: Path) -> None:
+    """The trainer asks loaders for their state by itself."""
+    lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def run(steps: int, saved: Any) -> torch.Tensor:
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=FIRST, save_top_k=-1)
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", logger=False, callbacks=[keep],
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        module = lightning_module()
+        trainer.fit(module, loader(kind, persistent_workers=False), ckpt_path=saved)
+        return weights(module)
+
+    goes_on(run, tmp_path / f"step={FIRST}.ckpt")
+
+
+def test_fabric(tmp_path: Path) -> None:
+    """A loader is saved with the model and the optimizer, by the same call."""
+    fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
+
+    def run(steps: int, saved: Any) -> torch.Tensor:
+        fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
+        net = model()
+        net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        batches = fabric.setup_dataloaders(loader("minato"))
+        state = {"net": net, "optimizer": optimizer, "loader": batches, "done": 0}
+        if saved is not None:
+            fabric.load(saved, state)
+        while state["done"] < steps:
+            for batch in batches:
+                optimizer.zero_grad()
+                fabric.backward(loss_of(net, batch))
+                optimizer.step()
+                state["done"] += 1
+                if state["done"] == FIRST:
+                    fabric.save(tmp_path / "saved", state)
+                if state["done"] == steps:
+                    break
+        return weights(net)
+
+    goes_on(run, tmp_path / "saved")
+
+
+def test_ignite(tmp_path: Path) -> None:
+    """With the loader among what ignite's Checkpoint saves; ignite itself skips no batches."""
+    engine = pytest.importorskip("ignite.engine", exc_type=ImportError)
+    handlers = pytest.importorskip("ignite.handlers", exc_type=ImportError)
+
+    def run(steps: int, saved: Any) -> torch.Tensor:
+        net, batches = model(), loader("minato", persistent_workers=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        trainer = engine.Engine(lambda _engine, batch: step(net, optimizer, batch))
+        parts = {"net": net, "optimizer": optimizer, "trainer": trainer, "loader": batches}
+        keep = handlers.Checkpoint(parts, handlers.DiskSaver(tmp_path, require_empty=False))
+        trainer.add_event_handler(engine.Events.ITERATION_COMPLETED(once=FIRST), keep)
+        trainer.add_event_handler(
+            engine.Events.ITERATION_COMPLETED(once=steps), lambda e: e.terminate()
+        )
+        if saved is not None:
+            keep.load_objects(parts, torch.load(saved))
+        trainer.run(batches, max_epochs=2)
+        return weights(net)
+
+    goes_on(run, tmp_path / f"checkpoint_{FIRST}.pt")
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    """Accelerate skips the batches that were done, in a loader that it has prepared."""
+    accelerate = pytest.importorskip("accelerate")
+    from minato.integrations import accelerate as integration
+
+    def run(steps: int, saved: Any) -> torch.Tensor:
+        accelerator = accelerate.Accelerator(
+            cpu=True,
+            dataloader_config=accelerate.DataLoaderConfiguration(use_seedable_sampler=True),
+        )
+        net = model()
+        net, optimizer, batches = accelerator.prepare(
+            net, torch.optim.SGD(net.parameters(), lr=0.5), loader("minato")
+        )
+        done, left, epoch = 0, batches, 0
+        if saved is not None:
+            accelerator.load_state(saved)
+            done = FIRST
+            epoch = done // len(batches)
+            left = accelerator.skip_first_batches(batches, done % len(batches))
+        while done < steps:
+            left.set_epoch(epoch)
+            for batch in left:
+                optimizer.zero_grad()
+                accelerator.backward(loss_of(net, batch))
+                optimizer.step()
+                done += 1
+                if done == FIRST:
+                    accelerator.save_state(str(tmp_path / "saved"))
+                if done == steps:
+                    break
+            left, epoch = batches, epoch + 1
+        return weights(net)
+
+    integration.install()
+    try:
+        goes_on(run, str(tmp_path / "saved"))
+    finally:
+        integration.uninstall()
+
+
+def test_transformers_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    trainer_module = pytest.importorskip("transformers.trainer", exc_type=ImportError)
+    from minato.integrations import accelerate as integration
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+            return {"loss": loss_of(self.net, (points, labels))}
+
+    class Data(Points):
+        def __getitem__(self, index: int) -> Any:
+            point, label = super().__getitem__(index)
+            return {"points": point, "labels": label}
+
+    class Stop(transformers.TrainerCallback):
+        def __init__(self, steps: int) -> None:
+            self.steps = steps
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == self.steps
+
+    def run(steps: int, saved: Any) -> torch.Tensor:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True,
+            dataloader_num_workers=2, report_to=[], save_strategy="steps", save_steps=FIRST,
+            disable_tqdm=True, logging_strategy="no", seed=3,
+        )  # fmt: skip
+        net = Net()
+        trainer = transformers.Trainer(
+            net, arguments, train_dataset=Data(), callbacks=[Stop(steps)]
+        )
+        trainer.train(resume_from_checkpoint=saved)
+        return weights(net)
+
+    integration.install()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer_module, "DataLoader", minato.DataLoader)
+            goes_on(run, str(tmp_path / f"checkpoint-{FIRST}"))
+    finally:
+        integration.uninstall()
+
+
+def test_as_torchdatas_stateful_loader() -> None:
+    """The same batches come before and after a resume as from torchdata's own loader."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", exc_type=ImportError)
+
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(3)).tolist()
+
+    def batches(kind: Any) -> list[list[float]]:
+        def made() -> Any:
+            return kind(Points(), 4, sampler=order, num_workers=2)
+
+        first, found = made(), []
+        for batch in first:
+            found.append(batch[0].reshape(-1).tolist())
+            if len(found) == 2:
+                state = first.state_dict()
+                break
+        second = made()
+        second.load_state_dict(state)
+        return found + [x.reshape(-1).tolist() for x, _y in second]
+
+    assert batches(minato.DataLoader) == batches(stateful.StatefulDataLoader)
+
+
+def test_datasets_stream() -> None:
+    """A shuffled stream of Hugging Face datasets, in its second epoch."""
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+
+    def made() -> Any:
+        rows = datasets.Dataset.from_dict({"y": list(range(40))})
+        stream = rows.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=5)
+        return minato.DataLoader(stream.with_format("torch"), 4, num_workers=2)
+
+    first = made()
+    epochs = []
+    for epoch in range(2):
+        first.set_epoch(epoch)
+        epochs.append([])
+        for batch in first:
+            epochs[-1].append(batch["y"].tolist())
+            if (epoch, len(epochs[-1])) == (1, 3):
+                state = first.state_dict()
+    assert epochs[0] != epochs[1]
+    second = made()
+    second.load_state_dict(state)
+    assert [batch["y"].tolist() for batch in second] == epochs[1][3:]

@@ -1,0 +1,288 @@
+"""on_error: samples that cannot be made are left out, or others are made in their place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+import minato
+
+SIZE = 40
+BAD = (3, 8, 9, 10, 11, 27, 39)  # all of a batch of four among them
+
+
+class Broken(Dataset):
+    """Some samples cannot be made."""
+
+    def __init__(self, bad: Any = BAD, size: int = SIZE) -> None:
+        self.bad, self.size = frozenset(bad), size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad:
+            raise ValueError(f"sample {index} is corrupt")
+        return {"x": torch.full((3,), float(index)), "i": index, "noise": np.random.rand()}
+
+
+class Odd(Broken):
+    """Samples that do not travel as rows."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return {**sample, "name": [f"s{index}"] * 2, "even": torch.zeros(1 + index % 2).sum()}
+
+
+class Together(Broken):
+    """Is asked for a whole batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [Broken.__getitem__(self, index) for index in indices]
+
+
+def collate(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+def kinds() -> list[Any]:
+    found = [
+        pytest.param(dict(num_workers=workers, **more), id=f"{name}-{workers}")
+        for name, more in {
+            "balanced": {},
+            "unseeded": {"seed_per_sample": False},
+            "static": {"scheduling": "static"},
+            "collate": {"collate_fn": collate},
+            "any-order": {"in_order": False},
+            "ready": {"in_order": False, "batching": "ready"},
+            "ready-collate": {"in_order": False, "batching": "ready", "collate_fn": collate},
+        }.items()
+        for workers in ((1, 3) if name == "balanced" else (2,))
+    ]
+    found.append(pytest.param(dict(num_workers=0), id="inline"))
+    found.append(pytest.param(dict(num_workers=0, seed_per_sample=True), id="inline-seeded"))
+    return found
+
+
+def indices(batches: list[Any]) -> list[list[int]]:
+    found = [batch["i"].tolist() for batch in batches]
+    for batch in batches:
+        assert batch["x"].tolist() == [[float(i)] * 3 for i in batch["i"].tolist()]
+    return found
+
+
+def same(found: list[list[int]], wanted: list[list[int]], kind: dict[str, Any]) -> bool:
+    """Whether these are the batches: in any order where that is asked for, and ready first of
+    whatever samples."""
+    if "batching" in kind:
+        return sorted(i for batch in found for i in batch) == sorted(i for b in wanted for i in b)
+    return (sorted(found) if "in_order" in kind else found) == wanted
+
+
+def expected(bad: Any = BAD, size: int = SIZE, batch: int = 4) -> list[list[int]]:
+    chunks = [list(range(at, min(at + batch, size))) for at in range(0, size, batch)]
+    return [left for chunk in chunks if (left := [i for i in chunk if i not in bad])]
+
+
+@pytest.mark.parametrize("dataset", [Broken, Odd, Together])
+@pytest.mark.parametrize("kind", kinds())
+def test_samples_are_left_out(kind: dict[str, Any], dataset: type) -> None:
+    """Batches are smaller by them, and one that has none left is not delivered; twice, because
+    later epochs know how samples travel."""
+    loader = minato.DataLoader(
+        dataset(), batch_size=4, on_error="skip", max_errors=len(BAD),
+        persistent_workers=kind["num_workers"] > 0, **kind,
+    )  # fmt: skip
+    for epoch in range(2):
+        found = indices(list(loader))
+        assert same(found, expected(), kind)
+        failed = loader.stats()["failed"]
+        times = epoch + 1 if kind["num_workers"] else 1  # epochs of this iterator
+        assert failed["left_out"] == len(BAD) * times and failed["replaced"] == 0
+    assert sorted(index for index, *_ in failed["latest"][: len(BAD)]) == sorted(BAD)
+    assert all(f"sample {i} is corrupt" in text and other is None for i, text, other in failed["latest"])
+    assert loader.stats()["errors"] == 0
+
+
+@pytest.mark.parametrize("dataset", [Broken, Odd, Together])
+@pytest.mark.parametrize("kind", kinds())
+def test_samples_are_replaced(kind: dict[str, Any], dataset: type) -> None:
+    """By those that come after them in their batch."""
+    bad = (3, 8, 9, 27, 39)
+    loader = minato.DataLoader(
+        dataset(bad), batch_size=4, on_error="replace", max_errors=1.0,
+        persistent_workers=kind["num_workers"] > 0, **kind,
+    )  # fmt: skip
+    instead = {3: 0, 8: 10, 9: 10, 27: 24, 39: 36}
+    for _epoch in range(2):
+        found = indices(list(loader))
+        wanted = [[instead.get(i, i) for i in range(at, at + 4)] for at in range(0, SIZE, 4)]
+        assert same(found, wanted, kind)
+    latest = loader.stats()["failed"]["latest"]
+    assert {index: other for index, _, other in latest} == instead
+    assert loader.stats()["failed"]["replaced"] == (2 if kind["num_workers"] else 1) * len(bad)
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_small_batches_are_replaced_from_others(size: int | None, shuffle: bool) -> None:
+    """Of one sample, or of samples that all fail; also the first of the epoch. The same ones
+    with any number of workers."""
+    bad = (0, 1, 7, 20)
+    seen = []
+    for workers in (1, 3):
+        torch.manual_seed(5)
+        loader = minato.DataLoader(
+            Broken(bad), batch_size=size, shuffle=shuffle, num_workers=workers,
+            on_error="replace", max_errors=1.0,
+        )  # fmt: skip
+        found = [(batch["i"], batch["noise"]) for batch in loader]
+        order = [int(i) for i, _ in found] if size is None else [n for i, _ in found for n in i.tolist()]
+        assert len(order) == SIZE and not set(order) & set(bad)
+        assert set(order) >= set(range(SIZE)) - set(bad)
+        seen.append([(np.asarray(i).tolist(), np.asarray(n).tolist()) for i, n in found])
+    assert seen[0] == seen[1]
+
+
+def test_what_is_left_is_what_it_is_with_any_number_of_workers() -> None:
+    """Random numbers of a sample come from its place, also of one that replaces another."""
+    for mode in ("skip", "replace"):
+        seen = []
+        for kind in ({"num_workers": 1}, {"num_workers": 4}, {"num_workers": 2, "collate_fn": collate},
+                     {"num_workers": 0, "seed_per_sample": True}):  # fmt: skip
+            torch.manual_seed(1)
+            loader = minato.DataLoader(
+                Broken((3, 8, 27)), batch_size=4, shuffle=True, on_error=mode, max_errors=9, **kind
+            )
+            seen.append([(b["i"].tolist(), b["noise"].tolist()) for b in loader])
+        assert all(one == seen[0] for one in seen[1:])
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_too_many_raise_the_first(kind: dict[str, Any], mode: str) -> None:
+    loader = minato.DataLoader(
+        Broken((3, 21, 30)), batch_size=4, on_error=mode, max_errors=2, **kind
+    )
+    with pytest.raises(ValueError, match="sample (3|21|30) is corrupt") as caught:
+        list(loader)
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    assert "3 samples of this epoch could not be made, and max_errors=2 allows 2" in notes
+    assert "sample index" in notes
+    assert loader.stats()["errors"] == 1
+    strict = minato.DataLoader(Broken((3,)), batch_size=4, on_error=mode, max_errors=0, **kind)
+    with pytest.raises(ValueError, match="sample 3 is corrupt"):
+        list(strict)
+
+
+def test_a_share_is_of_the_epoch_and_allows_one() -> None:
+    for bad, fine in (((5,), True), ((5, 6), False)):
+        loader = minato.DataLoader(Broken(bad), batch_size=4, num_workers=1, on_error="skip")
+        if fine:
+            assert indices(list(loader)) == expected(bad)
+        else:
+            with pytest.raises(ValueError, match="is corrupt"):
+                list(loader)
+
+
+def test_nothing_can_take_its_place() -> None:
+    loader = minato.DataLoader(
+        Broken(range(SIZE)), batch_size=4, num_workers=2, on_error="replace", max_errors=1.0
+    )
+    with pytest.raises(ValueError, match="sample 0 is corrupt"):
+        next(iter(loader))
+
+
+def test_errors_of_others_still_raise() -> None:
+    """Of a collate_fn, of worker_init_fn: they are of no sample."""
+
+    def fails(_: Any) -> Any:
+        raise KeyError("not a sample's")
+
+    for options in ({"collate_fn": fails}, {"worker_init_fn": fails}):
+        loader = minato.DataLoader(Broken(), batch_size=4, num_workers=1, on_error="skip", **options)
+        with pytest.raises(KeyError, match="not a sample's"):
+            list(loader)
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("stop", [0, 1, 4, 9])
+def test_resume_goes_on_and_counts_on(mode: str, stop: int) -> None:
+    def loader() -> Any:
+        torch.manual_seed(3)
+        return minato.DataLoader(
+            Broken((3, 8, 27)), batch_size=4, shuffle=True, num_workers=2, on_error=mode, max_errors=3
+        )
+
+    whole = [(b["i"].tolist(), b["noise"].tolist()) for b in loader()]
+    first = loader()
+    iterator = iter(first)
+    head = [next(iterator) for _ in range(stop)]
+    state = first.state_dict()
+    failed = first.stats()["failed"]["left_out"] + first.stats()["failed"]["replaced"]
+    assert state["failed"] == failed
+    del iterator
+    second = loader()
+    second.load_state_dict(state)
+    tail = [(b["i"].tolist(), b["noise"].tolist()) for b in second]
+    assert [(b["i"].tolist(), b["noise"].tolist()) for b in head] + tail == whole
+    strict = loader()
+    strict.max_errors = 2
+    strict.load_state_dict(state)
+    with pytest.raises(ValueError, match="is corrupt"):
+        list(strict)
+
+
+class Killing(Broken):
+    """A worker that comes to sample 13 for the first time dies."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            try:
+                self.flag.unlink()
+            except FileNotFoundError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": collate}])
+def test_a_death_among_errors(tmp_path: Path, options: dict[str, Any]) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    loader = minato.DataLoader(
+        Killing(flag), batch_size=4, num_workers=2, on_error="skip", max_errors=99, **options
+    )
+    assert indices(list(loader)) == expected()
+    assert loader.stats()["retries"] >= 1
+
+
+def test_options_that_make_no_sense() -> None:
+    for options, words in (
+        ({"on_error": "ignore"}, "'raise', 'skip' or 'replace'"),
+        ({"max_errors": -1}, "max_errors"),
+        ({"max_errors": 1.5}, "max_errors"),
+        ({"max_errors": True}, "max_errors"),
+        ({"max_errors": "1%"}, "max_errors"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            minato.DataLoader(Broken(), **options)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    with pytest.raises(ValueError, match="on_error='skip' has no effect for an iterable dataset"):
+        minato.DataLoader(Stream(), on_error="skip")

@@ -1,0 +1,45 @@
+"""The table of environment variables has those of the sources, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from minato.observe import variables
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("minato", "csrc", "tests", "benchmarks", "unet3d")
+SUFFIXES = {".py", ".pyi", ".c", ".h", ".cpp", ".md", ".toml", ".sh"}
+#: a name that ends in _H guards a header
+NAME = re.compile(r"\bMINATO_(?!\w*_H\b)[A-Z][A-Z0-9_]+\b")
+NOT_READ = {Path(variables.__file__), Path(__file__)}
+
+
+def named() -> dict[str, str]:
+    """The names in the sources, each with a file that has it."""
+    files = [ROOT / "setup.py", ROOT / "Makefile", ROOT / "README.md", ROOT / ".ci/run"]
+    for folder in FOLDERS:
+        files += (p for p in (ROOT / folder).rglob("*") if p.suffix in SUFFIXES)
+    found = {}
+    for file in files:
+        if file.exists() and file not in NOT_READ:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found.update(dict.fromkeys(NAME.findall(text), str(file.relative_to(ROOT))))
+    return found
+
+
+def test_all_that_the_sources_name_are_listed() -> None:
+    found = named()
+    assert {"MINATO_TRACE", "MINATO_WERROR", "MINATO_STRESS_SECONDS"} <= found.keys()
+    assert {n: where for n, where in found.items() if n not in variables.ALL} == {}
+
+
+def test_all_that_are_listed_are_named_in_the_sources() -> None:
+    assert variables.ALL.keys() - named().keys() == set()
+
+
+def test_each_is_listed_once_and_told_of_in_a_sentence() -> None:
+    parts = (variables.PROGRAM, variables.BUILD, variables.TESTS)
+    assert sum(map(len, parts)) == len(variables.ALL)
+    assert all(text.endswith((".", ").")) and list(part) == sorted(part)
+               for part in parts for text in part.values())
