@@ -16,7 +16,7 @@ drawn is part of the sample: the pass makes each sample again from it. Loaders w
 streams (``scheduling="static"``) must have drawn torch's very numbers.
 
 ``--modes`` adds loaders: scheduling="static"; the same samples as an iterable dataset;
-in_order=False; batching="ready". With ``--cases`` there are also the tiny samples in batches of
+in_order=False, balanced and static; batching="ready". With ``--cases`` there are also the tiny samples in batches of
 512 and 4096. Batches must come in torch's order, out of order each of them once, and with
 ``ready`` each sample once an epoch.
 
@@ -232,6 +232,9 @@ LOADERS: dict[str, Callable[..., Iterable]] = {
     "minato, iterable": stream_loader(MINE),
     "torch, out of order": torch_loader(TORCH, WORKERS, in_order=False),
     "minato, out of order": torch_loader(MINE, WORKERS, in_order=False),
+    "minato, static, out of order": torch_loader(
+        MINE, WORKERS, in_order=False, scheduling="static"
+    ),
     "minato, ready first": torch_loader(MINE, WORKERS, in_order=False, batching="ready"),
     "nodes threads": nodes_loader,
     "spdl threads": _Spdl,
@@ -240,13 +243,16 @@ PEERS = {"nodes threads": "torchdata.nodes", "spdl threads": "spdl.pipeline"}
 MODES = {
     "static": ["minato, static"],
     "iterable": ["torch, iterable", "minato, iterable"],
-    "out-of-order": ["torch, out of order", "minato, out of order"],
+    "out-of-order": [
+        "torch, out of order", "minato, out of order", "minato, static, out of order",
+    ],
     "ready": ["torch, out of order", "minato, ready first"],
 }
 #: torch's loader that is asked for the same, where that is not "torch"
 AGAINST = {
     "minato, iterable": "torch, iterable",
     "minato, out of order": "torch, out of order",
+    "minato, static, out of order": "torch, out of order",
     "minato, ready first": "torch, out of order",
 }
 #: what must be the same as with AGAINST (of torch's own: as with "torch"), see `Delivered`
@@ -255,6 +261,7 @@ SAME = {
     "torch, iterable": "samples",
     "torch, out of order": "any order",
     "minato, out of order": "any order",
+    "minato, static, out of order": "any order",
     "minato, ready first": "samples",
 }
 

@@ -74,7 +74,7 @@ def test_loader_in_other_modes(tmp_path: Path) -> None:
     )
     names = set(result["runs"]["augment"][0]["loaders"])
     assert {"minato, static", "minato, iterable", "torch, iterable", "torch, out of order",
-            "minato, out of order", "minato, ready first"} < names
+            "minato, out of order", "minato, static, out of order", "minato, ready first"} < names
     assert result["check"]["augment"]["differ"] == []
     assert all(f"\n{name}  " in text for name in names)
 

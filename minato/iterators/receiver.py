@@ -82,10 +82,10 @@ def placed_batch(
     if answer[0] == AMISS:
         return amended(answer)[:2]
     status, data, *more = answer
-    if status == PLACED:
-        assert layout is not None
+    if status == PLACED and layout is not None:
         shape.note(True)
-        return OK, engine.decode(block, layout.core, more[0], data)
+        rows, objects = data, more[0]
+        return OK, engine.decode(block, layout.core, objects, rows)
     if status == OK and layout is not None:
         shape.note(False)
     elif more and shape.layout is None and not shape.whole:

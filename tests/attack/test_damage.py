@@ -115,6 +115,19 @@ def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
     assert got == [i for i in range(64) if i // 4 != 9]
 
 
+def test_a_static_batch_of_which_a_record_is_damaged() -> None:
+    """Nobody can make it again. What it says of rows is not believed."""
+    dataset = Spoils(0)
+    made = make(dataset, scheduling="static")
+    assert torch.cat(list(made)).tolist() == list(range(64))  # it is made in rows from now on
+    dataset.left.value = 1
+    iterator, got = iter(made), []
+    with pytest.raises(minato.WorkerLost, match="damaged: its result lies in memory"):
+        for batch in iterator:
+            got += batch.tolist()
+    assert got == list(range(len(got))) and len(got) <= 36
+
+
 def test_a_worker_that_writes_damage_is_killed() -> None:
     dataset = Spoils(0, spoil_and_stay)
     made = make(dataset)
