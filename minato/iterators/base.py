@@ -177,7 +177,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _next(self) -> Any:
         """torch's __next__ without the range that it marks for profilers: where none listens
-        that would be a good part of a small batch's time. mn_hand.c decides between them."""
+        that would be a good part of a small batch's time. mn_delivery.c decides between them."""
         if self._sampler_iter is None or self._iterable:
             return _MultiProcessingDataLoaderIter.__next__(self)
         data = self._next_data()  # type: ignore[no-untyped-call]
