@@ -22,8 +22,8 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
-from ..errors import Failure
-from ..workers.native import _start_quietly
+from ..errors import Failure, timed_out
+from ..workers.threads import start_quietly
 
 #: how long closing waits for a batch in the thread's hands; a fork waits less
 STOP_SECONDS, FORK_SECONDS = 5.0, 1.0
@@ -52,7 +52,7 @@ class Pinning:
         while not self.done.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+                raise timed_out(timeout)
             alive = self.thread.is_alive()
             if not self.done.wait(min(left, LOOK_SECONDS) if alive else 0) and not alive:
                 raise RuntimeError("Pin memory thread exited unexpectedly")
@@ -93,7 +93,7 @@ class Pinner:
             name="minato-pin",
             daemon=True,  # torch's is, too
         )
-        _start_quietly([self.thread])
+        start_quietly([self.thread])
         _pinners.add(self)
 
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:

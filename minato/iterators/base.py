@@ -27,7 +27,7 @@ from .. import _core
 from ..device.pinned import Pinner
 from ..options import Options
 from ..state import Progress
-from ..workers.native import NativePool
+from ..workers.executor import Executor
 from ..workers.pool import Pool, WorkerHandle, start_method_context
 from .memo import memo_of
 from .position import BASE_SEED, Position
@@ -103,7 +103,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._pin_memory_thread = pinner.thread  # torch's names
         self._pin_memory_thread_done_event = pinner.ended
 
-    def _make_pool(self, loader: Any) -> Pool | NativePool:
+    def _make_pool(self, loader: Any) -> Executor:
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         return Pool(
@@ -154,7 +154,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         raise NotImplementedError
 
     @property
-    def _pool(self) -> Pool | NativePool | None:
+    def _pool(self) -> Executor | None:
         return self._supervisor.pool if self._supervisor is not None else None
 
     @property
