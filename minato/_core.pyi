@@ -1,7 +1,8 @@
 """Types of the extension module, written by hand from the method tables in csrc/py."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, TypedDict, final
+from typing import Any, Final, Literal, Protocol, TypedDict, final
 
 import torch
 from typing_extensions import Buffer, disjoint_base
@@ -62,14 +63,17 @@ def bind_torch(
     exchange_api: object | None,
     plain_tensor: object | None,
     from_view: Callable[[Buffer, int, int, tuple[int, ...]], torch.Tensor],
-    weak_ref: Callable[[torch.Tensor], Any],
-    expired: Callable[[int], Any],
-    free_weak: Callable[[int], Any],
-    iterator: type[Any],
+    weak_ref: Callable[[torch.Tensor], object],
+    expired: Callable[[int], object],
+    free_weak: Callable[[int], object],
+    iterator: type[object],
     /,
 ) -> bool: ...
 
 # ---- the trainer's side ----------------------------------------------------------------
+
+class _Counts(Protocol):
+    head: int
 
 @disjoint_base
 class HandsOut:
@@ -77,9 +81,14 @@ class HandsOut:
     def _num_yielded(self) -> int: ...
     @_num_yielded.setter
     def _num_yielded(self, count: int) -> None: ...
-    def __next__(self) -> Any: ...
+    def __next__(self) -> Any: ...  # a batch
     def _grant(
-        self, count: int, in_hand: Any = ..., engine: Engine = ..., progress: Any = ..., /
+        self,
+        count: int,
+        in_hand: deque[list[Any]] = ...,
+        engine: Engine = ...,
+        progress: _Counts = ...,
+        /,
     ) -> None: ...
 
 class _WorkerEntry(TypedDict):
@@ -173,8 +182,8 @@ class Engine:
     def close(self) -> None: ...
     def submit(
         self,
-        indices: Any,
-        dumps: Callable[[Any], bytes],
+        indices: object,
+        dumps: Callable[[object], bytes],
         kind: int,
         number: int,
         epoch: int,
@@ -189,8 +198,8 @@ class Engine:
     ) -> int | None: ...
     def plan(
         self,
-        indices: Any,
-        dumps: Callable[[Any], bytes],
+        indices: object,
+        dumps: Callable[[object], bytes],
         sequence: int,
         number: int,
         epoch: int,
@@ -287,7 +296,7 @@ class CostModel:
 
 @final
 class Layout:
-    def __new__(cls, spec: tuple[Any, ...]) -> Layout: ...
+    def __new__(cls, spec: tuple[object, ...]) -> Layout: ...
     @property
     def row_bytes(self) -> int: ...
     @property
@@ -325,11 +334,11 @@ class Worker:
         cls,
         segment: Segment,
         number: int,
-        dataset: Any,
+        dataset: object,
         seeder: Seeder | None,
         open_layout: Callable[[bytes], Layout],
-        load_index: Callable[[bytes], Any],
-        set_epoch: Callable[[int], Any] | None = None,
+        load_index: Callable[[bytes], object],
+        set_epoch: Callable[[int], object] | None = None,
         user_epoch: int = 0,
         goes_on: bool = False,
     ) -> Worker: ...
@@ -343,12 +352,12 @@ class Worker:
     def place(self, samples: Any, objects: list[list[Any]], /) -> bool: ...
     def parts(self) -> list[tuple[bytes, list[bytearray]] | None]: ...
     def indices(self) -> tuple[Any, int]: ...
-    def finish(self, pickle: bytes | None, buffers: list[Any], /) -> bool: ...
+    def finish(self, pickle: bytes | None, buffers: list[Buffer], /) -> bool: ...
 
 @final
 class NativeWorker:
     def __new__(
-        cls, segment: Segment, number: int, capsule: Any, stream: int, indices: Any = None
+        cls, segment: Segment, number: int, capsule: object, stream: int, indices: object = None
     ) -> NativeWorker: ...
     def next(
         self,
@@ -357,11 +366,11 @@ class NativeWorker:
         | Literal[False]
     ): ...
     def mark(self, row: int, /) -> None: ...
-    def finish(self, pickle: bytes, buffers: list[Any], /) -> bool: ...
+    def finish(self, pickle: bytes, buffers: list[Buffer], /) -> bool: ...
     def die(self, status: int, /) -> None: ...
 
 def native_info(
-    capsule: Any, /
+    capsule: object, /
 ) -> tuple[int, list[tuple[str, int, tuple[int, ...]]]]: ...
 
 # ---- seeding ---------------------------------------------------------------------------
@@ -370,16 +379,16 @@ def native_info(
 class Seeder:
     def __new__(
         cls,
-        private: Sequence[Any] = (),
+        private: Sequence[object] = (),
         *,
-        hooks: Sequence[Callable[[int], Any]] = (),
+        hooks: Sequence[Callable[[int], object]] = (),
         force: Literal["setstate"] | None = None,
     ) -> Seeder: ...
     def seed(self, base_seed: int, epoch: int, position: int, domain: int = 0) -> None: ...
     def watch(
         self,
         dicts: Sequence[dict[Any, Any]],
-        find: Callable[[], tuple[Sequence[Any], Sequence[dict[Any, Any]], Iterable[type]] | None],
+        find: Callable[[], tuple[Sequence[object], Sequence[dict[Any, Any]], Iterable[type]] | None],
         globals: int,
         types: Iterable[type],
         /,
@@ -387,7 +396,7 @@ class Seeder:
     def renew(self) -> bool: ...
     def describe(self) -> dict[str, str]: ...
     @staticmethod
-    def _peek(obj: Any, /) -> bytes: ...
+    def _peek(obj: object, /) -> bytes: ...
     @staticmethod
     def _words(
         base_seed: int,
@@ -400,7 +409,7 @@ class Seeder:
         wide: bool = False,
     ) -> tuple[bytes, int]: ...
     @classmethod
-    def _from_plans(cls, plans: Sequence[tuple[str, int, tuple[Any, ...]]], /) -> Seeder: ...
+    def _from_plans(cls, plans: Sequence[tuple[str, int, tuple[object, ...]]], /) -> Seeder: ...
 
 # ---- batches of whatever is ready ------------------------------------------------------
 

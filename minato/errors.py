@@ -50,6 +50,11 @@ _DAMAGES = {
 }
 
 
+def timed_out(seconds: float) -> RuntimeError:
+    """What torch raises when no batch came in the time that ``timeout=`` allows."""
+    return RuntimeError(f"DataLoader timed out after {seconds} seconds")
+
+
 def describe_death(pid: int, status: int) -> str:
     """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
     if status >= DAMAGED:

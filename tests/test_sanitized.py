@@ -176,8 +176,8 @@ MUTANTS = {
     "layout: shapes freed in their middle": Mutant(
         "mn_layout.c", "l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL",
         "l->nodes[i].shape", TRANSPORT),
-    "hand: a batch that nobody owns": Mutant(
-        "mn_hand.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
+    "delivery: a batch that nobody owns": Mutant(
+        "mn_delivery.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
         ("tests/iterators/test_prefetching.py",)),
     "seeder: room for one target": Mutant(
         "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",

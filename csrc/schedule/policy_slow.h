@@ -59,10 +59,4 @@ mn_slow_init(struct mn_slow *s);
 int64_t
 mn_slow_update(struct mn_slow *s, const struct mn_histogram *wall);
 
-static inline bool
-mn_slow_verdict(const struct mn_slow *s, int64_t running_ns)
-{
-    return running_ns > s->timeout_ns;
-}
-
 #endif /* MN_POLICY_SLOW_H */

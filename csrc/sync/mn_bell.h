@@ -78,19 +78,12 @@
 #define MN_BELL_AWAKE 0u
 #define MN_BELL_ASLEEP 1u
 
-/* Put each bell on a cache line that its sleeper's peers seldom write. */
+/* Zeroed memory is one. Put each on a cache line that its sleeper's peers seldom write. */
 struct mn_bell {
     mn_a32 word;
 };
 
 MN_STATIC_ASSERT(sizeof(struct mn_bell) == 4, "layout shared between processes");
-
-/* Zeroed memory is a bell already. */
-static inline void
-mn_bell_init(struct mn_bell *bell)
-{
-    mn_a32_store_relaxed(&bell->word, MN_BELL_AWAKE);
-}
 
 /* Sleeper: from now on rings count. Look at the condition after this. */
 static inline void

@@ -22,8 +22,8 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
-from ..errors import Failure
-from ..workers.native import _start_quietly
+from ..errors import Failure, timed_out
+from ..workers.threads import start_quietly
 
 #: how long closing waits for a batch in the thread's hands; a fork waits less
 STOP_SECONDS, FORK_SECONDS = 5.0, 1.0
@@ -55,7 +55,7 @@ class Pinning:
         while not self.done.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+                raise timed_out(timeout)
             alive = self.thread.is_alive()
             if not self.done.wait(min(left, LOOK_SECONDS) if alive else 0) and not alive:
                 raise RuntimeError(f"{self.what} exited unexpectedly")
@@ -92,7 +92,7 @@ class Pinner:
         self._owner = os.getpid()
         self.thread = self._thread(device)
         self.thread.daemon = True  # torch's is, too
-        _start_quietly([self.thread])
+        start_quietly([self.thread])
         _pinners.add(self)
 
     def _thread(self, device: str | None) -> threading.Thread:

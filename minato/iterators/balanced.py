@@ -12,6 +12,7 @@ from ..errors import Failure
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.shape import Shape
+from ..workers.executor import Executor
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.pool import Pool
@@ -97,7 +98,7 @@ class BalancedIterator(MinatoIterator):
         self._planner.window.watch(engine)
         self._prefetcher.pinner = self._pinner
 
-    def _make_pool(self, loader: Any) -> Pool | NativePool:
+    def _make_pool(self, loader: Any) -> Executor:
         if self._offer is None:
             return super()._make_pool(loader)
         return NativePool(

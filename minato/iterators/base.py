@@ -30,7 +30,7 @@ from ..device.stage import DeviceStage
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress
-from ..workers.native import NativePool
+from ..workers.executor import Executor
 from ..workers.pool import Pool, WorkerHandle, start_method_context
 from .errors_allowed import ErrorsAllowed
 from .failures import Amended
@@ -120,7 +120,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._position.memo.copies = stage.counts
         return stage
 
-    def _make_pool(self, loader: Any) -> Pool | NativePool:
+    def _make_pool(self, loader: Any) -> Executor:
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         return Pool(
@@ -173,7 +173,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         raise NotImplementedError
 
     @property
-    def _pool(self) -> Pool | NativePool | None:
+    def _pool(self) -> Executor | None:
         return self._supervisor.pool if self._supervisor is not None else None
 
     @property
@@ -196,7 +196,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _next(self) -> Any:
         """torch's __next__ without the range that it marks for profilers: where none listens
-        that would be a good part of a small batch's time. mn_hand.c decides between them."""
+        that would be a good part of a small batch's time. mn_delivery.c decides between them."""
         if self._sampler_iter is None or self._iterable:
             return _MultiProcessingDataLoaderIter.__next__(self)
         data = self._next_data()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ program whose steps take milliseconds comes back with cold caches, and then the 
 costs several times what those after it do. (One by one where steps are long: that is no matter
 then, and each time that it asks is a sign of how full the queue is.)
 
-How many of those ask for nothing else is told to ``mn_hand.c``, which hands them out without
+How many of those ask for nothing else is told to ``mn_delivery.c``, which hands them out without
 coming here.
 
 Sampler and engine stay in the program's thread. What is prefetched still counts as planned, the

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import CostModel, Engine
-from ..errors import Failure, WorkerLost, describe_death
+from ..errors import Failure, WorkerLost, describe_death, timed_out
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
@@ -122,7 +122,7 @@ class Completions:
             elif not wait:
                 return None
             elif got is None:
-                raise RuntimeError(f"DataLoader timed out after {seconds} seconds")
+                raise timed_out(seconds)
             else:
                 supervisor.check(lambda: False)
 

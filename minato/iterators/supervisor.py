@@ -12,14 +12,13 @@ from torch.utils.data import _utils
 
 from .._core import Engine
 from .._system_errors import NOT_STARTED
-from ..errors import DAMAGED, WorkerLost, describe_death
+from ..errors import DAMAGED, WorkerLost, describe_death, timed_out
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
 from ..options import Options
 from ..workers import signals
-from ..workers.native import NativePool
-from ..workers.pool import Pool
+from ..workers.executor import Executor
 from .position import Position
 
 #: so many deaths in a row of one worker and its replacements, without a sample, are told of
@@ -42,7 +41,7 @@ class Supervisor:
         workers: int = loader.num_workers
         self.bounds = options.bounds(workers)
         self.timeout: float = loader.timeout
-        self.pool: Pool | NativePool | None = None
+        self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
         #: what must have ended before the workers do, in this order
@@ -59,7 +58,7 @@ class Supervisor:
         self._told_of_fewer = False  # workers than asked for
         self._told_of_loop = False  # of deaths
 
-    def start(self, make_pool: Callable[[], Pool | NativePool]) -> None:
+    def start(self, make_pool: Callable[[], Executor]) -> None:
         """Makes workers, and starts them; none are left when that fails."""
         trace_writer()  # a file that cannot be made is no reason to leave workers behind
         self.stopped = False
@@ -84,7 +83,7 @@ class Supervisor:
             self.check(done)
             left = -1.0 if deadline is None else deadline - time.monotonic()
             if deadline is not None and left <= 0:
-                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+                raise timed_out(timeout)
             engine.wait(block, left)
 
     def check(self, done: Callable[[], object]) -> None:
@@ -93,8 +92,7 @@ class Supervisor:
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
             if not done():
-                pool = self.pool
-                pid = pool.zygote.pid if isinstance(pool, Pool) else None
+                pid = self.pool.starter() if self.pool is not None else None
                 self.stop()  # nobody could see them end, or replace them
                 how = "died unexpectedly"
                 if health["zygote_hung"]:
@@ -142,7 +140,7 @@ class Supervisor:
             if pool is not None and not self.stopped:
                 self._stop_pool(pool)
 
-    def _stop_pool(self, pool: Pool | NativePool) -> None:
+    def _stop_pool(self, pool: Executor) -> None:
         health = None
         with signals.Held():
             if self.stopped:
@@ -158,7 +156,7 @@ class Supervisor:
         if health is not None and health["deaths"] and unstarted:
             self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
-    def _tell_last(self, pool: Pool | NativePool) -> None:
+    def _tell_last(self, pool: Executor) -> None:
         """What the program may ask for when the workers are gone."""
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:

@@ -65,8 +65,7 @@ if CORE:
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
     from ..iterators.position import Position
-    from ..workers.native import NativePool
-    from ..workers.pool import Pool
+    from ..workers.executor import Executor
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
 #: of enum mn_start, csrc/workers/mn_message.h
@@ -141,7 +140,7 @@ class Served:
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
 
 
-def engine_stats(pool: Pool | NativePool, served: Served) -> dict[str, Any]:
+def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
     """The part that needs living workers."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
@@ -186,7 +185,7 @@ def _failed(position: Position) -> dict[str, Any]:
     }
 
 
-def _facts(pool: Pool | NativePool, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
+def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
     """What the verdict needs beside the statistics themselves."""
     costs = served.position.memo.costs
     cost = costs.summary()

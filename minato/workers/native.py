@@ -6,21 +6,15 @@ costs and seeds, so the same bytes; nothing is forked and nothing pickled.  They
 Python for what torch's rules decide: errors, indices that are no integers, odd batches.
 torch's ``Subset`` of such a dataset (``random_split``, too) is served with its indices beside
 the pipeline, as they were when the workers started.
-
-Threads cannot be killed, so the task in hand is waited for, and never given to another.
 """
 
 from __future__ import annotations
 
-import atexit
+import functools
 import operator
-import os
-import signal
-import threading
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
@@ -33,16 +27,12 @@ from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.shape import Shape
 from ..transport.torch_bridge import DLPACK_CODES
-from . import signals
 from .job import behind_subsets, by_sample, offered
-from .pool import WorkerHandle
 from .process import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OK, REPLACED, SAMPLE, Answer, Entry, parted,
 )  # fmt: skip
+from .threads import ThreadPool
 from .tolerance import RAISE, Tolerant, split_spares
-
-if TYPE_CHECKING:
-    from .._core import _WorkerEntry
 
 #: of struct mn_native_pipeline, minato/ops.h
 _KEYED_BY_SAMPLE = 1
@@ -302,8 +292,8 @@ class _Runner:
             return messages.dumps([(answer[0][0], ERROR, failure)] if rows else (FAILED, failure))
 
 
-def _work(worker: _core.NativeWorker, runner: _Runner, ended: threading.Event) -> None:
-    """The life of a worker's thread; ended is set when it touches the mapping no more."""
+def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
+    """The life of a worker's thread."""
     try:
         while task := worker.next():
             data, buffers = runner.encoded(runner.answer(task, worker.mark))
@@ -314,35 +304,10 @@ def _work(worker: _core.NativeWorker, runner: _Runner, ended: threading.Event) -
     except BaseException:
         worker.die(1)  # what it has in hand is lost, and the loader says so
         raise
-    finally:
-        ended.set()
 
 
-class NativeHandle(WorkerHandle):
-    """A worker thread, with the interface of ``multiprocessing.Process``; its pid is that of
-    the loading process."""
-
-    def __init__(self, pool: NativePool, number: int) -> None:
-        super().__init__(pool, number)
-        self.name = f"minato-native-{number}"
-
-    @property
-    def sentinel(self) -> int:
-        raise AttributeError("a worker thread has no sentinel; use join()")
-
-    def terminate(self) -> None:
-        """Ends the worker after the sample in hand; others take its work."""
-        if self.is_alive():
-            self._pool.engine.end_worker(self._number)
-
-    kill = terminate
-
-
-# ---- all of them -------------------------------------------------------------------------
-
-
-class NativePool:
-    """The engine and its threads; stands in for ``_pool.Pool``. Belongs to one iterator."""
+class NativePool(ThreadPool):
+    """The engine and its threads, with what they make samples with."""
 
     kind = "native"
 
@@ -357,107 +322,13 @@ class NativePool:
         collate_fn: Any,
         on_error: str = RAISE,
     ) -> None:
-        self.engine = _core.Engine(workers, 0, False, memory_limit, **options)
-        self.stopped = False
-        self._owner = os.getpid()
-        self._entries: list[_WorkerEntry] | None = None
-        self._threads: dict[threading.Thread, threading.Event] = {}
-        self.handles: list[NativeHandle] = []
-        segment = self.engine.segment
-        for number in range(segment.workers):
+        engine = _core.Engine(workers, 0, False, memory_limit, **options)
+        segment = engine.segment
+
+        def work_of(number: int) -> Callable[[], None]:
             worker = _core.NativeWorker(
                 segment, number, offer.capsule, STREAM_HOOK, offer.indices
             )
-            runner = _Runner(dataset, collate_fn, offer.hook, number, on_error)
-            ended = threading.Event()
-            thread = threading.Thread(
-                target=_work,
-                args=(worker, runner, ended),
-                name=f"minato-native-{number}",
-                daemon=True,  # or the interpreter would wait before it calls _stop_all
-            )
-            self._threads[thread] = ended
-        self._workers = workers
-        self.started = False
+            return functools.partial(_work, worker, _Runner(dataset, collate_fn, offer.hook, number, on_error))
 
-    def start(self) -> None:
-        """Starts the threads. What an exception leaves behind is for ``stop()``; Ctrl-C comes
-        before or after."""
-        with signals.Held():
-            self.started = True
-            self.engine.start(-1, -1)
-            _start_quietly(self._threads)
-            self.handles += [NativeHandle(self, w) for w in range(self._workers)]
-            _pools.add(self)
-
-    def mine(self) -> bool:
-        """Whether this process made it, and not one of which that is a parent."""
-        return not self.stopped and self._owner == os.getpid()
-
-    def starts_workers(self) -> bool:
-        """As ``Pool``'s: they are there from the start."""
-        return False
-
-    def worker_entry(self, number: int) -> _WorkerEntry | None:
-        if self._owner != os.getpid():
-            return None
-        entries = self._entries if self._entries is not None else self.engine.workers()
-        return entries[number]
-
-    def stop(self) -> None:
-        """Ends the workers when each has finished the sample in hand, and frees the memory."""
-        if not self.mine():
-            return
-        self.stopped = True
-        self._entries = entries = self.engine.workers()
-        for entry in entries:
-            entry["state"] = 0
-        self.engine.stop()
-        if threading.current_thread() in self._threads:
-            # garbage was collected in one of them: it cannot wait for itself
-            threading.Thread(target=self._close, name="minato-native-close").start()
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        interrupt = None
-        for thread, ended in self._threads.items():
-            while thread.ident is not None and not ended.is_set():
-                try:
-                    ended.wait()  # an interrupted join() may take a running thread for ended
-                    thread.join()
-                except KeyboardInterrupt as error:  # memory must outlive who writes to it
-                    interrupt = error
-        self.engine.close()
-        if interrupt is not None:
-            raise interrupt
-
-    def dismiss(self) -> None:
-        """At exit: ends the threads but not the loader. A daemon thread that waits for a
-        batch has nothing to report, and goes with the interpreter."""
-        if not self.mine():
-            return
-        self.stopped = True
-        for thread, ended in self._threads.items():
-            while thread.ident is not None and not ended.wait(0.02):
-                self.engine.dismiss()
-
-
-def _start_quietly(threads: Iterable[threading.Thread]) -> None:
-    """Signals stay with the program's own threads: the new ones inherit that all are blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        for thread in threads:
-            thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_pools: weakref.WeakSet[NativePool] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Before the interpreter and its memory go."""
-    for pool in list(_pools):
-        pool.dismiss()
+        super().__init__(engine, workers, [work_of(number) for number in range(segment.workers)])

@@ -125,7 +125,7 @@ class WorkerHandle:
 
 
 class Pool:
-    """The engine, the zygote and its workers. Belongs to one iterator."""
+    """The engine, the zygote and its workers: an ``Executor``. Belongs to one iterator."""
 
     kind = "process"
 
@@ -217,6 +217,10 @@ class Pool:
     def starts_workers(self) -> bool:
         """Whether somebody does who might start one that is wanted."""
         return self.mine() and not self.engine.health()["zygote_lost"]
+
+    def starter(self) -> int | None:
+        """Process id of the zygote."""
+        return self.zygote.pid if self.zygote is not None else None
 
     def stop(self) -> None:
         """Ends workers and zygote within about a second and frees the memory. Each step is

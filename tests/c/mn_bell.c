@@ -82,8 +82,7 @@ sleep_with(struct mn_bell *bell, const struct script *lines, int64_t timeout_ns)
 static void
 results_of_a_sleep(void)
 {
-    struct mn_bell bell;
-    mn_bell_init(&bell);
+    struct mn_bell bell = {0};
     const struct script rung[] = {{0, true}, {1, false}};
     const struct script spurious[] = {{0, false}, {0, false}, {-EAGAIN, true}, {1, false}};
     const struct script late[] = {{0, false}, {-ETIMEDOUT, false}, {1, false}};

@@ -39,6 +39,9 @@ class Pool:
     def mine(self) -> bool:
         return not self.stopped
 
+    def starter(self) -> int:
+        return 4711
+
     def stop(self) -> None:
         self.done.append("stop")
         self.stopped = True
@@ -122,7 +125,7 @@ def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
 
 def test_without_the_process_that_starts_them_they_are_stopped() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
-    with pytest.raises(RuntimeError, match="The process that starts DataLoader workers"):
+    with pytest.raises(RuntimeError, match=r"The process that starts DataLoader workers \(pid 4711\)"):
         supervisor.check(never)
     assert pool.stopped
 

@@ -74,7 +74,7 @@ mn_view_add_type(PyObject *module, struct mn_state *st);
 int
 mn_native_add_type(PyObject *module);
 int
-mn_hand_add_type(PyObject *module);
+mn_delivery_add_type(PyObject *module);
 int
 mn_ready_add_type(PyObject *module);
 

@@ -1,4 +1,4 @@
-/* mn_hand.c - HandsOut: next() of iterators, without Python for a batch that is in hand.
+/* mn_delivery.c - HandsOut: next() of iterators, without Python for a batch that is in hand.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program whose steps take milliseconds comes back to cold caches. Then the Python that a
@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-struct mn_hand {
+struct mn_delivery {
     PyObject_HEAD
     struct mn_state *st;
     PyObject *in_hand;  /* deque of [what, batch] */
@@ -25,7 +25,7 @@ struct mn_hand {
 };
 
 static void
-revoke(struct mn_hand *h)
+revoke(struct mn_delivery *h)
 {
     h->granted = 0;
     Py_CLEAR(h->in_hand);
@@ -60,7 +60,7 @@ count_on(struct mn_state *st, PyObject *progress)
 }
 
 static PyObject *
-hand_out(struct mn_hand *h)
+deliver(struct mn_delivery *h)
 {
     struct mn_engine *e = mn_engine_get(h->engine);
     if (e == NULL || count_on(h->st, h->progress) < 0) {
@@ -83,7 +83,7 @@ dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    revoke((struct mn_hand *)self);
+    revoke((struct mn_delivery *)self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -91,13 +91,13 @@ dealloc(PyObject *self)
 static PyObject *
 next(PyObject *self)
 {
-    struct mn_hand *h = (struct mn_hand *)self;
+    struct mn_delivery *h = (struct mn_delivery *)self;
     int seen = watched(h->st);
     if (seen != 0) {
         return seen < 0 ? NULL
                         : PyObject_CallMethodOneArg(h->st->torch_iterator, h->st->str_next, self);
     }
-    return h->granted > 0 ? hand_out(h) : PyObject_CallMethodNoArgs(self, h->st->str__next);
+    return h->granted > 0 ? deliver(h) : PyObject_CallMethodNoArgs(self, h->st->str__next);
 }
 
 static PyObject *
@@ -107,7 +107,7 @@ new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
     while (own->tp_dealloc != dealloc) {
         own = own->tp_base;
     }
-    struct mn_hand *h = (struct mn_hand *)type->tp_alloc(type, 0);
+    struct mn_delivery *h = (struct mn_delivery *)type->tp_alloc(type, 0);
     if (h != NULL) {
         h->st = mn_state_of_type(own);
     }
@@ -122,7 +122,7 @@ PyDoc_STRVAR(grant_doc,
 static PyObject *
 grant(PyObject *self, PyObject *args)
 {
-    struct mn_hand *h = (struct mn_hand *)self;
+    struct mn_delivery *h = (struct mn_delivery *)self;
     PyObject *in_hand = NULL, *engine = NULL, *progress = NULL;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "n|OOO", &count, &in_hand, &engine, &progress)) {
@@ -141,7 +141,7 @@ grant(PyObject *self, PyObject *args)
 static int
 traverse(PyObject *self, visitproc visit, void *arg)
 {
-    struct mn_hand *h = (struct mn_hand *)self;
+    struct mn_delivery *h = (struct mn_delivery *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(h->in_hand);
     Py_VISIT(h->engine);
@@ -152,7 +152,7 @@ traverse(PyObject *self, visitproc visit, void *arg)
 static int
 clear(PyObject *self)
 {
-    revoke((struct mn_hand *)self);
+    revoke((struct mn_delivery *)self);
     return 0;
 }
 
@@ -162,7 +162,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"_num_yielded", T_PYSSIZET, offsetof(struct mn_hand, yielded), 0,
+    {"_num_yielded", T_PYSSIZET, offsetof(struct mn_delivery, yielded), 0,
      PyDoc_STR("torch's count of batches handed out")},
     {NULL, 0, 0, 0, NULL},
 };
@@ -181,13 +181,13 @@ static PyType_Slot slots[] = {
 
 static PyType_Spec spec = {
     .name = "minato._core.HandsOut",
-    .basicsize = sizeof(struct mn_hand),
+    .basicsize = sizeof(struct mn_delivery),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
 };
 
 int
-mn_hand_add_type(PyObject *module)
+mn_delivery_add_type(PyObject *module)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
     int rc = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);

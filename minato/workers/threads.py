@@ -1,0 +1,161 @@
+"""Workers that are threads of the loading process: started, dismissed, ended.
+
+What they run is others' (``native.py``). Threads cannot be killed, so the task in hand is waited
+for, and never given to another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from . import signals
+from .pool import WorkerHandle
+
+if TYPE_CHECKING:
+    from .._core import Engine, _WorkerEntry
+
+
+class ThreadHandle(WorkerHandle):
+    """A worker thread, with the interface of ``multiprocessing.Process``; its pid is that of
+    the loading process."""
+
+    def __init__(self, pool: ThreadPool, number: int) -> None:
+        super().__init__(pool, number)
+        self.name = f"minato-{pool.kind}-{number}"
+
+    @property
+    def sentinel(self) -> int:
+        raise AttributeError("a worker thread has no sentinel; use join()")
+
+    def terminate(self) -> None:
+        """Ends the worker after the sample in hand; others take its work."""
+        if self.is_alive():
+            self._pool.engine.end_worker(self._number)
+
+    kill = terminate
+
+
+def _run(work: Callable[[], None], ended: threading.Event) -> None:
+    """ended is set when the thread touches the mapping no more."""
+    try:
+        work()
+    finally:
+        ended.set()
+
+
+class ThreadPool:
+    """The engine and its threads: an ``Executor``. Belongs to one iterator."""
+
+    kind = "thread"
+
+    def __init__(self, engine: Engine, workers: int, works: Sequence[Callable[[], None]]) -> None:
+        """works: what each entry of the engine's table is served by, workers of them at first."""
+        self.engine = engine
+        self.started = self.stopped = False
+        self._owner = os.getpid()
+        self._entries: list[_WorkerEntry] | None = None
+        self._threads: dict[threading.Thread, threading.Event] = {}
+        self.handles: list[WorkerHandle] = []
+        self._workers = workers
+        for number, work in enumerate(works):
+            ended = threading.Event()
+            thread = threading.Thread(
+                target=_run,
+                args=(work, ended),
+                name=f"minato-{self.kind}-{number}",
+                daemon=True,  # or the interpreter would wait before it calls _stop_all
+            )
+            self._threads[thread] = ended
+
+    def start(self) -> None:
+        """Starts the threads. What an exception leaves behind is for ``stop()``; Ctrl-C comes
+        before or after."""
+        with signals.Held():
+            self.started = True
+            self.engine.start(-1, -1)
+            start_quietly(self._threads)
+            self.handles += [ThreadHandle(self, w) for w in range(self._workers)]
+            _pools.add(self)
+
+    def mine(self) -> bool:
+        """Whether this process made it, and not one of which that is a parent."""
+        return not self.stopped and self._owner == os.getpid()
+
+    def starts_workers(self) -> bool:
+        """As ``Pool``'s: they are there from the start."""
+        return False
+
+    def starter(self) -> int | None:
+        """As ``Pool``'s: nobody."""
+        return None
+
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
+        """What the engine knows of a worker, and knew last; None in a fork."""
+        if self._owner != os.getpid():
+            return None
+        entries = self._entries if self._entries is not None else self.engine.workers()
+        return entries[number]
+
+    def stop(self) -> None:
+        """Ends the workers when each has finished the sample in hand, and frees the memory."""
+        if not self.mine():
+            return
+        self.stopped = True
+        self._entries = entries = self.engine.workers()
+        for entry in entries:
+            entry["state"] = 0
+        self.engine.stop()
+        if threading.current_thread() in self._threads:
+            # garbage was collected in one of them: it cannot wait for itself
+            threading.Thread(target=self._close, name=f"minato-{self.kind}-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        interrupt = None
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.is_set():
+                try:
+                    ended.wait()  # an interrupted join() may take a running thread for ended
+                    thread.join()
+                except KeyboardInterrupt as error:  # memory must outlive who writes to it
+                    interrupt = error
+        self.engine.close()
+        if interrupt is not None:
+            raise interrupt
+
+    def dismiss(self) -> None:
+        """At exit: ends the threads but not the loader. A daemon thread that waits for a
+        batch has nothing to report, and goes with the interpreter."""
+        if not self.mine():
+            return
+        self.stopped = True
+        for thread, ended in self._threads.items():
+            while thread.ident is not None and not ended.wait(0.02):
+                self.engine.dismiss()
+
+
+def start_quietly(threads: Iterable[threading.Thread]) -> None:
+    """Signals stay with the program's own threads: the new ones inherit that all are blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the interpreter and its memory go."""
+    for pool in list(_pools):
+        pool.dismiss()
