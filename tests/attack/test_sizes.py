@@ -44,21 +44,21 @@ def options(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
 
 def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
     made = minato.DataLoader(
-        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+        Numbers(16600), 16500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
     )
     for _epoch in range(2):  # rows have a form, and samples keep descriptors, in the second
         first, last = made
-        assert (len(first), len(last)) == (4500, 100)
-        assert sorted(torch.cat([first, last]).tolist()) == list(range(4600))
+        assert (len(first), len(last)) == (16500, 100)
+        assert sorted(torch.cat([first, last]).tolist()) == list(range(16600))
 
 
 def test_ready_batch_for_which_there_are_too_few_descriptors(monkeypatch) -> None:
     options(monkeypatch, blocks=0)
     made = minato.DataLoader(
-        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+        Numbers(16600), 16500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
     )
     assert len(list(made)) == 2
-    with pytest.raises(MemoryError, match=r"sample \d+ cannot be made.*descriptors.*4096"):
+    with pytest.raises(MemoryError, match=r"sample \d+ cannot be made.*descriptors.*16384"):
         next(iter(made))
 
 
