@@ -6,10 +6,11 @@
 #include "memory/mn_arena.h"
 #include "os/mn_mem.h"
 
-/* Descriptors: 64 batches of 64 single-sample tasks, and beyond that as many as the batches
- * that the caller expects to be out, with some to spare for those that are being made. All of
- * this is address space; what is never used costs nothing. */
-#define TASKS_LEAST 4096u
+/* Descriptors: 64 batches of 256 single-sample tasks, so that a slow sample does not hold up
+ * the others of a large window, and beyond that as many as the batches that the caller expects
+ * to be out, with some to spare for those that are being made. All of this is address space;
+ * what is never used costs nothing. */
+#define TASKS_LEAST 16384u
 #define TASKS_SPARE 2048u
 #define TASKS_MOST (1u << 20)
 /* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is

@@ -119,7 +119,8 @@ mn_plan_clear(struct mn_plan *p)
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
     p->head = p->begun = p->next;
-    p->refused = p->stuck_ns = 0;
+    p->refused = p->unmade = p->stuck_ns = 0;
+    p->full = false;
     p->nfound = p->found_at = 0;
     mn_a64_store_relaxed(&p->in_hand, 0);
 }
@@ -220,7 +221,8 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         mn_plan_look(p);
         mn_plan_settle(e);
     }
-    if (*place_of(p, b->sequence) != NULL || !mn_plan_room(p, b, 0)) {
+    p->full = *place_of(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
+    if (p->full) {
         return MN_FULL;
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
@@ -308,19 +310,6 @@ mn_plan_ready(struct mn_engine *e)
     return ready;
 }
 
-/* Batches that have begun and are not done, where each worker is at one of its own: what they
- * will take is in no sum yet. */
-static int64_t
-begun_unmade(const struct mn_plan *p)
-{
-    int64_t n = 0;
-    for (uint64_t s = p->head; p->by_piece && s < p->begun; s++) {
-        const struct mn_planned *q = mn_plan_at(p, s);
-        n += q != NULL && q->block_off != 0 && !q->done;
-    }
-    return n;
-}
-
 bool
 mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
 {
@@ -338,7 +327,7 @@ mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
     uint64_t bytes = mn_form_bytes(&p->form, q->batch.nrows);
     if (p->form.nfields == 0) {
         bytes = e->flight.mean_envelope_bytes; /* not known before it is made */
-        m.used += (int64_t)bytes * begun_unmade(p);
+        m.used += p->by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
     }
     return mn_memory_may(&m, (int64_t)bytes, head, 0)
            != MN_MEMORY_NO;
@@ -467,6 +456,7 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
     struct mn_planned *q = mn_plan_at(p, sequence);
     if (q != NULL) {
         p->refused -= q->refusal.why != MN_REFUSED_NOT;
+        p->unmade -= q->block_off != 0 && !q->done;
         *place_of(p, sequence) = NULL;
         mn_pieces_forget(p, q);
         free_planned(q);

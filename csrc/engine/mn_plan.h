@@ -87,6 +87,7 @@ struct mn_plan {
     uint64_t next;               /* sequence of the next batch to plan */
     uint64_t begun;              /* nothing from this sequence on has started */
     uint64_t refused;            /* planned ones that cannot be made */
+    uint64_t unmade;             /* begun ones that nobody has seen done */
     uint64_t stuck_ns;           /* since when there is no room for the head; 0: there is */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t horizon;            /* no batch from this sequence on may start */
@@ -101,6 +102,7 @@ struct mn_plan {
     uint32_t window;             /* batches: torch's prefetch window */
     bool in_order;
     bool held;                   /* the last pump ended at the memory limit */
+    bool full;                   /* there was no room for what was to be planned last */
     bool split;                  /* what the tasks of whole batches are cut by now */
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
     uint64_t told;               /* next when the program was last asked to plan more */

@@ -90,7 +90,9 @@ mn_plan_begin(struct mn_engine *e, struct mn_planned *q)
 {
     struct mn_plan *p = e->plan;
     bool head = q->sequence == p->head;
-    if (q->block_off != 0 || start_block(e, q) == 0) {
+    bool begins = q->block_off == 0;
+    if (!begins || start_block(e, q) == 0) {
+        p->unmade += begins;
         p->stuck_ns = head ? 0 : p->stuck_ns;
         p->begun = q->sequence >= p->begun ? q->sequence + 1 : p->begun;
         return MN_OK;
@@ -131,9 +133,10 @@ bool
 mn_planned_done(struct mn_engine *e, struct mn_planned *q)
 {
     if (!q->done) { /* each look at a block is many cache lines of others */
-        q->done = q->refusal.why != MN_REFUSED_NOT
-                  || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
-                      && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY);
+        bool made = q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
+                    && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY;
+        q->done = made || q->refusal.why != MN_REFUSED_NOT;
+        e->plan->unmade -= made;
     }
     return q->done;
 }

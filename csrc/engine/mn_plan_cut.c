@@ -95,6 +95,26 @@ cut(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cos
     return n;
 }
 
+uint64_t
+mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
+    uint64_t there = (p->by_piece ? p->piece_tasks : p->dispatch.count) + others;
+    uint64_t room = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
+    return most < room ? most : room;
+}
+
+void
+mn_plan_cut_evenly(struct mn_planned *q, uint64_t most)
+{
+    uint32_t nrows = q->batch.nrows;
+    uint32_t each = (uint32_t)((nrows + most - 1) / most);
+    q->ntasks = 0;
+    for (uint32_t from = 0; from < nrows; from += each) {
+        q->row0[++q->ntasks] = nrows - from < each ? nrows : from + each;
+    }
+}
+
 /* Whether there is room for as many tasks as the batch may be cut into, and for others. */
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
@@ -170,9 +190,9 @@ mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
         return rc < 0 ? rc : mn_pieces_insert(e, q, cost);
     }
     q->ntasks = cut(e, b, cost, parts, q->row0);
-    if (p->dispatch.count + q->ntasks + others > MN_PLAN_TASKS) { /* finer than when it was planned */
-        q->row0[1] = b->nrows;
-        q->ntasks = 1;
+    uint64_t most = mn_plan_tasks_most(p, b, others);
+    if (q->ntasks > most) { /* finer than when it was planned */
+        mn_plan_cut_evenly(q, most);
     }
     insert_tasks(p, q, cost, collate);
     return 0;

@@ -63,6 +63,14 @@ mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
 
+/* How many tasks the batch may be cut into, with room left for one of each of `others`. */
+uint64_t
+mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
+
+/* Cuts a batch into that many tasks at most, whatever its samples cost. */
+void
+mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
+
 /* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
  * changed. */
 void

@@ -71,8 +71,10 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 void
 mn_pieces_reset(struct mn_plan *p)
 {
-    if (p->shares != NULL) {
-        memset(p->shares, 0, p->nshares * sizeof(*p->shares));
+    for (uint32_t w = 0; w < p->nshares; w++) { /* what workers are at they go on with */
+        struct mn_share *s = &p->shares[w];
+        s->first = s->last = NULL;
+        s->cost_ns = s->tasks = 0;
     }
     p->shared_ns = 0;
     p->shared_tasks = p->piece_tasks = 0;
@@ -253,10 +255,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
     mark_borders(e, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
-    uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
-    uint64_t room = MN_PLAN_TASKS - MN_PLAN_BATCH_TASKS;
-    room = room > e->plan->piece_tasks + others ? room - e->plan->piece_tasks - others : 1;
-    most = most < room ? most : room;
+    uint64_t most = mn_plan_tasks_most(e->plan, b, others);
     cut_at(e, q, cost, parts, CHAIN | PIECE);
     if (q->ntasks > most) {
         cut_at(e, q, cost, parts, CHAIN);
@@ -265,8 +264,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
         cut_at(e, q, cost, parts, 0);
     }
     if (q->ntasks > most) {
-        q->row0[1] = b->nrows;
-        q->ntasks = 1;
+        mn_plan_cut_evenly(q, most);
     }
     return 0;
 }
@@ -294,12 +292,14 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
     bool near = p->known.near == MN_CONTRAST_YES;
     q->cost_ns[task] = q->opens_ns[task] = 0;
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
-        int64_t ns = cost[i] + (q->border[i] & OPENING ? p->known.opening_ns : 0);
+        int64_t opens = q->border[i] & OPENING ? p->known.opening_ns : 0;
         bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
-        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN)
-                     && ns > p->known.median_ns;
-        q->cost_ns[task] += ns;
-        q->opens_ns[task] += first ? ns - p->known.median_ns : 0;
+        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN);
+        if (first && opens == 0 && cost[i] > p->known.median_ns) {
+            q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is in what it has cost */
+        }
+        q->cost_ns[task] += cost[i] + opens;
+        q->opens_ns[task] += opens;
     }
 }
 

@@ -329,6 +329,7 @@ class NativePool(ThreadPool):
             worker = _core.NativeWorker(
                 segment, number, offer.capsule, STREAM_HOOK, offer.indices
             )
-            return functools.partial(_work, worker, _Runner(dataset, collate_fn, offer.hook, number, on_error))
+            runner = _Runner(dataset, collate_fn, offer.hook, number, on_error)
+            return functools.partial(_work, worker, runner)
 
         super().__init__(engine, workers, [work_of(number) for number in range(segment.workers)])

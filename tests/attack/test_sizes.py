@@ -44,12 +44,12 @@ def options(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
 
 def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
     made = minato.DataLoader(
-        Numbers(4600), 4500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
+        Numbers(16600), 16500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
     )
     for _epoch in range(2):  # rows have a form, and samples keep descriptors, in the second
         first, last = made
-        assert (len(first), len(last)) == (4500, 100)
-        assert sorted(torch.cat([first, last]).tolist()) == list(range(4600))
+        assert (len(first), len(last)) == (16500, 100)
+        assert sorted(torch.cat([first, last]).tolist()) == list(range(16600))
 
 
 def test_ready_batches_where_descriptors_are_few(monkeypatch) -> None:
