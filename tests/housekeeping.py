@@ -24,6 +24,7 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from multiprocessing import util
@@ -48,8 +49,9 @@ GRACE_S = 30.0
 PATIENCE_S = 10.0
 #: asks a process for its stacks; processes forked by a test inherit that
 STACKS = signal.SIGUSR2
-#: Under it no thread may be starting while a process forks (tests/test_sanitized.py says why), so
-#: Python has no thread there that watches for a hang in C.
+#: Under it no thread may start or end while a process forks: tests/test_sanitized.py says why. So
+#: Python has no thread there that watches for a hang in C, and forks wait for others, such as those
+#: by which torch's loader sends indices.
 ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
@@ -124,6 +126,29 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
     with _deadline(item):
         return (yield)
+
+
+# ---- forks under AddressSanitizer ---------------------------------------------------------
+
+
+def _others_sleep() -> bool:
+    """Whether no other thread of this process runs, and so none starts or ends."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if int(task.name) != threading.get_native_id() and state != "S":
+                return False
+    return True
+
+
+def _before_fork() -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not _others_sleep() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+if ADDRESS_SANITIZER:
+    os.register_at_fork(before=_before_fork)
 
 
 # ---- nothing left ------------------------------------------------------------------------

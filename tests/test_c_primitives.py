@@ -390,6 +390,7 @@ class Mutant(NamedTuple):
     program: str
     build: str = "gcc"
     kinds: tuple[str, ...] = ()
+    seconds: float = 0.3  # of stress: more where two processors have to meet within nanoseconds
 
 
 BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
@@ -399,13 +400,14 @@ MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
 MUTANTS = {
     "announce may pass the look": Mutant(
         BELL_H, "(void)mn_a32_xchg_seqcst(&bell->word, MN_BELL_ASLEEP)",
-        "mn_a32_store_release(&bell->word, MN_BELL_ASLEEP)", "mn_bell", kinds=("thread",)),
+        "mn_a32_store_release(&bell->word, MN_BELL_ASLEEP)", "mn_bell", kinds=("thread",),
+        seconds=8),
     "ring may pass the publish": Mutant(
         "tests/c/mn_bell.c", "mn_a32_store_seqcst(&mine->said",
-        "mn_a32_store_release(&mine->said", "mn_bell", kinds=("thread",)),
+        "mn_a32_store_release(&mine->said", "mn_bell", kinds=("thread",), seconds=8),
     "released ring is a load": Mutant(
         BELL_H, "mn_a32_add_acqrel(&bell->word, 0)",
-        "mn_a32_load_acquire(&bell->word)", "mn_bell", kinds=("thread",)),
+        "mn_a32_load_acquire(&bell->word)", "mn_bell", kinds=("thread",), seconds=8),
     "ring without wake": Mutant(
         BELL_C, "    (void)mn_futex_wake(&bell->word, 1);\n    return true;",
         "    return true;", "mn_bell", kinds=("thread",)),
@@ -568,5 +570,8 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
         builder = Builder(
             tmp_path / "out", mutant.build, tmp_path / "csrc", tmp_path / "tests" / "c", False
         )
-        done = builder.run(mutant.program, *mutant.kinds, MINATO_TEST_DEADLINE="5")
+        done = builder.run(
+            mutant.program, *mutant.kinds, MINATO_STRESS_SECONDS=str(mutant.seconds),
+            MINATO_TEST_DEADLINE=str(5 + 5 * mutant.seconds),
+        )  # fmt: skip
         assert done.returncode != 0, done.stdout

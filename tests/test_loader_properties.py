@@ -7,8 +7,6 @@ import os
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -219,27 +217,3 @@ def test_the_same_job_gives_the_same_bytes(costs_us, size, collates, persistent,
     found = [job(count, **options) for count in dict.fromkeys([1, 2, 7, *counts])]
     found.append(job(1, autoscale=(1, 5), straggler_threshold=0.001, **options))
     assert all(f == found[0] for f in found)
-
-
-# ---- the slow lane ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def noise() -> Iterator[random.Random]:
-    yield random.Random(5)
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_samples_of_constant_cost_are_never_flagged(spread: float, noise: random.Random) -> None:
-    """Nor noisy ones. A busy machine may make one slow, but not in each of some runs."""
-    for _attempt in range(5):
-        data = Costly([int(6000 * (1 + spread * (2 * noise.random() - 1))) for _ in range(160)])
-        loader = minato.DataLoader(data, 8, num_workers=2, autoscale=(1, 4), persistent_workers=True)
-        for _ in range(2):
-            assert sum(len(b) for b in loader) == 160
-        scheduler = loader.stats()["scheduler"]
-        standby = [d for d in scheduler["decisions"] if "standby" in d["why"]]
-        assert Counter(data.runs.tolist()) == {2: 160}
-        if scheduler["stragglers"] == 0 and standby == []:
-            return
-    pytest.fail(f"{scheduler['slow']} flagged, {standby}")

@@ -47,6 +47,7 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     assert fuzz is not None and int(fuzz[1]) >= 120
     exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
     assert exits is not None and int(exits[1]) >= 30
+    assert "MINATO_TEST_LOADERS=torch " in text
     assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")
 
 
