@@ -19,7 +19,7 @@ from ._system import CORE, NEEDS_LINUX, tell_of_torch
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of
 from .observe.stats import collect
-from .options import Options
+from .options import Options, described
 from .state import Sources, opened, state_of
 
 if CORE:
@@ -189,6 +189,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         options.check_effect(self)
+
+    def __repr__(self) -> str:
+        """The dataset and its length, how it is cut into batches, the workers, and what is not
+        the default of minato's own options. Whatever state the loader is in."""
+        return described(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
