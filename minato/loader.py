@@ -231,7 +231,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             memo.told_uncounted = True
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), and those count nothing: "
-                "its state holds the epoch it is in and no position within that.",
+                "its state holds the epoch it is in and no position within that. To go on in the "
+                "middle of one, count the batches that you take, and skip as many.",
                 stacklevel=2,
             )
         return state_of(self, memo, counted=reason is None)
@@ -270,7 +271,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             units = "batches" if resume["unit"] == "batch" else "samples"
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), which cannot go on in the "
-                f"middle of an epoch: it begins anew, and {again} {units} come again.",
+                f"middle of an epoch: it begins anew, and {again} {units} come again. Skip them "
+                "(itertools.islice) where they should not.",
                 stacklevel=2,
             )
 
