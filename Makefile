@@ -106,7 +106,7 @@ libraries:
 	@for name in $(ALONE); do \
 	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
 	done
-	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations
+	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
 
 clean:
 	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs

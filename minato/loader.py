@@ -20,7 +20,7 @@ from .device.provider import target
 from .iterators.inline import InlineIterator
 from .iterators.memo import memo_of
 from .observe.stats import collect
-from .options import Options
+from .options import Options, described
 from .state import Sources, opened, state_of
 
 if CORE:
@@ -215,6 +215,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options.check_effect(self)
 
+    def __repr__(self) -> str:
+        """The dataset and its length, how it is cut into batches, the workers, and what is not
+        the default of minato's own options. Whatever state the loader is in."""
+        return described(self)
+
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
         ``set_epoch``; copies of the dataset in persistent workers hear of it, too.
@@ -251,7 +256,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             memo.told_uncounted = True
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), and those count nothing: "
-                "its state holds the epoch it is in and no position within that.",
+                "its state holds the epoch it is in and no position within that. To go on in the "
+                "middle of one, count the batches that you take, and skip as many.",
                 stacklevel=2,
             )
         return state_of(self, memo, counted=reason is None)
@@ -290,7 +296,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             units = "batches" if resume["unit"] == "batch" else "samples"
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), which cannot go on in the "
-                f"middle of an epoch: it begins anew, and {again} {units} come again.",
+                f"middle of an epoch: it begins anew, and {again} {units} come again. Skip them "
+                "(itertools.islice) where they should not.",
                 stacklevel=2,
             )
 

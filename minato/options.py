@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
+from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
 from ._memory_limit import fair_memory
 from ._system import CORE, NEEDS_LINUX
@@ -37,6 +38,33 @@ def parse_bytes(text: int | str) -> int:
     if size <= 0:
         raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
     return size
+
+
+def described(loader: Any) -> str:
+    """A loader in one line, for people. Asks the dataset for its length and nothing else."""
+    has, kind = vars(loader), type(loader)
+    name = "minato.DataLoader" if kind.__module__ == f"{__package__}.loader" else kind.__qualname__
+    if "dataset" not in has:  # its constructor has not come so far
+        return f"<{name}>"
+    size = ""
+    with contextlib.suppress(Exception):  # some have none, and some ask a server for it
+        size = f" ({len(has['dataset'])} samples)"
+    size_of_batch, sampler = has.get("batch_size"), has.get("sampler")
+    batches = has.get("batch_sampler")
+    if size_of_batch is None and batches is not None:
+        parts = [f"batch_sampler={type(batches).__name__}"]
+    else:
+        parts = [f"batch_size={size_of_batch}"]
+        if type(sampler) is torch.utils.data.RandomSampler:
+            parts.append("shuffle=True")
+        elif not isinstance(sampler, (SequentialSampler, _InfiniteConstantSampler)):
+            parts.append(f"sampler={type(sampler).__name__}")
+    parts.append(f"num_workers={has.get('num_workers')}")
+    for field in fields(Options):
+        value = getattr(loader, field.name)
+        if value != getattr(kind, field.name):
+            parts.append(f"{field.name}={value!r}")
+    return f"<{name} of {type(has['dataset']).__name__}{size}: {', '.join(parts)}>"
 
 
 @dataclass(frozen=True)

@@ -760,7 +760,7 @@ def test_a_place_in_mid_epoch_is_lost_where_nothing_is_counted() -> None:
     it = iter(loader)
     take(it, 3)
     other = served_by_torch("context")
-    with pytest.warns(UserWarning, match="begins anew, and 3 batches come again"):
+    with pytest.warns(UserWarning, match="begins anew, and 3 batches come again. Skip them"):
         other.load_state_dict(loader.state_dict())
     assert sorted(indices(rows(other))) == list(range(N))
     back = make("generator")

@@ -15,6 +15,7 @@ an iterator is gone with the last who refers to it:
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from torch.utils.data.dataloader import (
@@ -197,9 +198,16 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _next(self) -> Any:
         """torch's __next__ without the range that it marks for profilers: where none listens
         that would be a good part of a small batch's time. mn_delivery.c decides between them."""
-        if self._sampler_iter is None or self._iterable:
-            return _MultiProcessingDataLoaderIter.__next__(self)
-        data = self._next_data()  # type: ignore[no-untyped-call]
+        try:
+            if self._sampler_iter is None or self._iterable:
+                return _MultiProcessingDataLoaderIter.__next__(self)
+            data = self._next_data()  # type: ignore[no-untyped-call]
+        except KeyboardInterrupt as interrupt:
+            # A prompt and a notebook keep the last traceback, and its frames this iterator:
+            # its workers would stay until the next error.
+            traceback.clear_frames(interrupt.__traceback__)
+            del self
+            raise
         self._num_yielded += 1
         return data
 

@@ -49,7 +49,20 @@ def lightning_module() -> Any:
     return Module()
 
 
-@pytest.mark.parametrize("kind", ["minato", "static, noise"])
+class Stream(torch.utils.data.IterableDataset):
+    """With a length: without one the trainer fetches a batch more than it has trained on before
+    it asks for the state, with every loader that has a state."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        points = Points()
+        return (points[i] for i in range(worker.id, len(self), worker.num_workers))
+
+
+@pytest.mark.parametrize("kind", ["minato", "static, noise", "stream"])
 def test_lightning(kind: str, tmp_path: Path) -> None:
     """The trainer asks loaders for their state by itself."""
     lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
@@ -62,7 +75,11 @@ def test_lightning(kind: str, tmp_path: Path) -> None:
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
         module = lightning_module()
-        trainer.fit(module, loader(kind, persistent_workers=False), ckpt_path=saved)
+        if kind == "stream":
+            batches = minato.DataLoader(Stream(), 4, num_workers=2)
+        else:
+            batches = loader(kind, persistent_workers=False)
+        trainer.fit(module, batches, ckpt_path=saved)
         return weights(module)
 
     goes_on(run, tmp_path / f"step={FIRST}.ckpt")

@@ -1,0 +1,209 @@
+"""What people do at a prompt and in notebooks: look at a loader, watch its progress, interrupt a
+cell and run it again."""
+
+from __future__ import annotations
+
+import code
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler
+
+import minato
+from minato import DataLoader
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class Broken(Numbers):
+    def __len__(self) -> int:
+        raise OSError("the server does not answer")
+
+
+# ---- repr --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loader, text", [
+    (DataLoader(Numbers()), "<minato.DataLoader of Numbers (40 samples): batch_size=1, "
+     "num_workers=0>"),
+    (DataLoader(Numbers(), 8, shuffle=True, num_workers=2, autoscale=(1, 4), max_retries=3),
+     "<minato.DataLoader of Numbers (40 samples): batch_size=8, shuffle=True, num_workers=2, "
+     "max_retries=3, autoscale=(1, 4)>"),
+    (DataLoader(Numbers(), scheduling="static", memory_limit="1GiB"),
+     "<minato.DataLoader of Numbers (40 samples): batch_size=1, num_workers=0, "
+     "scheduling='static', memory_limit='1GiB'>"),
+    (DataLoader(Numbers(), batch_sampler=BatchSampler(SequentialSampler(range(4)), 2, False)),
+     "<minato.DataLoader of Numbers (40 samples): batch_sampler=BatchSampler, num_workers=0>"),
+    (DataLoader(Numbers(), sampler=[1, 2], batch_size=None),
+     "<minato.DataLoader of Numbers (40 samples): batch_size=None, sampler=list, num_workers=0>"),
+    (DataLoader(Endless(), 2), "<minato.DataLoader of Endless: batch_size=2, num_workers=0>"),
+    (DataLoader(Broken(), 2, sampler=range(4)),
+     "<minato.DataLoader of Broken: batch_size=2, sampler=range, num_workers=0>"),
+])  # fmt: skip
+def test_repr(loader: DataLoader[Any], text: str) -> None:
+    assert repr(loader) == text
+
+
+def test_repr_of_a_class_below_and_of_a_loader_half_made() -> None:
+    class Mine(DataLoader[Any]):
+        pass
+
+    assert re.match(r"<[\w.<>]*Mine of Numbers \(40", repr(Mine(Numbers())))
+    assert repr(DataLoader.__new__(DataLoader)).startswith("<minato.DataLoader")
+
+
+# ---- progress ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tqdm_knows_how_much_there_is(workers: int) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    with open(os.devnull, "w") as out:
+        bar = tqdm.tqdm(DataLoader(Numbers(), 8, num_workers=workers), file=out)
+        assert bar.total == 5 and len(bar) == 5
+        assert sum(1 for _ in bar) == bar.n == 5
+
+
+def test_rich_knows_how_much_there_is() -> None:
+    progress = pytest.importorskip("rich.progress")
+    with open(os.devnull, "w") as out:
+        console = pytest.importorskip("rich.console").Console(file=out)
+        with progress.Progress(console=console) as bars:
+            assert sum(1 for _ in bars.track(DataLoader(Numbers(), 8, num_workers=2))) == 5
+            [task] = bars.tasks
+            assert (task.total, task.completed) == (5, 5)
+
+
+# ---- a cell, interrupted and run again ---------------------------------------------------
+
+SETUP = """
+import os, signal, time
+from minato import DataLoader
+seen = 0
+def train():
+    global seen
+    seen = 0
+    for batch in loader:
+        seen += 1
+        if seen == 2 and before_next is not None:
+            before_next()
+"""
+
+
+def interrupt_when_waiting() -> None:
+    """Ctrl-C while next() waits for a sample that is never ready."""
+    me = threading.main_thread().ident
+
+    def is_waiting() -> bool:
+        frame = sys._current_frames()[me]
+        return frame.f_code.co_filename.startswith(os.path.dirname(minato.__file__))
+
+    def act() -> None:
+        while not is_waiting():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=act).start()
+
+
+def interrupt_now() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class Stuck(Numbers):
+    """One sample is not ready before it is let go. (Not by an Event: to set one hangs where a
+    process was killed that waited for it.)"""
+
+    def __init__(self) -> None:
+        self.free = multiprocessing.RawValue("b", 0)
+
+    def let_go(self) -> None:
+        self.free.value = 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        while index == 8 and not self.free.value:
+            time.sleep(0.01)
+        return torch.tensor(index)
+
+
+class Shell(code.InteractiveInterpreter):
+    """As a prompt or a notebook has it: the last traceback is kept, and with it its frames."""
+
+    def write(self, data: str) -> None:
+        pass
+
+    def cell(self, text: str) -> None:
+        self.runsource(text, symbol="exec")
+
+
+def processes() -> int:
+    return len(psutil.Process().children(recursive=True))
+
+
+def ended(limit_s: float = 20.0) -> bool:
+    end = time.monotonic() + limit_s
+    while processes() and time.monotonic() < end:
+        time.sleep(0.01)
+    return processes() == 0
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"scheduling": "static"}, {"persistent_workers": True},
+    {"in_order": False, "batching": "ready"},
+], ids=["balanced", "static", "persistent", "ready"])  # fmt: skip
+@pytest.mark.parametrize("interrupt", [interrupt_now, interrupt_when_waiting])
+def test_a_cell_interrupted_and_run_again_leaves_nothing(
+    interrupt: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        monkeypatch.setattr(sys, name, None, raising=False)
+    data = Stuck()
+    loader = DataLoader(data, 4, num_workers=2, **options)
+    shell = Shell({"loader": loader, "before_next": interrupt})
+    del loader
+    shell.cell(SETUP)
+    shell.cell("train()")
+    assert sys.last_type is KeyboardInterrupt
+    assert shell.locals["seen"] == 2
+    data.let_go()
+    assert options.get("persistent_workers") or ended(), "the interrupted loop's workers stay"
+    shell.cell("before_next = None")
+    shell.cell("train()")
+    assert shell.locals["seen"] == 10
+    shell.cell("del loader")
+    assert ended(), "workers stay"
+    assert sys.last_type is KeyboardInterrupt  # and nothing else has happened
+
+
+def test_who_catches_an_interrupt_may_go_on() -> None:
+    """It ends nothing by itself, as with torch's loader."""
+    data = Stuck()
+    iterator = iter(DataLoader(data, 4, num_workers=2))
+    seen = [next(iterator), next(iterator)]
+    interrupt_when_waiting()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    data.let_go()
+    seen += iterator
+    assert torch.cat(seen).tolist() == list(range(40))
