@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from .provider import Provider
+from .slots import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4
@@ -128,7 +129,8 @@ class Copies:
         self.copies = self.bytes = self.timed_bytes = 0
         self.copy_s = self.batch_s = self.batch_bytes = 0.0  # the latter two: means of late
         self.staging_s = 0.0
-        self.through = {"direct": 0, "pinned": 0, "pageable": 0}
+        self.through = {"locked": 0, "direct": 0, "pinned": 0, "pageable": 0}
+        self.locked = self.lock_error = 0
         self.refused = 0  # batches that found no room ahead of their turn
         self.stalled_s = 0.0
         self.depth = FEWEST
@@ -145,6 +147,8 @@ class Copies:
             "copies": self.copies,
             "bytes": self.bytes,
             "through": dict(self.through),
+            "locked": self.locked,
+            "lock_error": self.lock_error,
             "staging": self.staging_s,
             "copy": copy_s,
             "bandwidth": self.timed_bytes / copy_s if copy_s > 0 else None,
@@ -167,8 +171,9 @@ class _Late:
 class Flight:
     """The copies of one batch, until nothing is to be known of them any more."""
 
-    #: what they read
+    #: what they read, and what lets the device read it
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    locks: list[Lock] = dataclasses.field(default_factory=list)
     nbytes: int = 0
     done: Any = None  # the event after the last; None: nothing was copied
     #: (bytes, begin, end) of those that are timed
@@ -191,8 +196,15 @@ class Copier:
     """The copies of one iterator. begin(), look() and finish() are one thread's, hand_over()
     is the caller's."""
 
-    def __init__(self, provider: Provider, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        clock: Callable[[], float] = time.monotonic,
+        engine: Any = None,
+    ) -> None:
         self.provider = provider
+        self._engine = engine  # whose arena batches may lie in
+        self._slots: Slots | None = None
         self.counts = Copies(str(provider.device))
         self._clock = clock
         self._stream: Any = None
@@ -211,6 +223,8 @@ class Copier:
         self.look()
         if self._stream is None:
             self._stream = self.provider.stream()
+            if self._engine is not None:
+                self._slots = Slots(self._engine, self.provider.driver())
         sent = Sent()
         try:
             sent.data = mapped(data, lambda part: self._leaf(part, sent))
@@ -219,6 +233,8 @@ class Copier:
                 self._flying.append(sent.flight)
                 sent.flight.done = self.provider.record(self._stream)
         self.counts.depth = self._depth()
+        if self._slots is not None:
+            self.counts.locked, self.counts.lock_error = self._slots.told()
         return sent
 
     def _leaf(self, part: Any, sent: Sent) -> Any:
@@ -238,11 +254,16 @@ class Copier:
         provider, counts, flight = self.provider, self.counts, sent.flight
         nbytes = tensor.nbytes
         since = self._clock()
-        source, through = provider.host(tensor)
+        lock = self._slots.lock(tensor) if self._slots is not None else None
+        if lock is None:
+            source, through = provider.host(tensor)
+        else:
+            source, through = tensor, "locked"
+            flight.locks.append(lock)
         counts.staging_s += self._clock() - since
         began = provider.record(self._stream) if nbytes >= TIMED_BYTES else None
         flight.sources.append(source)
-        made = provider.copy(source, self._stream)
+        made = provider.copy(source, self._stream, lock.cuts if lock is not None else [])
         if began is not None:
             flight.times.append((nbytes, began, provider.record(self._stream)))
         flight.nbytes += nbytes
@@ -258,6 +279,7 @@ class Copier:
             if flight.done is not None and self._passed(flight.done):
                 with contextlib.suppress(ValueError):  # another thread was here first
                     self._flying.remove(flight)
+                    flight.locks.clear()  # before what they are for is free
                     flight.sources.clear()
                     self._landed.append(flight)
         # Of batches that were dropped no time is ever known.

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .slots import Driver, cuda_driver, cut
+
 
 class Provider(Protocol):
     """One device. Streams and events are its own; nobody else looks into them."""
@@ -34,9 +36,9 @@ class Provider(Protocol):
         """The tensor where copies can read it while the program goes on, and how that came
         about: a key of ``Copies.through``. Itself, or a copy of it in page-locked memory."""
 
-    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
-        """Begins to copy it to the device. It must stay as it is until an event that is
-        recorded after this has passed."""
+    def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
+        """Begins to copy it to the device; in parts, where no copy may reach across some of its
+        bytes. It must stay as it is until an event that is recorded after this has passed."""
 
     def record(self, stream: Any) -> Any:
         """An event: passed once all that the stream has to do by now is done."""
@@ -53,6 +55,10 @@ class Provider(Protocol):
     def uses(self, tensor: torch.Tensor, stream: Any) -> None:
         """The tensor's memory on the device is not used again before what the stream has to
         do at the time when the tensor dies is done."""
+
+    def driver(self) -> Driver | None:
+        """What locks pages for the device; None: nothing does, or it is not known how. Asked
+        in the thread that has entered."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it is on the device."""
@@ -92,9 +98,14 @@ class TorchProvider:
             return tensor, "pageable"
         return pinned.copy_(tensor), "pinned"
 
-    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         with self._module.stream(stream):
-            return tensor.to(self.device, non_blocking=True)
+            if not cuts:
+                return tensor.to(self.device, non_blocking=True)
+            made = torch.empty_like(tensor, device=self.device)
+            for target, source in zip(cut(made, cuts), cut(tensor, cuts)):
+                target.copy_(source, non_blocking=True)
+            return made
 
     def record(self, stream: Any) -> Any:
         event = self._module.Event(enable_timing=True)
@@ -112,6 +123,9 @@ class TorchProvider:
 
     def uses(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
+
+    def driver(self) -> Driver | None:
+        return cuda_driver() if self.device.type == "cuda" else None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
@@ -161,8 +175,8 @@ def torchs(device: torch.device) -> Provider:
         )
     if not module.is_available():
         raise ValueError(
-            f"device={str(device)!r} is not there: torch {torch.__version__} finds no {device.type} "
-            "device. `minato info` says what it finds; leave device out to load to the CPU"
+            f"device={str(device)!r} is not there: torch {torch.__version__} finds no "
+            f"{device.type} device. `minato info` says what it finds; leave device out to load to the CPU"
         )
     count = module.device_count()
     if device.index is not None and device.index >= count:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from contract.support import wait_for
 from minato.device import copies
 from minato.device.copies import FEWEST, MOST, Copier, depth, mapped
 
@@ -65,6 +66,8 @@ def freed_at_once(fake: Fake) -> None:
         reads = [fake.read(arrived(fake, copier, batch(float(n)))) for n in range(6)]
         for _ in range(3):
             copier.look()
+        reached = fake.record(fake.calling)  # not unless somebody forgets to wait
+        assert wait_for(lambda: fake.waiting.is_set() or reached.done.is_set())
     for value, read in enumerate(reads):
         assert torch.equal(read.value(), batch(float(value)))
 

@@ -96,7 +96,7 @@ def test_copies_are_made_on_the_stream_without_waiting(cuda: Cuda) -> None:
 
     provider = TorchProvider(torch.device("cuda:0"), cuda)
     source: Any = Source()
-    assert provider.copy(source, "copies") == "there"
+    assert provider.copy(source, "copies", []) == "there"
     assert seen == [("copies", torch.device("cuda:0"), {"non_blocking": True})]
     assert provider.move(source) == "there" and seen[1][0] is None
 
