@@ -79,6 +79,9 @@ drop_span(struct mn_pagelocks *l, struct span s)
     for (uint64_t c = s.first; c < s.end; c++) {
         mn_assert((l->chunks[c] & ~MN_PAGELOCKED) != 0);
         l->chunks[c]--;
+        if (l->stopped) {
+            (void)unlock_chunk(l, c);
+        }
     }
 }
 
@@ -101,7 +104,7 @@ mn_pagelocks_use(struct mn_pagelocks *l, const void *at, uint64_t bytes)
 {
     const char *from = at;
     mn_mutex_lock(&l->mutex);
-    int rc = l->chunks == NULL || l->refused != 0 ? -ENOTSUP : 0;
+    int rc = l->chunks == NULL || l->refused != 0 || l->stopped ? -ENOTSUP : 0;
     if (rc == 0 && (from < l->base || from >= l->base + l->bytes
                     || bytes > (uint64_t)(l->base + l->bytes - from) || bytes == 0)) {
         rc = -EINVAL;
@@ -118,6 +121,18 @@ mn_pagelocks_used(struct mn_pagelocks *l, const void *at, uint64_t bytes)
 {
     mn_mutex_lock(&l->mutex);
     drop_span(l, span_of(l, at, bytes));
+    mn_mutex_unlock(&l->mutex);
+}
+
+void
+mn_pagelocks_stop(struct mn_pagelocks *l)
+{
+    mn_mutex_lock(&l->mutex);
+    struct span s = span_of(l, l->base, l->chunks != NULL ? l->bytes : 0);
+    for (uint64_t c = s.first; c < s.end; c++) {
+        (void)unlock_chunk(l, c);
+    }
+    l->stopped = true;
     mn_mutex_unlock(&l->mutex);
 }
 

@@ -8,6 +8,7 @@
  *   mn_pagelocks_init      mn_pagelocks_fini
  *   mn_pagelocks_set       which driver, for how many bytes
  *   mn_pagelocks_use       mn_pagelocks_used: around the copies from a range
+ *   mn_pagelocks_stop      no more of it
  *
  * It is a provider, too, that goes before another: what is to be given back to the system is
  * unlocked before that. A chunk in use is neither unlocked nor given back: a device that reads a
@@ -22,6 +23,7 @@
 #ifndef MN_PAGELOCKS_H
 #define MN_PAGELOCKS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,6 +56,7 @@ struct mn_pagelocks {
     uint64_t locked_bytes;
     int refused;           /* what the driver said to the first lock that it refused; then no
                             * other is asked for */
+    bool stopped;          /* none is to be asked for, and none kept that nobody uses */
 };
 
 /* 0 or what mn_mutex_init says. */
@@ -75,5 +78,9 @@ mn_pagelocks_use(struct mn_pagelocks *l, const void *at, uint64_t bytes);
 
 void
 mn_pagelocks_used(struct mn_pagelocks *l, const void *at, uint64_t bytes);
+
+/* From now on nothing is locked. Chunks in use are unlocked by the last who uses them. */
+void
+mn_pagelocks_stop(struct mn_pagelocks *l);
 
 #endif

@@ -17,6 +17,7 @@ would do it: what is inside of it could not be told to the stream.
 from __future__ import annotations
 
 import atexit
+import collections
 import collections.abc
 import contextlib
 import copy
@@ -28,6 +29,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from .provider import Provider
@@ -43,6 +45,8 @@ FREE_EVERY = 64
 TIMED_BYTES = 64 << 10
 #: how much one measurement moves a mean
 PACE = 0.2
+#: longest that copies are waited for before what they read is unlocked for the program
+LAND_SECONDS = 5.0
 
 
 def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> int:
@@ -127,7 +131,8 @@ class Copies:
         self.device = device
         # of the thread that begins copies
         self.copies = self.bytes = self.timed_bytes = 0
-        self.copy_s = self.batch_s = self.batch_bytes = 0.0  # the latter two: means of late
+        self.copy_s = 0.0
+        self.batch_s = self.batch_bytes = 0.0  # of a batch, running means
         self.staging_s = 0.0
         self.through = {"locked": 0, "direct": 0, "pinned": 0, "pageable": 0}
         self.locked = self.lock_error = 0
@@ -163,8 +168,34 @@ class Copies:
 class _Late:
     """In a batch: what the caller's own stream moves."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, pinned: bool) -> None:
         self.data = data
+        #: torch keeps its memory until it was read; else the move has to be waited for
+        self.pinned = pinned
+
+
+#: what has no memory of its own that a program could copy from
+_PLAIN = (str, bytes, int, float, complex, type(None), np.generic, type)
+#: what has none beside its parts
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+
+
+def opaque(data: Any) -> bool:
+    """Whether there is anything in a batch that is neither a tensor nor plain: it stays in the
+    program's hands as it is, and nobody knows what memory it is made of."""
+    found = False
+
+    def leaf(part: Any) -> Any:
+        nonlocal found
+        if isinstance(part, (torch.Tensor, *_PLAIN)):
+            return part
+        known = type(part) in _CONTAINERS or (isinstance(part, tuple) and hasattr(part, "_fields"))
+        known = known or dataclasses.is_dataclass(part)
+        found = found or not known or hasattr(part, "to")
+        return None
+
+    mapped(data, leaf)
+    return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -225,17 +256,28 @@ class Copier:
             self._stream = self.provider.stream()
             if self._engine is not None:
                 self._slots = Slots(self._engine, self.provider.driver())
+        if self._slots is not None and self._slots.locks and opaque(data):
+            self._slots.stop()
+            if not self._land():
+                raise RuntimeError("copies to the device do not come to an end")
         sent = Sent()
         try:
             sent.data = mapped(data, lambda part: self._leaf(part, sent))
         finally:
             if sent.flight.sources:
-                self._flying.append(sent.flight)
-                sent.flight.done = self.provider.record(self._stream)
+                self._takes_off(sent.flight)
         self.counts.depth = self._depth()
         if self._slots is not None:
             self.counts.locked, self.counts.lock_error = self._slots.told()
         return sent
+
+    def _takes_off(self, flight: Flight) -> None:
+        self._flying.append(flight)
+        try:
+            flight.done = self.provider.record(self._stream)
+        except Exception:  # the device has failed, and reads nothing
+            self._flying.remove(flight)
+            raise
 
     def _leaf(self, part: Any, sent: Sent) -> Any:
         if isinstance(part, torch.Tensor):
@@ -245,10 +287,9 @@ class Copier:
                 return self._copied(part, sent)
         elif not callable(getattr(part, "to", None)) or isinstance(part, type):
             return None
-        elif callable(getattr(part, "pin_memory", None)):
-            part = part.pin_memory()
+        pins = callable(getattr(part, "pin_memory", None)) and not isinstance(part, torch.Tensor)
         sent.late = True
-        return _Late(part)
+        return _Late(part.pin_memory() if pins else part, pins)
 
     def _copied(self, tensor: torch.Tensor, sent: Sent) -> torch.Tensor:
         provider, counts, flight = self.provider, self.counts, sent.flight
@@ -256,7 +297,7 @@ class Copier:
         since = self._clock()
         lock = self._slots.lock(tensor) if self._slots is not None else None
         if lock is None:
-            source, through = provider.host(tensor)
+            source, through = provider.host(tensor, self._slots is not None)
         else:
             source, through = tensor, "locked"
             flight.locks.append(lock)
@@ -285,6 +326,13 @@ class Copier:
         # Of batches that were dropped no time is ever known.
         self._landed = [f for f in self._landed if not self._measured(f)][-2 * MOST :]
         return bool(self._flying)
+
+    def _land(self) -> bool:
+        """Waits until nothing is read any more; whether it came to that."""
+        deadline = self._clock() + LAND_SECONDS
+        while self.look() and self._clock() < deadline:
+            time.sleep(0.001)
+        return not self._flying
 
     def _passed(self, event: Any) -> bool:
         try:
@@ -357,7 +405,7 @@ class Copier:
 
     def _moved(self, part: Any) -> Any:
         if isinstance(part, _Late):
-            return self.provider.move(part.data)
+            return self.provider.move(part.data, not part.pinned)
         return part if isinstance(part, torch.Tensor) else None
 
 

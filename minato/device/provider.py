@@ -32,9 +32,10 @@ class Provider(Protocol):
     def current(self) -> Any:
         """The stream that the calling thread's work goes to."""
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
         """The tensor where copies can read it while the program goes on, and how that came
-        about: a key of ``Copies.through``. Itself, or a copy of it in page-locked memory."""
+        about: a key of ``Copies.through``. Itself, unless copies, or a copy of it in page-locked
+        memory."""
 
     def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         """Begins to copy it to the device; in parts, where no copy may reach across some of its
@@ -63,8 +64,9 @@ class Provider(Protocol):
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it is on the device."""
 
-    def move(self, data: Any) -> Any:
-        """Anything with torch's ``to()``, on the device, by the calling thread's own stream."""
+    def move(self, data: Any, waits: bool) -> Any:
+        """Anything with torch's ``to()``, on the device, by the calling thread's own stream.
+        waits: returns when it is there."""
 
     def free(self) -> int | None:
         """Bytes of the device that can be had; None where it does not say."""
@@ -89,8 +91,8 @@ class TorchProvider:
     def current(self) -> Any:
         return self._module.current_stream(self.device)
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-        if tensor.is_pinned():
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
+        if not copies and tensor.is_pinned():
             return tensor, "direct"
         try:
             pinned = torch.empty_like(tensor, pin_memory=True)
@@ -130,9 +132,9 @@ class TorchProvider:
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
-    def move(self, data: Any) -> Any:
+    def move(self, data: Any, waits: bool) -> Any:
         try:
-            return data.to(self.device, non_blocking=True)
+            return data.to(self.device, non_blocking=not waits)
         except TypeError:  # a to() of somebody's own, which may take nothing but a device
             return data.to(self.device)
 

@@ -3,10 +3,15 @@
 Then what workers have written is read by the device itself, and nothing is copied on the host.
 What the driver refuses (a limit on locked memory, a container without the right) is copied
 through page-locked memory of torch's instead.
+
+A copy from locked memory goes on after the call that began it, and of the program's own copies
+minato knows nothing. So nothing is locked where the program gets anything that may lie in the
+arena: what is neither a tensor, which arrives on the device, nor plain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any, NamedTuple, Protocol
 
@@ -40,19 +45,25 @@ class Slots:
 
     def __init__(self, engine: Any, driver: Driver | None) -> None:
         self._engine = engine
-        self._locks = driver is not None
+        self.locks = driver is not None
         if driver is not None:
             engine.set_page_driver(*driver)
 
     def lock(self, tensor: torch.Tensor) -> Lock | None:
         """For the copies of a tensor; None: it is not in the arena, or may not be locked."""
-        if not self._locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
+        if not self.locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
             return None
         try:
             lock: Lock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
         except RuntimeError:  # the engine was closed meanwhile
             return None
         return lock
+
+    def stop(self) -> None:
+        """Nothing more is locked, and what is not being read is unlocked."""
+        self.locks = False
+        with contextlib.suppress(RuntimeError):  # the engine was closed meanwhile
+            self._engine.unlock_pages()
 
     def told(self) -> tuple[int, int]:
         """Bytes that are locked, and what the driver said when it refused; 0: it did not."""

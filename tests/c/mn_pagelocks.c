@@ -222,12 +222,31 @@ a_refusal_is_remembered(void)
     tear_down(&l);
 }
 
+static void
+after_a_stop_nothing_is_locked(void)
+{
+    struct mn_pagelocks l;
+    struct memory m;
+    set_up(&l, &m, BYTES);
+    CHECK_EQ(mn_pagelocks_use(&l, card.base, 1), 0);
+    CHECK_EQ(mn_pagelocks_use(&l, card.base + CHUNK, 1), 0);
+    mn_pagelocks_used(&l, card.base, 1);
+    mn_pagelocks_stop(&l);
+    CHECK(!card.locked[0] && card.locked[1]); /* which is being read */
+    CHECK_EQ(mn_pagelocks_use(&l, card.base + CHUNK, 1), -ENOTSUP);
+    mn_pagelocks_used(&l, card.base + CHUNK, 1);
+    CHECK(!card.locked[1] && l.locked_bytes == 0 && l.refused == 0);
+    mn_pagelocks_stop(&l);
+    tear_down(&l);
+}
+
 static const struct mn_test tests[] = {
     MN_TEST("plain", chunks_are_locked_once),
     MN_TEST("plain", only_ranges_of_the_mapping_are_locked),
     MN_TEST("plain", what_is_read_is_not_given_back),
     MN_TEST("plain", no_more_than_may_be),
     MN_TEST("plain", a_refusal_is_remembered),
+    MN_TEST("plain", after_a_stop_nothing_is_locked),
 };
 
 MN_TEST_MAIN(tests)

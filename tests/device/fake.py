@@ -179,7 +179,7 @@ class Fake:
             like.numel()) else torch.empty(0, dtype=like.dtype)  # fmt: skip
         return flat.reshape(like.shape), buffer
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
         if self.way != "pinned":
             return tensor, self.way
         made, buffer = self._tensor(tensor)
@@ -277,8 +277,8 @@ class Fake:
     def seconds(self, begin: Any, end: Any) -> float | None:
         return float(end.at - begin.at)
 
-    def move(self, data: Any) -> Any:
-        self.moved.append(data)
+    def move(self, data: Any, waits: bool) -> Any:
+        self.moved.append((data, waits))
         return data.to(self.device) if not isinstance(data, torch.Tensor) else data
 
     # ---- for the tests -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 import minato
@@ -85,6 +86,31 @@ def test_a_driver_that_refuses(fake: Fake, locker: Locker) -> None:
     found = told(loader)
     assert found["through"]["pinned"] == found["bytes"] and found["locked"] == 0
     assert found["lock_error"] == 2
+
+
+class Mixed(Rows):
+    """From the twelfth sample on there is an array beside them, which stays where it is."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        return {**sample, "array": [np.zeros(WIDTH)]} if index >= 12 else sample
+
+
+def beside(samples: list[Any]) -> Any:
+    (sample,) = samples
+    return {"x": torch.from_numpy(sample["x"][None]), "label": torch.tensor([sample["label"]]),
+            "name": [sample["name"]], "array": sample.get("array")}  # fmt: skip
+
+
+def test_nothing_is_locked_of_what_the_program_gets(fake: Fake, locker: Locker) -> None:
+    loader = minato.DataLoader(Mixed(), num_workers=2, collate_fn=beside, device="cuda")
+    for number, batch in enumerate(loader):
+        assert numbers(fake, batch) == [number]
+        if number == 8:
+            assert locker.locked  # or there is nothing to be seen here
+        if number >= 12:
+            assert isinstance(batch["array"][0], np.ndarray) and not locker.locked
+    assert ended(locker)
 
 
 class Large(Dataset):  # type: ignore[type-arg]

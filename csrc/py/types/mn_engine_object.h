@@ -95,6 +95,8 @@ mn_engine_py_set_driver(PyObject *self, PyObject *args);
 extern const char mn_engine_lock_pages_doc[];
 PyObject *
 mn_engine_py_lock_pages(PyObject *self, PyObject *args);
+PyObject *
+mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored);
 extern const char mn_engine_page_locks_doc[];
 PyObject *
 mn_engine_py_page_locks(PyObject *self, PyObject *ignored);

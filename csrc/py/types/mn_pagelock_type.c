@@ -152,6 +152,22 @@ mn_engine_py_lock_pages(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyObject *
+mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_pin(e);
+    Py_BEGIN_ALLOW_THREADS
+    mn_pagelocks_stop(&e->locks);
+    mn_engine_unpin(e);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 const char mn_engine_page_locks_doc[] =
     "page_locks() -> (locked, refused): bytes that are locked, and what the driver said to the\n"
     "first lock that it refused, or 0";
