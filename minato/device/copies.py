@@ -444,4 +444,5 @@ def _finish_all() -> None:
         copier.finish(EXIT_SECONDS)
 
 
-os.register_at_fork(after_in_child=_after_in_child)
+if hasattr(os, "register_at_fork"):  # a system that forks
+    os.register_at_fork(after_in_child=_after_in_child)
