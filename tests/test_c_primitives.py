@@ -56,6 +56,7 @@ PROGRAMS = {
     "mn_native": Program(),
     "mn_results": Program(),
     "mn_arena": Program(),
+    "mn_pagelocks": Program(),
     "mn_crew": Program(),
     "mn_waits": Program(),
 }
@@ -506,6 +507,15 @@ MUTANTS = {
     "engine: leases overlap": Mutant(
         WORKERS + "mn_leases.c", "    x->off = off;\n",
         "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
+    "page locks: what is read goes back": Mutant(
+        MEMORY + "mn_pagelocks.c", "        if (unlock_chunk(l, c)) {",
+        "        (void)unlock_chunk(l, c);\n        {", "mn_pagelocks"),
+    "page locks: a lock may come between": Mutant(
+        MEMORY + "mn_pagelocks.c", "    if (l->locked_bytes == 0) {\n",
+        "    if (l->locked_bytes == 0) {\n        mn_mutex_unlock(&l->mutex);\n", "mn_pagelocks"),
+    "page locks: half a lock stays": Mutant(
+        MEMORY + "mn_pagelocks.c", "            drop_span(l, (struct span){s.first, c});\n", "",
+        "mn_pagelocks"),
     "worker: done without order": Mutant(
         WORKERS + "mn_worker.c",
         "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",

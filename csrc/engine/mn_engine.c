@@ -34,7 +34,7 @@ map_arena(struct mn_engine *e)
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
         uint64_t total = mn_engine_place_sections(&plan, &e->cfg, bytes);
-        rc = mn_arena_map(&e->arena, &e->file.provider, total);
+        rc = mn_arena_map(&e->arena, &e->locks.provider, total);
         if (rc < 0) {
             continue;
         }
@@ -89,6 +89,7 @@ destroy(struct mn_engine *e)
     }
     mn_arena_close(&e->arena);
     mn_memory_file_close(&e->file);
+    mn_pagelocks_fini(&e->locks);
     mn_mutex_fini(&e->mutex);
     free(e);
 }
@@ -135,6 +136,12 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     e->refs = 1;
     int rc = mn_mutex_init(&e->mutex);
     if (rc < 0) {
+        free(e);
+        return rc;
+    }
+    rc = mn_pagelocks_init(&e->locks, &e->file.provider);
+    if (rc < 0) {
+        mn_mutex_fini(&e->mutex);
         free(e);
         return rc;
     }

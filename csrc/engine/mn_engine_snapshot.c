@@ -65,6 +65,12 @@ mn_engine_may_keep(struct mn_engine *e, uint64_t bytes)
     return may;
 }
 
+struct mn_pagelocks *
+mn_engine_pagelocks(struct mn_engine *e)
+{
+    return &e->locks;
+}
+
 /* ---- workers ------------------------------------------------------------------------- */
 
 struct mn_health

@@ -17,6 +17,7 @@
 #include "workers/mn_tasks.h"
 
 struct mn_engine;
+struct mn_pagelocks;
 struct mn_run;
 
 /* The mapping; as long as the engine lives. */
@@ -58,6 +59,10 @@ mn_engine_memory(struct mn_engine *e);
  * the limit is left for batches that are made. */
 bool
 mn_engine_may_keep(struct mn_engine *e, uint64_t bytes);
+
+/* What of the mapping a device may read; as long as the engine lives. It has a mutex of its own. */
+struct mn_pagelocks *
+mn_engine_pagelocks(struct mn_engine *e);
 
 /* ---- workers ------------------------------------------------------------------------- */
 

@@ -31,6 +31,7 @@
 #include "engine/mn_engine_config.h"
 #include "engine/mn_waits.h"
 #include "memory/mn_arena.h"
+#include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_leases.h"
@@ -66,6 +67,7 @@ struct mn_flight {
 struct mn_engine {
     struct mn_shm shm;       /* the mapping, as the parts see it */
     struct mn_memory_file file; /* where it comes from */
+    struct mn_pagelocks locks;  /* what of it a device may read; goes before the file */
     struct mn_mutex mutex;
     struct mn_thread thread; /* the engine's; not running before mn_engine_start */
     struct mn_engine_config cfg;

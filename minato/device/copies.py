@@ -17,6 +17,7 @@ would do it: what is inside of it could not be told to the stream.
 from __future__ import annotations
 
 import atexit
+import collections
 import collections.abc
 import contextlib
 import copy
@@ -28,9 +29,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from .provider import Provider
+from .slots import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4
@@ -42,6 +45,8 @@ FREE_EVERY = 64
 TIMED_BYTES = 64 << 10
 #: how much one measurement moves a mean
 PACE = 0.2
+#: longest that copies are waited for before what they read is unlocked for the program
+LAND_SECONDS = 5.0
 
 
 def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> int:
@@ -126,9 +131,11 @@ class Copies:
         self.device = device
         # of the thread that begins copies
         self.copies = self.bytes = self.timed_bytes = 0
-        self.copy_s = self.batch_s = self.batch_bytes = 0.0  # the latter two: means of late
+        self.copy_s = 0.0
+        self.batch_s = self.batch_bytes = 0.0  # of a batch, running means
         self.staging_s = 0.0
-        self.through = {"direct": 0, "pinned": 0, "pageable": 0}
+        self.through = {"locked": 0, "direct": 0, "pinned": 0, "pageable": 0}
+        self.locked = self.lock_error = 0
         self.refused = 0  # batches that found no room ahead of their turn
         self.stalled_s = 0.0
         self.depth = FEWEST
@@ -145,6 +152,8 @@ class Copies:
             "copies": self.copies,
             "bytes": self.bytes,
             "through": dict(self.through),
+            "locked": self.locked,
+            "lock_error": self.lock_error,
             "staging": self.staging_s,
             "copy": copy_s,
             "bandwidth": self.timed_bytes / copy_s if copy_s > 0 else None,
@@ -159,16 +168,43 @@ class Copies:
 class _Late:
     """In a batch: what the caller's own stream moves."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, pinned: bool) -> None:
         self.data = data
+        #: torch keeps its memory until it was read; else the move has to be waited for
+        self.pinned = pinned
+
+
+#: what has no memory of its own that a program could copy from
+_PLAIN = (str, bytes, int, float, complex, type(None), np.generic, type)
+#: what has none beside its parts
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+
+
+def opaque(data: Any) -> bool:
+    """Whether there is anything in a batch that is neither a tensor nor plain: it stays in the
+    program's hands as it is, and nobody knows what memory it is made of."""
+    found = False
+
+    def leaf(part: Any) -> Any:
+        nonlocal found
+        if isinstance(part, (torch.Tensor, *_PLAIN)):
+            return part
+        known = type(part) in _CONTAINERS or (isinstance(part, tuple) and hasattr(part, "_fields"))
+        known = known or dataclasses.is_dataclass(part)
+        found = found or not known or hasattr(part, "to")
+        return None
+
+    mapped(data, leaf)
+    return found
 
 
 @dataclasses.dataclass(eq=False)
 class Flight:
     """The copies of one batch, until nothing is to be known of them any more."""
 
-    #: what they read
+    #: what they read, and what lets the device read it
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    locks: list[Lock] = dataclasses.field(default_factory=list)
     nbytes: int = 0
     done: Any = None  # the event after the last; None: nothing was copied
     #: (bytes, begin, end) of those that are timed
@@ -191,8 +227,15 @@ class Copier:
     """The copies of one iterator. begin(), look() and finish() are one thread's, hand_over()
     is the caller's."""
 
-    def __init__(self, provider: Provider, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        clock: Callable[[], float] = time.monotonic,
+        engine: Any = None,
+    ) -> None:
         self.provider = provider
+        self._engine = engine  # whose arena batches may lie in
+        self._slots: Slots | None = None
         self.counts = Copies(str(provider.device))
         self._clock = clock
         self._stream: Any = None
@@ -211,15 +254,30 @@ class Copier:
         self.look()
         if self._stream is None:
             self._stream = self.provider.stream()
+            if self._engine is not None:
+                self._slots = Slots(self._engine, self.provider.driver())
+        if self._slots is not None and self._slots.locks and opaque(data):
+            self._slots.stop()
+            if not self._land():
+                raise RuntimeError("copies to the device do not come to an end")
         sent = Sent()
         try:
             sent.data = mapped(data, lambda part: self._leaf(part, sent))
         finally:
             if sent.flight.sources:
-                self._flying.append(sent.flight)
-                sent.flight.done = self.provider.record(self._stream)
+                self._takes_off(sent.flight)
         self.counts.depth = self._depth()
+        if self._slots is not None:
+            self.counts.locked, self.counts.lock_error = self._slots.told()
         return sent
+
+    def _takes_off(self, flight: Flight) -> None:
+        self._flying.append(flight)
+        try:
+            flight.done = self.provider.record(self._stream)
+        except Exception:  # the device has failed, and reads nothing
+            self._flying.remove(flight)
+            raise
 
     def _leaf(self, part: Any, sent: Sent) -> Any:
         if isinstance(part, torch.Tensor):
@@ -229,20 +287,24 @@ class Copier:
                 return self._copied(part, sent)
         elif not callable(getattr(part, "to", None)) or isinstance(part, type):
             return None
-        elif callable(getattr(part, "pin_memory", None)):
-            part = part.pin_memory()
+        pins = callable(getattr(part, "pin_memory", None)) and not isinstance(part, torch.Tensor)
         sent.late = True
-        return _Late(part)
+        return _Late(part.pin_memory() if pins else part, pins)
 
     def _copied(self, tensor: torch.Tensor, sent: Sent) -> torch.Tensor:
         provider, counts, flight = self.provider, self.counts, sent.flight
         nbytes = tensor.nbytes
         since = self._clock()
-        source, through = provider.host(tensor)
+        lock = self._slots.lock(tensor) if self._slots is not None else None
+        if lock is None:
+            source, through = provider.host(tensor, self._slots is not None)
+        else:
+            source, through = tensor, "locked"
+            flight.locks.append(lock)
         counts.staging_s += self._clock() - since
         began = provider.record(self._stream) if nbytes >= TIMED_BYTES else None
         flight.sources.append(source)
-        made = provider.copy(source, self._stream)
+        made = provider.copy(source, self._stream, lock.cuts if lock is not None else [])
         if began is not None:
             flight.times.append((nbytes, began, provider.record(self._stream)))
         flight.nbytes += nbytes
@@ -258,11 +320,19 @@ class Copier:
             if flight.done is not None and self._passed(flight.done):
                 with contextlib.suppress(ValueError):  # another thread was here first
                     self._flying.remove(flight)
+                    flight.locks.clear()  # before what they are for is free
                     flight.sources.clear()
                     self._landed.append(flight)
         # Of batches that were dropped no time is ever known.
         self._landed = [f for f in self._landed if not self._measured(f)][-2 * MOST :]
         return bool(self._flying)
+
+    def _land(self) -> bool:
+        """Waits until nothing is read any more; whether it came to that."""
+        deadline = self._clock() + LAND_SECONDS
+        while self.look() and self._clock() < deadline:
+            time.sleep(0.001)
+        return not self._flying
 
     def _passed(self, event: Any) -> bool:
         try:
@@ -335,7 +405,7 @@ class Copier:
 
     def _moved(self, part: Any) -> Any:
         if isinstance(part, _Late):
-            return self.provider.move(part.data)
+            return self.provider.move(part.data, not part.pinned)
         return part if isinstance(part, torch.Tensor) else None
 
 
@@ -374,4 +444,5 @@ def _finish_all() -> None:
         copier.finish(EXIT_SECONDS)
 
 
-os.register_at_fork(after_in_child=_after_in_child)
+if hasattr(os, "register_at_fork"):  # a system that forks
+    os.register_at_fork(after_in_child=_after_in_child)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .slots import Driver, cuda_driver, cut
+
 
 class Provider(Protocol):
     """One device. Streams and events are its own; nobody else looks into them."""
@@ -30,13 +32,14 @@ class Provider(Protocol):
     def current(self) -> Any:
         """The stream that the calling thread's work goes to."""
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
         """The tensor where copies can read it while the program goes on, and how that came
-        about: a key of ``Copies.through``. Itself, or a copy of it in page-locked memory."""
+        about: a key of ``Copies.through``. Itself, unless copies, or a copy of it in page-locked
+        memory."""
 
-    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
-        """Begins to copy it to the device. It must stay as it is until an event that is
-        recorded after this has passed."""
+    def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
+        """Begins to copy it to the device; in parts, where no copy may reach across some of its
+        bytes. It must stay as it is until an event that is recorded after this has passed."""
 
     def record(self, stream: Any) -> Any:
         """An event: passed once all that the stream has to do by now is done."""
@@ -54,11 +57,16 @@ class Provider(Protocol):
         """The tensor's memory on the device is not used again before what the stream has to
         do at the time when the tensor dies is done."""
 
+    def driver(self) -> Driver | None:
+        """What locks pages for the device; None: nothing does, or it is not known how. Asked
+        in the thread that has entered."""
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it is on the device."""
 
-    def move(self, data: Any) -> Any:
-        """Anything with torch's ``to()``, on the device, by the calling thread's own stream."""
+    def move(self, data: Any, waits: bool) -> Any:
+        """Anything with torch's ``to()``, on the device, by the calling thread's own stream.
+        waits: returns when it is there."""
 
     def free(self) -> int | None:
         """Bytes of the device that can be had; None where it does not say."""
@@ -83,8 +91,8 @@ class TorchProvider:
     def current(self) -> Any:
         return self._module.current_stream(self.device)
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-        if tensor.is_pinned():
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
+        if not copies and tensor.is_pinned():
             return tensor, "direct"
         try:
             pinned = torch.empty_like(tensor, pin_memory=True)
@@ -92,9 +100,14 @@ class TorchProvider:
             return tensor, "pageable"
         return pinned.copy_(tensor), "pinned"
 
-    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         with self._module.stream(stream):
-            return tensor.to(self.device, non_blocking=True)
+            if not cuts:
+                return tensor.to(self.device, non_blocking=True)
+            made = torch.empty_like(tensor, device=self.device)
+            for target, source in zip(cut(made, cuts), cut(tensor, cuts)):
+                target.copy_(source, non_blocking=True)
+            return made
 
     def record(self, stream: Any) -> Any:
         event = self._module.Event(enable_timing=True)
@@ -113,12 +126,15 @@ class TorchProvider:
     def uses(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
 
+    def driver(self) -> Driver | None:
+        return cuda_driver() if self.device.type == "cuda" else None
+
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
-    def move(self, data: Any) -> Any:
+    def move(self, data: Any, waits: bool) -> Any:
         try:
-            return data.to(self.device, non_blocking=True)
+            return data.to(self.device, non_blocking=not waits)
         except TypeError:  # a to() of somebody's own, which may take nothing but a device
             return data.to(self.device)
 
@@ -161,8 +177,8 @@ def torchs(device: torch.device) -> Provider:
         )
     if not module.is_available():
         raise ValueError(
-            f"device={str(device)!r} is not there: torch {torch.__version__} finds no {device.type} "
-            "device. `minato info` says what it finds; leave device out to load to the CPU"
+            f"device={str(device)!r} is not there: torch {torch.__version__} finds no "
+            f"{device.type} device. `minato info` says what it finds; leave device out to load to the CPU"
         )
     count = module.device_count()
     if device.index is not None and device.index >= count:

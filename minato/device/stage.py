@@ -64,8 +64,8 @@ class Arriving(Pinning):
 class DeviceStage(Pinner):
     """The thread of one iterator, and its copies. Knows nothing of the iterator."""
 
-    def __init__(self, provider: Provider, most: int) -> None:
-        self.copier = Copier(provider)
+    def __init__(self, provider: Provider, most: int, engine: Any) -> None:
+        self.copier = Copier(provider, engine=engine)
         self._most = most  # batches ahead that the loader can have on their way
         super().__init__(None)
 

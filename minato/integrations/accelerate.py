@@ -2,7 +2,8 @@
 
 ``prepare`` makes a new loader from the one it is given: it names torch's class and copies
 the arguments listed in a table of its own. ``install()`` puts minato's class in the place
-of that name and minato's options into that table. Checked with Accelerate 1.15.
+of that name and minato's options into that table. Checked with Accelerate 1.15. Accelerate has
+a ``device`` of its own, to which it moves batches itself: minato's is left out.
 """
 
 from __future__ import annotations

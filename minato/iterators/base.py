@@ -117,7 +117,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _stage(self) -> DeviceStage:
         assert self._provider is not None
         window = self._prefetch_factor * self._num_workers
-        stage = DeviceStage(self._provider, window // 2)  # the others are the workers' to fill
+        most = window // 2  # the others are the workers' to fill
+        stage = DeviceStage(self._provider, most, self._engine)
         self._position.memo.copies = stage.counts
         return stage
 

@@ -207,6 +207,14 @@ def _accelerator() -> str:
     return f"none found, {built}" if built else "none (torch is built without one)"
 
 
+def _device_copies() -> str:
+    if "minato" not in sys.modules:
+        return "unknown: minato did not import"
+    from minato.device import slots
+
+    return slots.told()
+
+
 def machine() -> dict[str, Any]:
     """What this process may use."""
     return {
@@ -215,6 +223,7 @@ def machine() -> dict[str, Any]:
         "start methods": _asked(_start_methods),
         "/dev/shm": _asked(_shm),
         "accelerator": _asked(_accelerator),
+        "batches to CUDA go": _asked(_device_copies),
     }
 
 

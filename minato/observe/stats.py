@@ -34,9 +34,11 @@ workers                     one dict each: state, pid, running (batch, row), tas
                             cpu
 retries, deaths             tasks given to another worker, workers that died
 device                      with device=: device (its name), batches handed over, copies (tensors),
-                            bytes, through (bytes by the way on the host: "direct" from where they
-                            were made, "pinned": copied to page-locked memory first, "pageable":
-                            no memory could be locked), staging (seconds of that, in a thread),
+                            bytes, through (bytes by the way on the host: "locked": from where
+                            workers have written them, "direct" from memory that was pinned before,
+                            "pinned": copied there first, "pageable": no memory could be locked),
+                            locked (bytes of the arena), lock_error (what the driver said when it
+                            refused that; 0: it did not), staging (seconds of all this, in a thread),
                             copy (seconds on the device's stream, of large tensors), bandwidth
                             (bytes a second of these; None: not known yet), stalled (seconds for
                             which the caller's stream waited for copies), overlap (share of copy

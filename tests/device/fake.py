@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from minato.device import provider as providers
+from minato.device.slots import SMALLEST, Driver
 
 SECONDS = 20.0
 #: what stands in memory that was freed, or not yet written
@@ -88,6 +89,57 @@ class Read:
         return torch.frombuffer(self.bytes, dtype=self.dtype).reshape(self.shape)
 
 
+class Locker:
+    """A driver that locks pages, and remembers which are."""
+
+    def __init__(self, fake: Fake) -> None:
+        self.locked: dict[int, int] = {}
+        self.locks = self.unlocks = self.inside = 0
+        self.refuses: Callable[[int], int] = lambda address: 0  # what it says to a lock
+        self.host = fake._addresses
+        plain, place = ctypes.c_int, ctypes.c_void_p
+        # they must live as long as somebody may call them, and that is longer than a test
+        self.functions = (
+            ctypes.CFUNCTYPE(plain, place)(self._enter),
+            ctypes.CFUNCTYPE(plain, place)(self._leave),
+            ctypes.CFUNCTYPE(plain, place, ctypes.c_size_t, ctypes.c_uint)(self._lock),
+            ctypes.CFUNCTYPE(plain, place)(self._unlock),
+        )
+        _lockers.append(self)
+
+    def driver(self) -> Driver:
+        found = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in self.functions]
+        return Driver(found[0], found[1], found[2], found[3], 77, 1)
+
+    def whole(self, address: int, nbytes: int) -> bool:
+        """Whether one lock holds a range. Memory of the tests' own needs none."""
+        inside = any(a <= address and address + nbytes <= a + n for a, n in self.locked.items())
+        return inside or nbytes < SMALLEST or address in self.host
+
+    def _enter(self, context: int) -> int:
+        self.inside += 1
+        return 0 if context == 77 else 201
+
+    def _leave(self, context: int) -> int:
+        self.inside -= 1
+        return 0
+
+    def _lock(self, address: int, nbytes: int, flags: int) -> int:
+        said = self.refuses(address)
+        if said == 0:
+            self.locked[address] = nbytes
+            self.locks += 1
+        return said
+
+    def _unlock(self, address: int) -> int:
+        del self.locked[address]
+        self.unlocks += 1
+        return 0
+
+
+_lockers: list[Locker] = []
+
+
 class Fake:
     """The provider. What it should do wrong is set on it."""
 
@@ -110,7 +162,10 @@ class Fake:
         self.moved: list[Any] = []
         self.before: Callable[[torch.Tensor], None] = lambda tensor: None  # each copy
         self.events = 0
+        self.waiting = threading.Event()  # the caller's stream has come to a wait
+        self.locker: Locker | None = None
         self._on: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self._addresses: set[int] = set()
         self._memory: list[Any] = []  # all there ever was: addresses stay readable
         self._users: dict[int, Stream] = {}
 
@@ -119,11 +174,12 @@ class Fake:
     def _tensor(self, like: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
         buffer = np.full(max(1, like.nbytes), POISON, np.uint8)
         self._memory.append(buffer)
+        self._addresses.add(buffer.ctypes.data)
         flat = torch.frombuffer(buffer, dtype=like.dtype, count=like.numel()) if (
             like.numel()) else torch.empty(0, dtype=like.dtype)  # fmt: skip
         return flat.reshape(like.shape), buffer
 
-    def host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
         if self.way != "pinned":
             return tensor, self.way
         made, buffer = self._tensor(tensor)
@@ -131,7 +187,7 @@ class Fake:
         weakref.finalize(made, buffer.fill, POISON).atexit = False
         return made, "pinned"
 
-    def copy(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         self.threads.add(threading.current_thread())
         self.before(tensor)
         nbytes = tensor.nbytes
@@ -144,8 +200,13 @@ class Fake:
         weakref.finalize(made, self._freed, key, buffer, nbytes, stream).atexit = False
         source, target = tensor.contiguous().data_ptr(), buffer.ctypes.data
 
+        ends = [0, *cuts, nbytes]
+
         def late() -> None:
-            ctypes.memmove(target, source, nbytes)
+            for begin, end in zip(ends, ends[1:]):
+                if self.locker is not None and not self.locker.whole(source + begin, end - begin):
+                    continue  # as drivers do: nothing is copied
+                ctypes.memmove(target + begin, source + begin, end - begin)
 
         if self.way == "pageable":  # the driver reads it before it goes on
             late()
@@ -170,6 +231,9 @@ class Fake:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.layout == torch.strided and tensor.data_ptr() in self._on
+
+    def driver(self) -> Driver | None:
+        return self.locker.driver() if self.locker is not None else None
 
     def free(self) -> int | None:
         return None if self.room is None else self.room - self.used
@@ -199,6 +263,7 @@ class Fake:
 
     def wait(self, stream: Any, event: Any) -> None:
         if not self.plant("wait"):
+            stream.put(self.waiting.set)
             stream.put(lambda: event.done.wait(SECONDS) and None)
 
     def passed(self, event: Any) -> bool:
@@ -212,8 +277,8 @@ class Fake:
     def seconds(self, begin: Any, end: Any) -> float | None:
         return float(end.at - begin.at)
 
-    def move(self, data: Any) -> Any:
-        self.moved.append(data)
+    def move(self, data: Any, waits: bool) -> Any:
+        self.moved.append((data, waits))
         return data.to(self.device) if not isinstance(data, torch.Tensor) else data
 
     # ---- for the tests -----------------------------------------------------------------------

@@ -11,9 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
+from contract.support import wait_for
 from minato.device import copies
 from minato.device.copies import FEWEST, MOST, Copier, depth, mapped
 
@@ -65,6 +67,8 @@ def freed_at_once(fake: Fake) -> None:
         reads = [fake.read(arrived(fake, copier, batch(float(n)))) for n in range(6)]
         for _ in range(3):
             copier.look()
+        reached = fake.record(fake.calling)  # not unless somebody forgets to wait
+        assert wait_for(lambda: fake.waiting.is_set() or reached.done.is_set())
     for value, read in enumerate(reads):
         assert torch.equal(read.value(), batch(float(value)))
 
@@ -185,6 +189,15 @@ def test_a_device_that_fails_holds_nothing_for_ever(fake: Fake) -> None:
     assert not copier.look()
 
 
+def test_a_device_that_records_nothing_has_failed(fake: Fake) -> None:
+    copier, record = Copier(fake), fake.record
+    fake.record = lambda stream: (_ for _ in ()).throw(RuntimeError("gone"))  # type: ignore
+    with pytest.raises(RuntimeError, match="gone"):
+        copier.begin(torch.arange(3))  # too small to be timed: the last event is the first
+    fake.record = record  # type: ignore[method-assign]
+    assert not copier.look()
+
+
 def test_memory_that_runs_out_in_the_middle_of_a_batch(fake: Fake) -> None:
     fake.way = "direct"
     fake.room = batch(0.0).nbytes
@@ -296,6 +309,7 @@ def test_objects_move_themselves_in_the_callers_own_stream(fake: Fake) -> None:
     assert graph.pinned and not graph.to_  # not before its turn
     made = copier.hand_over(sent)
     assert made[0] is graph and graph.to_ == [fake.device]
+    assert fake.moved == [(graph, False)]  # torch keeps what is pinned until it was read
     assert torch.equal(fake.values(made[1]), batch(1.0))
 
 
@@ -307,12 +321,24 @@ def test_tensors_that_are_not_plain_are_left_to_the_callers_stream(fake: Fake) -
         torch.tensor([1 + 1j]).conj(),
     ]
     made = arrived(fake, Copier(fake), list(odd))
-    assert len(fake.moved) == len(odd) and not fake.copied and len(made) == len(odd)
+    assert [waits for _data, waits in fake.moved] == [True] * len(odd) and not fake.copied and len(made) == len(odd)
 
 
 def test_a_batch_without_tensors_asks_nothing_of_the_device(fake: Fake) -> None:
     assert arrived(fake, Copier(fake), {"a": [1, "x"]}) == {"a": [1, "x"]}
     assert fake.events == 0
+
+
+@pytest.mark.parametrize("data, said", [
+    ({"a": torch.ones(1), "b": [1, 2.0, "text", None, b"x", (True,)]}, False),
+    (Pair(torch.ones(1), np.float32(1)), False),
+    (Record(torch.ones(1), "name"), False),
+    (collections.defaultdict(list, a=[torch.ones(1)]), False),
+    ({"a": np.ones(3)}, True), ([Moves()], True), (ReadOnly({"a": 1}), True), (Dict(), True),
+    (Pair(1, object()), True),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_what_may_be_made_of_memory_that_nobody_knows(data: Any, said: bool) -> None:
+    assert copies.opaque(data) is said
 
 
 def test_containers_that_cannot_be_made_anew(fake: Fake) -> None:

@@ -96,9 +96,11 @@ def test_copies_are_made_on_the_stream_without_waiting(cuda: Cuda) -> None:
 
     provider = TorchProvider(torch.device("cuda:0"), cuda)
     source: Any = Source()
-    assert provider.copy(source, "copies") == "there"
+    assert provider.copy(source, "copies", []) == "there"
     assert seen == [("copies", torch.device("cuda:0"), {"non_blocking": True})]
-    assert provider.move(source) == "there" and seen[1][0] is None
+    assert provider.move(source, waits=False) == "there" and seen[1][0] is None
+    provider.move(source, waits=True)  # of memory that nobody keeps
+    assert [options["non_blocking"] for _on, _device, options in seen] == [True, True, False]
 
 
 def test_a_to_that_takes_a_device_alone(cuda: Cuda) -> None:
@@ -106,7 +108,7 @@ def test_a_to_that_takes_a_device_alone(cuda: Cuda) -> None:
         def to(self, device: Any) -> Any:
             return device
 
-    assert TorchProvider(torch.device("cuda:0"), cuda).move(Simple()) == torch.device("cuda:0")
+    assert TorchProvider(torch.device("cuda:0"), cuda).move(Simple(), waits=True) == torch.device("cuda:0")
 
 
 def test_memory_that_cannot_be_locked_is_copied_as_it_is(
@@ -118,12 +120,13 @@ def test_memory_that_cannot_be_locked_is_copied_as_it_is(
     provider = TorchProvider(torch.device("cuda:0"), cuda)
     tensor = torch.ones(3)
     monkeypatch.setattr(torch, "empty_like", refuse)
-    assert provider.host(tensor) == (tensor, "pageable")
+    assert provider.host(tensor, False) == (tensor, "pageable")
     monkeypatch.setattr(torch, "empty_like", lambda like, pin_memory: torch.zeros(3))
-    made, way = provider.host(tensor)
+    made, way = provider.host(tensor, False)
     assert way == "pinned" and made is not tensor and torch.equal(made, tensor)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
-    assert provider.host(tensor) == (tensor, "direct")
+    assert provider.host(tensor, False) == (tensor, "direct")
+    assert provider.host(tensor, True)[1] == "pinned"  # it may lie in a chunk and beyond it
 
 
 def test_without_an_index_it_is_the_current_device(cuda: Cuda) -> None:

@@ -168,6 +168,7 @@ core_exec(PyObject *module)
     if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
+        || mn_pagelock_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_delivery_add_type(module) < 0
         || mn_seed_add_types(module) < 0 || mn_ready_add_type(module) < 0
@@ -186,6 +187,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->worker_type);
     Py_VISIT(st->layout_type);
     Py_VISIT(st->view_type);
+    Py_VISIT(st->pagelock_type);
     Py_VISIT(st->costs_type);
     Py_VISIT(st->tensor_type);
     Py_VISIT(st->from_view);
@@ -207,6 +209,7 @@ core_clear(PyObject *module)
     Py_CLEAR(st->worker_type);
     Py_CLEAR(st->layout_type);
     Py_CLEAR(st->view_type);
+    Py_CLEAR(st->pagelock_type);
     Py_CLEAR(st->costs_type);
     Py_CLEAR(st->tensor_type);
     Py_CLEAR(st->from_view);

@@ -24,6 +24,7 @@ struct mn_state {
     PyTypeObject *layout_type;
     PyTypeObject *view_type;
     PyTypeObject *costs_type;
+    PyTypeObject *pagelock_type;
     /* torch, bound by bind_torch(): the core itself is built without its headers */
     PyTypeObject *tensor_type;          /* torch.Tensor */
     const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
@@ -70,6 +71,9 @@ int
 mn_layout_add_type(PyObject *module, struct mn_state *st);
 int
 mn_view_add_type(PyObject *module, struct mn_state *st);
+
+int
+mn_pagelock_add_type(PyObject *module, struct mn_state *st);
 
 int
 mn_native_add_type(PyObject *module);

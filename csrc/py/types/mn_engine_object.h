@@ -99,6 +99,19 @@ mn_engine_py_take(PyObject *self, PyObject *args);
 PyObject *
 mn_engine_py_row(PyObject *self, PyObject *args);
 
+/* mn_pagelock_type.c: pages that a device may read */
+extern const char mn_engine_set_driver_doc[];
+PyObject *
+mn_engine_py_set_driver(PyObject *self, PyObject *args);
+extern const char mn_engine_lock_pages_doc[];
+PyObject *
+mn_engine_py_lock_pages(PyObject *self, PyObject *args);
+PyObject *
+mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored);
+extern const char mn_engine_page_locks_doc[];
+PyObject *
+mn_engine_py_page_locks(PyObject *self, PyObject *ignored);
+
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *

@@ -531,6 +531,11 @@ static PyMethodDef engine_methods[] = {
     {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
     {"handed", mn_engine_py_handed, METH_NOARGS,
      PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
+    {"set_page_driver", mn_engine_py_set_driver, METH_VARARGS, mn_engine_set_driver_doc},
+    {"lock_pages", mn_engine_py_lock_pages, METH_VARARGS, mn_engine_lock_pages_doc},
+    {"unlock_pages", mn_engine_py_unlock_pages, METH_NOARGS,
+     PyDoc_STR("unlock_pages(): none from now on; one that is in use goes with its PageLock.")},
+    {"page_locks", mn_engine_py_page_locks, METH_NOARGS, mn_engine_page_locks_doc},
     {"spans", mn_engine_py_spans, METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
 };

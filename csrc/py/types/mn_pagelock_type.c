@@ -1,0 +1,197 @@
+/* mn_pagelock_type.c - PageLock: a device may read a range of the arena as long as it lives.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * What to call of a driver is told as addresses: the core is linked against none. See
+ * memory/mn_pagelocks.h for what is locked, and minato/device/slots.py for who asks.
+ */
+#include <errno.h>
+#include <unistd.h>
+
+#include "engine/mn_engine.h"
+#include "engine/mn_engine_snapshot.h"
+#include "memory/mn_pagelocks.h"
+#include "py/types/mn_engine_object.h"
+
+struct mn_pagelock {
+    PyObject_HEAD
+    struct mn_engine *engine; /* kept by this */
+    const char *at;
+    uint64_t bytes;
+    pid_t pid;
+};
+
+static void
+let_go(struct mn_engine *e, const char *at, uint64_t bytes)
+{
+    mn_pagelocks_used(mn_engine_pagelocks(e), at, bytes);
+    mn_engine_unpin(e);
+}
+
+static void
+lock_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    struct mn_pagelock *p = (struct mn_pagelock *)self;
+    if (p->pid == getpid()) { /* a forked copy neither locks nor frees */
+        Py_BEGIN_ALLOW_THREADS /* the driver may be at work for somebody else */
+        let_go(p->engine, p->at, p->bytes);
+        Py_END_ALLOW_THREADS
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Where copies must be cut: offsets in the range at which another chunk begins. */
+static PyObject *
+lock_cuts(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_pagelock *p = (struct mn_pagelock *)self;
+    uint64_t off = (uint64_t)(p->at - mn_engine_pagelocks(p->engine)->base);
+    PyObject *cuts = PyList_New(0);
+    uint64_t cut = MN_PAGELOCKS_CHUNK - off % MN_PAGELOCKS_CHUNK;
+    for (; cuts != NULL && cut < p->bytes; cut += MN_PAGELOCKS_CHUNK) {
+        PyObject *n = PyLong_FromUnsignedLongLong(cut);
+        if (n == NULL || PyList_Append(cuts, n) < 0) {
+            Py_CLEAR(cuts);
+        }
+        Py_XDECREF(n);
+    }
+    return cuts;
+}
+
+static PyGetSetDef lock_getset[] = {
+    {"cuts", lock_cuts, NULL, PyDoc_STR("Offsets that no copy may reach across."), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot lock_slots[] = {
+    {Py_tp_dealloc, lock_dealloc},
+    {Py_tp_getset, lock_getset},
+    {Py_tp_doc, PyDoc_STR("A range of the arena that a device may read.")},
+    {0, NULL},
+};
+
+static PyType_Spec lock_spec = {
+    .name = "minato._core.PageLock",
+    .basicsize = sizeof(struct mn_pagelock),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+             | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = lock_slots,
+};
+
+int
+mn_pagelock_add_type(PyObject *module, struct mn_state *st)
+{
+    st->pagelock_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &lock_spec, NULL);
+    return st->pagelock_type == NULL ? -1 : PyModule_AddType(module, st->pagelock_type);
+}
+
+/* ---- methods of Engine ------------------------------------------------------------------- */
+
+const char mn_engine_set_driver_doc[] =
+    "set_page_driver(enter, leave, lock, unlock, context, flags)\n\n"
+    "From now on lock_pages() locks by these functions, given as their addresses:\n"
+    "enter(context), leave(&context), lock(at, bytes, flags), unlock(at), each 0 or an error.\n"
+    "They are called from any thread, without the GIL, and must be there as long as the memory.";
+
+PyObject *
+mn_engine_py_set_driver(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned long long enter, leave, lock, unlock, context;
+    unsigned int flags;
+    if (e == NULL || !PyArg_ParseTuple(args, "KKKKKI", &enter, &leave, &lock, &unlock, &context,
+                                       &flags)) {
+        return NULL;
+    }
+    struct mn_pagelocks_driver driver = {
+        .enter = (int (*)(void *))(uintptr_t)enter,
+        .leave = (int (*)(void **))(uintptr_t)leave,
+        .lock = (int (*)(void *, size_t, unsigned int))(uintptr_t)lock,
+        .unlock = (int (*)(void *))(uintptr_t)unlock,
+        .context = (void *)(uintptr_t)context,
+        .flags = flags,
+    };
+    /* In whole chunks, and one more for a batch that lies across a boundary. */
+    uint64_t limit = mn_engine_memory(e).limit, most = limit + 2 * MN_PAGELOCKS_CHUNK;
+    int rc = mn_pagelocks_set(mn_engine_pagelocks(e), &driver, most > limit ? most : limit);
+    if (mn_raise_errno(rc, "setting what locks pages") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_lock_pages_doc[] =
+    "lock_pages(address, bytes) -> PageLock | None\n\n"
+    "None: it is no range of the arena, or may not be locked. The range must be the caller's for\n"
+    "as long as it has the lock.";
+
+PyObject *
+mn_engine_py_lock_pages(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    unsigned long long address, bytes;
+    int rc;
+    if (e == NULL || st == NULL || !PyArg_ParseTuple(args, "KK", &address, &bytes)) {
+        return NULL;
+    }
+    const char *at = (const char *)(uintptr_t)address;
+    mn_engine_pin(e);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_pagelocks_use(mn_engine_pagelocks(e), at, bytes);
+    Py_END_ALLOW_THREADS
+    struct mn_pagelock *p = rc == 0 ? PyObject_New(struct mn_pagelock, st->pagelock_type) : NULL;
+    if (p != NULL) {
+        *p = (struct mn_pagelock){p->ob_base, e, at, bytes, getpid()};
+        return (PyObject *)p;
+    }
+    if (rc == 0) {
+        let_go(e, at, bytes);
+        return NULL;
+    }
+    mn_engine_unpin(e);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_pin(e);
+    Py_BEGIN_ALLOW_THREADS
+    mn_pagelocks_stop(mn_engine_pagelocks(e));
+    mn_engine_unpin(e);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_page_locks_doc[] =
+    "page_locks() -> (locked, refused): bytes that are locked, and what the driver said to the\n"
+    "first lock that it refused, or 0";
+
+PyObject *
+mn_engine_py_page_locks(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    unsigned long long locked;
+    int refused;
+    mn_engine_pin(e);
+    Py_BEGIN_ALLOW_THREADS
+    mn_mutex_lock(mn_engine_pagelocks(e)->mutex);
+    locked = mn_engine_pagelocks(e)->locked_bytes;
+    refused = mn_engine_pagelocks(e)->refused;
+    mn_mutex_unlock(mn_engine_pagelocks(e)->mutex);
+    mn_engine_unpin(e);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("Ki", locked, refused);
+}
