@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from minato import _core, _policy
+from minato import _policy
 
 #: The steps of one sample in nanoseconds; only the published rules look inside.
 Steps = tuple[int, ...]
@@ -404,7 +404,7 @@ class MinatoReady(Minato):
     def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _policy.PolicyCost,
                  memory: float) -> None:
         super().__init__(case, epoch, overhead, cost, False, memory)
-        self.form = _core.PolicyReady(case.batch, self.DISPLACEMENT)
+        self.form = _policy.PolicyReady(case.batch, self.DISPLACEMENT)
         self.form.end(case.samples)
         self.waiting = list(self.left)  # samples of each of the sampler's batches
         self.ready = 0

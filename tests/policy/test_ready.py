@@ -8,16 +8,16 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from minato import _core
+from minato import _policy
 
 from . import given
 
 
 def play(total: int, batch: int, bound: int, workers: int, seed: int, slow_share: float,
-         slow_time: int = 40) -> tuple[list[list[int]], set[int], _core.PolicyReady]:
+         slow_time: int = 40) -> tuple[list[list[int]], set[int], _policy.PolicyReady]:
     """Workers finish samples in a random order; batches are formed whenever possible."""
     rng = random.Random(seed)
-    form = _core.PolicyReady(batch, bound)
+    form = _policy.PolicyReady(batch, bound)
     form.end(total)
     running: list[tuple[int, int]] = []
     slow: set[int] = set()
@@ -64,7 +64,7 @@ def test_bound_zero_is_the_samplers_batches(total, batch, workers, seed):
        st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_order_of_completion(kinds, batch, bound, rng):
     """Not only those that workers produce: any order within reach."""
-    form = _core.PolicyReady(batch, bound)
+    form = _policy.PolicyReady(batch, bound)
     form.end(len(kinds))
     left = set(range(len(kinds)))
     got: list[int] = []
@@ -95,7 +95,7 @@ def test_a_batch_takes_no_more_slow_ones_than_their_share(batch, every, gap, rng
     """Whenever they end: while fast samples are there and none is due, slow ones are at most what
     their share of all batches so far, and of two more that it may be carried, comes to."""
     bound, total = 40, 30 * batch
-    form = _core.PolicyReady(batch, bound)
+    form = _policy.PolicyReady(batch, bound)
     form.end(total)
     slow = {p for p in range(total) if p % every == 0}
     late: list[int] = []
@@ -124,7 +124,7 @@ def test_a_batch_takes_no_more_slow_ones_than_their_share(batch, every, gap, rng
 
 
 def test_slow_samples_that_end_together_are_spread():
-    form = _core.PolicyReady(4, 50)
+    form = _policy.PolicyReady(4, 50)
     form.end(400)
     for p in range(100):
         form.mark(p, p % 10 < 2 and p < 50)
@@ -135,7 +135,7 @@ def test_slow_samples_that_end_together_are_spread():
 
 def test_share_not_used_for_long_is_forgotten():
     """All slow samples of a long stretch end at once: still no batch of slow ones."""
-    form = _core.PolicyReady(4, 60)
+    form = _policy.PolicyReady(4, 60)
     form.end(480)
     slow = set(range(0, 120, 5))
     for p in range(240):
@@ -149,7 +149,7 @@ def test_share_not_used_for_long_is_forgotten():
 
 
 def test_due_samples_are_waited_for():
-    form = _core.PolicyReady(2, 1)
+    form = _policy.PolicyReady(2, 1)
     form.end(8)
     for p in (1, 2):
         form.mark(p, False)
@@ -167,7 +167,7 @@ def test_due_samples_are_waited_for():
 
 def test_whole_batches_come_first_and_oldest_first():
     """What a slow sample holds up waits for it, as long as others are whole."""
-    form = _core.PolicyReady(4, 8)
+    form = _policy.PolicyReady(4, 8)
     form.end(32)
     for p in (*range(1, 4), *range(4, 12), *range(13, 16), *range(16, 24)):
         form.mark(p, False)
@@ -179,7 +179,7 @@ def test_whole_batches_come_first_and_oldest_first():
 
 
 def test_one_is_mixed_only_where_the_caller_says_so():
-    form = _core.PolicyReady(4, 8)
+    form = _policy.PolicyReady(4, 8)
     form.end(32)
     for p in (1, 2, 3, 5, 6, 7):
         form.mark(p, False)
@@ -196,7 +196,7 @@ def test_one_is_mixed_only_where_the_caller_says_so():
 
 
 def test_the_last_batch_is_whole_at_the_end_alone():
-    form = _core.PolicyReady(4, 8)
+    form = _policy.PolicyReady(4, 8)
     form.end(10)
     for p in (8, 9, 0, 1, 2, 3):
         form.mark(p, False)
@@ -210,7 +210,7 @@ def test_the_last_batch_is_whole_at_the_end_alone():
 def test_without_slow_samples_every_batch_is_one_of_the_samplers(total, batch, bound, seed):
     """In whatever order its samples and those of its neighbours become ready."""
     rng = random.Random(seed)
-    form = _core.PolicyReady(batch, bound)
+    form = _policy.PolicyReady(batch, bound)
     form.end(total)
     left, out = list(range(total)), []
     while (got := form.form(False)) != []:
@@ -229,7 +229,7 @@ def test_without_slow_samples_every_batch_is_one_of_the_samplers(total, batch, b
 def test_patience_is_never_waiting_for_good(total, batch, bound, seed):
     """Who never mixes of his own accord gets every sample, too, once all have ended."""
     rng = random.Random(seed)
-    form = _core.PolicyReady(batch, bound)
+    form = _policy.PolicyReady(batch, bound)
     form.end(total)
     left, out = list(range(total)), []
     while (got := form.form(rng.random() < 0.3)) != []:
@@ -248,7 +248,7 @@ def test_patience_is_never_waiting_for_good(total, batch, bound, seed):
 
 def test_slow_samples_are_owed_a_place_though_others_are_whole():
     """One in each fourth batch, beside one that does not end for long."""
-    form = _core.PolicyReady(4, 60)
+    form = _policy.PolicyReady(4, 60)
     form.end(400)
     for p in range(200):
         if p % 16 != 3:
@@ -259,7 +259,7 @@ def test_slow_samples_are_owed_a_place_though_others_are_whole():
 
 
 def test_refuses_what_breaks_the_bound():
-    form = _core.PolicyReady(2, 1)
+    form = _policy.PolicyReady(2, 1)
     with pytest.raises(ValueError):
         form.mark(4, False)  # past the horizon
     form.mark(0, False)
@@ -275,4 +275,4 @@ def test_refuses_what_breaks_the_bound():
         form.end(1)
     for bad in ((0, 1), (1, -1), (2**40, 2**40)):
         with pytest.raises((ValueError, MemoryError)):
-            _core.PolicyReady(*bad)
+            _policy.PolicyReady(*bad)

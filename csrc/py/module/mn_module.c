@@ -171,7 +171,7 @@ core_exec(PyObject *module)
         || mn_pagelock_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_delivery_add_type(module) < 0
-        || mn_seed_add_types(module) < 0 || mn_ready_add_type(module) < 0
+        || mn_seed_add_types(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }

@@ -79,8 +79,6 @@ int
 mn_native_add_type(PyObject *module);
 int
 mn_delivery_add_type(PyObject *module);
-int
-mn_ready_add_type(PyObject *module);
 
 /* What a dataset's native pipeline makes: mn_native_type.c. */
 extern const char mn_native_info_doc[];

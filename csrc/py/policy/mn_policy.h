@@ -27,6 +27,10 @@ mn_policy_add_cost(PyObject *module);
 int
 mn_policy_add_dispatch(PyObject *module);
 
+/* PolicyReady. */
+int
+mn_policy_add_ready(PyObject *module);
+
 /* PolicyWorkers. */
 int
 mn_policy_add_workers(PyObject *module);

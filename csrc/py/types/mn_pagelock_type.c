@@ -187,10 +187,10 @@ mn_engine_py_page_locks(PyObject *self, PyObject *ignored)
     int refused;
     mn_engine_pin(e);
     Py_BEGIN_ALLOW_THREADS
-    mn_mutex_lock(mn_engine_pagelocks(e)->mutex);
+    mn_mutex_lock(&mn_engine_pagelocks(e)->mutex);
     locked = mn_engine_pagelocks(e)->locked_bytes;
     refused = mn_engine_pagelocks(e)->refused;
-    mn_mutex_unlock(mn_engine_pagelocks(e)->mutex);
+    mn_mutex_unlock(&mn_engine_pagelocks(e)->mutex);
     mn_engine_unpin(e);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("Ki", locked, refused);

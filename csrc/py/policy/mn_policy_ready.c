@@ -1,7 +1,7 @@
-/* mn_ready_type.c - PolicyReady: which samples make the next batch, with batching="ready".
+/* PolicyReady: which samples make the next batch, with batching="ready". See mn_policy.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/module/mn_state.h"
+#include "py/policy/mn_policy.h"
 
 #include <limits.h>
 
@@ -173,17 +173,14 @@ static PyType_Slot ready_slots[] = {
 };
 
 static PyType_Spec ready_spec = {
-    .name = "minato._core.PolicyReady",
+    .name = "minato._policy.PolicyReady",
     .basicsize = sizeof(struct ready_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = ready_slots,
 };
 
 int
-mn_ready_add_type(PyObject *module)
+mn_policy_add_ready(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &ready_spec, NULL);
-    int rc = type != NULL ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return rc;
+    return mn_policy_add_type(module, &ready_spec);
 }
