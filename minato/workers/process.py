@@ -41,8 +41,8 @@ OK, FAILED, EXHAUSTED, PLACED, AMISS = range(5)
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
 #: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
-#: None) or (PLACED, rows, objects); None: all rows are written, and nothing else is to be said
-Answer = tuple[Any, ...] | None
+#: None), (PLACED, rows, objects) or (AMISS, ...)
+Answer = tuple[Any, ...]
 #: place of a task in the epoch, as the core's next() gives it
 Task = tuple[Any, ...]
 
@@ -106,9 +106,9 @@ class _Runner:
         job = self.job
         # worker_init_fn may have taught this process's default_collate something
         places = job.places and is_default_collate(job.collate_fn)
-        collate_fn = self._into_rows if places else job.collate_fn
+        self.collate_fn: Callable[[Any], Any] = self._into_rows if places else job.collate_fn
         self.fetcher = _DatasetKind.create_fetcher(
-            job.dataset_kind, job.dataset, job.auto_collation, collate_fn, job.drop_last
+            job.dataset_kind, job.dataset, job.auto_collation, self.collate_fn, job.drop_last
         )
         self.exhausted = False
 
@@ -116,6 +116,8 @@ class _Runner:
         """What stands in for default_collate: the samples of a batch are written to its rows.
         Those that do not fit are collated, and where the trainer may not know yet what samples
         look like it is told."""
+        if self.tolerant is not None and self.tolerant.amiss:  # that travels in a message
+            return self.job.collate_fn(samples)
         objects: list[list[Any]] = []
         if self.place(samples, objects):
             return _Placed(len(samples), objects)
@@ -216,8 +218,7 @@ class _Runner:
                 raise index.error
             data = self._fetch(index, *task)
             if type(data) is _Placed:
-                all_said = data.rows == len(index) and not data.objects
-                return None if all_said else (PLACED, *data)
+                return PLACED, *data
             sending, self.sending = self.sending, ()
             if self.tolerant is not None and self.tolerant.amiss:
                 return AMISS, (OK, data, *sending), self.tolerant.amiss
@@ -241,7 +242,7 @@ class _Runner:
                 return self.fetcher.fetch(index)
             seeder = Unseeded
         samples = partial(self._samples, seeder, index, number, epoch, position, base_seed)
-        return collated(seeder, (base_seed, epoch, number, 2), samples, job.collate_fn)
+        return collated(seeder, (base_seed, epoch, number, 2), samples, self.collate_fn)
 
     def _samples(
         self, seeder: Any, index: Any, number: int, epoch: int, position: int, base_seed: int
@@ -506,12 +507,14 @@ def main(job: Job, number: int) -> None:
             continue
         if task is False:
             return
-        kind, number_, epoch, position, base_seed, seeded, _row0, _nrows, payload = task
+        kind, number_, epoch, position, base_seed, seeded, _row0, nrows, payload = task
         place = (number_, epoch, position, base_seed, seeded)
         if kind == RESUME:
             answer: Any = runner.resume()
         elif kind == BATCH:
             answer = runner.batch(payload, place)
+            if answer[0] == PLACED and answer[1] == nrows and not answer[2]:
+                answer = None  # its rows say it all
         elif kind == COLLATE:
             answer = runner.collate(payload, worker.parts(), place)
         elif kind == PART:

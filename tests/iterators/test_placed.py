@@ -74,9 +74,11 @@ def epochs(cls: Any, dataset: Any, count: int, **options: Any) -> tuple[list[Any
     return [list(loader) for _ in range(count)], loader
 
 
-def compared(dataset: Any, count: int = 3, limit: str | None = None, **options: Any) -> Any:
-    """The loader, after a look that its batches are torch's."""
-    own: dict[str, Any] = {"memory_limit": limit}
+def compared(
+    dataset: Any, count: int = 3, own: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """The loader, after a look that its batches are torch's. own: options that torch has not."""
+    own = dict(own or {})
     if not isinstance(dataset, IterableDataset):
         own["scheduling"] = "static"
     found, loader = epochs(minato.DataLoader, dataset, count, **own, **options)
@@ -97,6 +99,13 @@ def test_rows_are_torchs_batches(kind: str, make: Callable[[int], Any]) -> None:
 def test_nothing_travels_beside_rows(dataset: Any) -> None:
     loader = compared(dataset, 4)
     # a mean of which each new batch is a quarter: of messages there were some at the beginning
+    assert loader._iterator._engine.memory()["envelope_bytes"] < 10
+
+
+@pytest.mark.parametrize("cls", [Made, Listed])
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_nor_where_errors_are_allowed(mode: str, cls: type) -> None:
+    loader = compared(cls(numbers), 4, {"on_error": mode})
     assert loader._iterator._engine.memory()["envelope_bytes"] < 10
 
 
@@ -184,5 +193,5 @@ def large(index: int) -> Any:
 @pytest.mark.parametrize("dataset", [Made(large), Streamed(large)], ids=["static", "iterable"])
 def test_batches_that_the_limit_leaves_no_rows_for(dataset: Any) -> None:
     """A window of eight under a limit of three: most travel in envelopes."""
-    shape = memo_of(compared(dataset, 2, "3MiB", prefetch_factor=4)).shape
+    shape = memo_of(compared(dataset, 2, {"memory_limit": "3MiB"}, prefetch_factor=4)).shape
     assert shape.layout is not None and not shape.whole
