@@ -182,9 +182,10 @@ MUTANTS = {
     "seeder: room for one target": Mutant(
         "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
         "PyMem_Calloc(1, sizeof *targets)", ("tests/seeding/test_seeding.py",)),
-    "gather: room for one block": Mutant(
-        "mn_engine_plan.c", "PyMem_Calloc((size_t)n + 1, sizeof(*from))",
-        "PyMem_Calloc(1, sizeof(*from))", ("tests/iterators/test_balance.py", "-k", "Ready")),
+    "formed: runs that nobody owns": Mutant(
+        "mn_engine_plan.c", "        Py_XDECREF(one);\n    }\n    return out;",
+        "        Py_XDECREF(one);\n        Py_XDECREF(one);\n    }\n    return out;",
+        ("tests/iterators/test_balance.py", "-k", "Ready")),
 }  # fmt: skip
 
 

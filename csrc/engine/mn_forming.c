@@ -225,18 +225,23 @@ look_at(struct mn_engine *e, struct mn_unit *u)
         return;
     }
     struct mn_batch *b = mn_batch_find(e, u->block_off);
-    enum mn_block_status status = u->ended ? MN_BLOCK_DONE : mn_engine_poll(e, u->block_off);
-    if (!u->ended && status != MN_BLOCK_BUSY) {
-        status = mn_batch_accept(e, b);
-    }
     if (p->forming->mixes) {
         mn_batch_accept_some(e, b);
         mark_tasks(e, u, b);
     }
-    else if (status != MN_BLOCK_BUSY) {
+    /* After the marks: of a unit that they are complete of, this is seen to have ended. */
+    if (!u->ended
+        && (mn_engine_poll(e, u->block_off) == MN_BLOCK_BUSY
+            || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
+        return;
+    }
+    if (p->forming->mixes) {
+        mark_tasks(e, u, b);
+    }
+    else {
         mark(p, u, 0, u->nrows, NULL);
     }
-    if (!u->ended && status != MN_BLOCK_BUSY) {
+    if (!u->ended) {
         leave_plan(e, u, b);
     }
 }
@@ -375,6 +380,7 @@ mn_forming_taken(struct mn_engine *e)
         }
         struct mn_unit *u = &f->units[at];
         u->left -= f->runs[i].nrows;
+        mn_assert(u->ended || u->left != 0);
         if (u->left == 0 && u->block_off != 0) {
             struct mn_batch *b = mn_batch_find(e, u->block_off);
             mn_batch_learn_envelopes(e, u->block_off);

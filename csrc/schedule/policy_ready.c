@@ -180,9 +180,10 @@ slow_owed(struct mn_ready *r)
     return owed;
 }
 
-enum { MIXED = -1, NONE_WHOLE = -2 };
+enum { MIXED = -1, NONE_WHOLE = -2, STARVING = -3 };
 
-/* The natural batch to deliver as it lies; or MIXED, or NONE_WHOLE: mixed if the caller likes. */
+/* The natural batch to deliver as it lies; MIXED; STARVING: mixed, for slow samples wait for too
+ * long; NONE_WHOLE: mixed if the caller likes. */
 static int64_t
 choose(const struct mn_ready *r, double owed)
 {
@@ -201,21 +202,24 @@ choose(const struct mn_ready *r, double owed)
     }
     int64_t slow = whole >= 0 ? natural(r, whole)->ready[1] : 0;
     bool starve = r->ready[1] > slow && owed - (double)slow >= slow_share(r) + 1.0;
-    return open >= want || starve ? MIXED : whole;
+    return open >= want ? MIXED : starve ? STARVING : whole;
 }
 
 /* ---- what it takes ------------------------------------------------------------------ */
 
+/* Of which natural batches: of those that are open, too, that are not whole, of any. */
+enum { OPEN, NOT_WHOLE, ANY };
+
 /* Chooses up to want samples in state `kind` of natural batches [from, to), oldest first. */
 static int64_t
-take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, bool also_whole)
+take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, int of)
 {
     int64_t got = 0;
     bool slow = kind == SLOW;
     for (int64_t j = from; j < to && got < want; j++) {
         struct mn_ready_natural *b = natural(r, j);
         int64_t here = least(b->ready[slow], want - got);
-        if (!also_whole && is_whole(r, j)) {
+        if ((of == OPEN && b->gone == 0) || (of == NOT_WHOLE && is_whole(r, j))) {
             continue;
         }
         b->ready[slow] -= here;
@@ -234,19 +238,20 @@ take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, b
 }
 
 static int64_t
-mix_batch(struct mn_ready *r, double owed, int64_t want)
+mix_batch(struct mn_ready *r, double owed, int64_t want, bool starving)
 {
     int64_t from = base_of(r), to = within_reach(r);
     int64_t due = r->formed >= r->bound ? least(from + 1, to) : from;
     int64_t quota = owed > 0.0 ? (int64_t)(owed + 0.999) : 0;
     int64_t before = r->slow_out;
-    int64_t got = take(r, FAST, from, due, want, true);
-    got += take(r, SLOW, from, due, want - got, true);
+    int64_t got = take(r, FAST, from, due, want, ANY);
+    got += take(r, SLOW, from, due, want - got, ANY);
     quota -= r->slow_out - before;
-    got += take(r, SLOW, from, to, least(quota, want - got), true);
-    got += take(r, FAST, from, to, want - got, false);
-    got += take(r, FAST, from, to, want - got, true);
-    got += take(r, SLOW, from, to, want - got, true);
+    got += take(r, SLOW, from, to, least(quota, want - got), starving ? ANY : OPEN);
+    for (int of = OPEN; of <= ANY; of++) {
+        got += take(r, FAST, from, to, want - got, of);
+    }
+    got += take(r, SLOW, from, to, want - got, ANY);
     return got;
 }
 
@@ -301,12 +306,12 @@ mn_ready_form(struct mn_ready *r, bool mix, int64_t *out, int64_t *n)
         return MN_EMPTY;
     }
     if (j >= 0) {
-        *n = take(r, FAST, j, j + 1, want, true);
-        *n += take(r, SLOW, j, j + 1, want - *n, true);
+        *n = take(r, FAST, j, j + 1, want, ANY);
+        *n += take(r, SLOW, j, j + 1, want - *n, ANY);
         emit(r, j, j + 1, out, *n);
     }
     else {
-        *n = mix_batch(r, owed, want);
+        *n = mix_batch(r, owed, want, j == STARVING);
         emit(r, base_of(r), within_reach(r), out, *n);
     }
     advance(r);

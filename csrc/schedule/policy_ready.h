@@ -31,8 +31,10 @@
  *     - mixed if the caller says so.
  *   Mixed, it takes, always oldest first:
  *     1. the due ones;
- *     2. slow ones up to their natural share;
- *     3. fast ones, first of natural batches that are not whole;
+ *     2. slow ones up to their natural share: of open natural batches, and where they are owed
+ *        one of any;
+ *     3. fast ones of open natural batches, then of those that are not whole, then of any: what
+ *        was opened is to be used up before more is opened;
  *     4. what is missing, from the slow ones left.
  *   The natural share: of all samples delivered after k batches, slow / marked of
  *   them may be slow; what is not used is carried over, up to the share of MN_READY_CARRY

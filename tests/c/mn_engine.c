@@ -1351,6 +1351,86 @@ balanced_out_of_order(void)
     drive_balanced(RIG_WORKERS, 16 * MIB, 1000, 100000, false);
 }
 
+/* Batches formed of whatever is ready: every row once and as it was written, however the ends of
+ * tasks and the looks at them fall; epochs end early at random. */
+
+#define FORMED_ROWS 8u
+
+/* Reads the batch that is formed; returns its rows. */
+static uint32_t
+formed_read(struct crew *c)
+{
+    struct mn_engine *e = c->rig.e;
+    const struct mn_forming *f = e->plan->forming;
+    uint64_t row_bytes[RIG_FIELDS];
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < f->nruns; i++) {
+        const struct mn_run *run = &f->runs[i];
+        struct mn_block *block = mn_block_at(&e->shm, run->block_off);
+        rig_row_bytes(block->layout, c->rig.scale, row_bytes);
+        for (uint32_t row = run->row0; row < run->row0 + run->nrows; row++, rows++) {
+            uint64_t position = block->position + row;
+            CHECK_EQ(mn_block_reports(block)[row].status, MN_ROW_WRITTEN);
+            CHECK_EQ(mn_a32_add_relaxed(&c->workers[0].done_rows[position], 1000) / 1000, 0);
+            for (uint32_t k = 0; k < block->nfields; k++) {
+                const char *at = mn_at(&e->shm, mn_block_fields(block)[k]);
+                CHECK(rig_holds(at + row * row_bytes[k], row_bytes[k], rig_row_key(position, k)));
+            }
+        }
+    }
+    return rows;
+}
+
+static void
+formed_epoch(struct crew *c, uint32_t batches)
+{
+    struct mn_engine *e = c->rig.e;
+    struct rig_block b;
+    uint64_t sequence, off;
+    uint32_t left = batches * FORMED_ROWS, planned = 0;
+    bool leave = mn_test_random(&c->seed) % 4 == 0;
+    c->rig.number = 0;
+    while (left != 0) {
+        for (; planned < batches && planned * FORMED_ROWS < left + 4 * FORMED_ROWS; planned++) {
+            CHECK_EQ(rig_plan(&c->rig, FORMED_ROWS, &b), MN_OK);
+        }
+        CHECK_EQ(mn_engine_next(e, WAIT_NS, &sequence, &off), MN_OK);
+        uint32_t rows = formed_read(c);
+        CHECK_EQ(rows, FORMED_ROWS);
+        left -= rows;
+        mn_engine_taken(e, sequence, off);
+        c->taken++;
+        if (leave && mn_test_random(&c->seed) % 16 == 0) {
+            c->abandoned++;
+            break;
+        }
+    }
+    CHECK(left != 0 || e->flight.n == 0);
+    mn_engine_plan_clear(e);
+}
+
+static void
+formed_of_what_is_ready(void)
+{
+    static struct crew c;
+    struct mn_costs costs;
+    CHECK_EQ(mn_costs_init(&costs, POSITIONS), 0);
+    struct mn_engine_config cfg = {.workers = RIG_WORKERS, .max_retries = 1, .respawn = true,
+                                   .arena_bytes = 256 * MIB, .window = 4, .costs = &costs,
+                                   .ready_batch = FORMED_ROWS, .ready_bound = 3,
+                                   .ready_mixes = true};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    start_crew(&c, RIG_WORKERS, e, 1000, 3000);
+    uint64_t stop = mn_test_stop_ns();
+    while (c.rig.position < POSITIONS - 1000
+           && (mn_test_clock_ns() < stop || c.taken < 10 || c.abandoned == 0)) {
+        formed_epoch(&c, 1 + (uint32_t)(mn_test_random(&c.seed) % 40));
+    }
+    end_crew(&c);
+    mn_costs_fini(&costs);
+}
+
 static void
 balanced_large_rows_and_envelopes(void)
 {
@@ -1460,6 +1540,7 @@ static const struct mn_test tests[] = {
     MN_TEST("thread", balanced_parts),
     MN_TEST("thread", balanced_parts_out_of_order),
     MN_TEST("thread", balanced_out_of_order),
+    MN_TEST("thread", formed_of_what_is_ready),
     MN_TEST("thread", balanced_large_rows_and_envelopes),
     MN_TEST("thread", balanced_over_the_limit),
     MN_TEST("thread", ranges_come_back_from_another_thread),

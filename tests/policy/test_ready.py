@@ -195,6 +195,18 @@ def test_one_is_mixed_only_where_the_caller_says_so():
     assert form.form(False) == [0, 4, 6, 7]
 
 
+def test_what_was_opened_is_used_up_before_more_is_opened():
+    form = _policy.PolicyReady(4, 8)
+    form.end(40)
+    for p in (5, 6, 7, 9):
+        form.mark(p, False)
+    assert form.form() == [5, 6, 7, 9]
+    for p in (1, 2, 3, 4, 8, 10, 11, *range(16, 20)):
+        form.mark(p, False)
+    assert form.form() == [4, 8, 10, 11]
+    assert form.form() == [16, 17, 18, 19]
+
+
 def test_the_last_batch_is_whole_at_the_end_alone():
     form = _policy.PolicyReady(4, 8)
     form.end(10)
