@@ -58,7 +58,12 @@ class Arriving(Pinning):
             counts.waited_s += time.monotonic() - since
         if isinstance(sent, Failure):
             return sent
-        return self.stage.copier.hand_over(sent)
+        copier = self.stage.copier
+        try:
+            return copier.hand_over(sent)
+        except Exception:  # of an object's own to(), most likely; the next batch may be well
+            where = f"while it was moved to {copier.provider.device}"
+            return Failure(ExceptionWrapper(where=where), None, self.note())
 
 
 class DeviceStage(Pinner):

@@ -198,6 +198,31 @@ def test_a_copy_that_fails_names_its_batch(fake: Fake) -> None:
     assert loader.stats()["errors"] == 1
 
 
+class Stays:
+    """Something of a batch that cannot be moved."""
+
+    def to(self, device: Any) -> Any:
+        raise OSError(f"not to {device}")
+
+
+def stays(samples: list[Any]) -> Any:
+    batch = as_list(samples)
+    return {**batch, "other": Stays()} if batch["label"][0] == 2 else batch
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_an_object_that_does_not_move_fails_in_its_place(fake: Fake, scheduling: str) -> None:
+    fake.move = lambda data, waits: data.to("there")  # type: ignore[method-assign]
+    loader = minato.DataLoader(Rows(5), num_workers=2, collate_fn=stays, device="cuda",
+                               scheduling=scheduling)  # fmt: skip
+    iterator = iter(loader)
+    assert [numbers(fake, next(iterator)) for _ in range(2)] == [[0], [1]]
+    with pytest.raises(OSError, match="not to there") as caught:
+        next(iterator)
+    assert "minato: batch 2, sample indices [2]" in caught.value.__notes__
+    assert [n for batch in iterator for n in numbers(fake, batch)] == [3, 4]
+
+
 def test_a_device_with_room_for_one_batch_gets_them_one_by_one(fake: Fake) -> None:
     fake.room = WIDTH * 4 + 64  # with the label
     loader = minato.DataLoader(Rows(), num_workers=2, prefetch_factor=4, device="cuda")

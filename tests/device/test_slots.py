@@ -60,7 +60,7 @@ def test_what_workers_wrote_is_copied_from_where_it_is(
         assert sorted(n for b in loader for n in numbers(fake, b)) == list(range(24))
     found = told(loader)
     # the first samples tell what they are like, and travel otherwise
-    assert found["through"]["locked"] >= 0.6 * found["bytes"]
+    assert found["through"]["locked"] >= 0.4 * found["bytes"]
     assert found["through"]["pinned"] == found["bytes"] - found["through"]["locked"]
     assert found["locked"] >= CHUNK and found["lock_error"] == 0
     assert locker.locks <= 4 and locker.inside == 0  # once a chunk, and two engines
