@@ -461,7 +461,7 @@ MUTANTS = {
         WORKERS + "mn_board.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
         "&word, mine)) { /* [T2] */",
         "mn_a64_store_release(&mn_task_at(shm, (uint32_t)entry)->word, mine); if (1) {",
-        "mn_board", kinds=("thread",)),
+        "mn_board", kinds=("thread",), seconds=8),
     "board: claim forgets the generation": Mutant(
         WORKERS + "mn_board.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
         "mn_board", kinds=("plain",)),
