@@ -1,0 +1,67 @@
+/* mn_engine_index.c - what a sampler gave for a batch, as it is sent to workers.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/types/mn_engine_object.h"
+
+/* A list of exact ints as the bytes of machine integers; NULL without an exception for
+ * anything else. */
+static PyObject *
+as_int64(PyObject *indices)
+{
+    if (!PyList_CheckExact(indices)) {
+        return NULL;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(indices);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(int64_t));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    int64_t *v = (int64_t *)(void *)PyBytes_AS_STRING(bytes);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PyList_GET_ITEM(indices, i);
+        int overflow = 1;
+        if (PyLong_CheckExact(o)) {
+            v[i] = PyLong_AsLongLongAndOverflow(o, &overflow);
+        }
+        if (overflow != 0) {
+            Py_DECREF(bytes);
+            return NULL;
+        }
+    }
+    return bytes;
+}
+
+PyObject *
+mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
+              PyObject *indices, PyObject *dumps)
+{
+    PyObject *owned = as_int64(indices);
+    *kind = MN_INDEX_INT64;
+    if (owned != NULL) {
+        *nrows = (uint32_t)PyList_GET_SIZE(indices);
+    }
+    else if (!PyErr_Occurred()) {
+        *kind = MN_INDEX_PICKLE;
+        owned = PyObject_CallOneArg(dumps, indices);
+        if (owned != NULL && !PyBytes_Check(owned)) {
+            PyErr_SetString(PyExc_TypeError, "dumps must return bytes");
+            Py_CLEAR(owned);
+        }
+    }
+    if (owned != NULL) {
+        *index = PyBytes_AS_STRING(owned);
+        *bytes = (uint64_t)PyBytes_GET_SIZE(owned);
+    }
+    return owned;
+}
+
+int
+mn_split_spares(uint32_t *nrows, uint32_t spares)
+{
+    if (spares >= *nrows) {
+        PyErr_SetString(PyExc_ValueError, "spares must leave indices of a batch");
+        return 0;
+    }
+    *nrows -= spares;
+    return 1;
+}
