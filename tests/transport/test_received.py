@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_objects_by_row() -> None:
     ((OK, "data", 7), PLAIN), ((OK, "data", None), PLAIN), ((FAILED, FAILURE, b""), PLAIN),
     ((FAILED, "no failure"), PLAIN), ((77, None), PLAIN), ((), PLAIN), (7, PLAIN),
     ((OK, 1, b"", 4), PLAIN),
-], ids=str)  # fmt: skip
+], ids=itertools.count())  # fmt: skip
 def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
         told(answer, layout)
