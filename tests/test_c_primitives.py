@@ -51,7 +51,7 @@ PROGRAMS = {
     "mn_bell": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
     "mn_board": Program(),
-    "mn_engine": Program(("mn_cputime_process",)),
+    "mn_engine": Program(("mn_cputime_process", "mn_engine_poll")),
     "mn_worker": Program(),
     "mn_native": Program(),
     "mn_results": Program(),

@@ -821,6 +821,50 @@ formed_batches_wait_for_no_slow_sample(void)
     mn_engine_close(e);
 }
 
+/* A task that ends just after somebody has looked whether its batch is done. */
+static struct rig_worker *late;
+static uint32_t late_task;
+
+enum mn_block_status
+__real_mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+enum mn_block_status
+__wrap_mn_engine_poll(struct mn_engine *e, uint64_t block_off);
+
+enum mn_block_status
+__wrap_mn_engine_poll(struct mn_engine *e, uint64_t block_off)
+{
+    enum mn_block_status status = __real_mn_engine_poll(e, block_off);
+    if (late != NULL) {
+        struct rig_worker *w = late;
+        late = NULL;
+        CHECK_EQ(status, MN_BLOCK_BUSY);
+        CHECK_EQ(rig_run(w, late_task), 0);
+    }
+    return status;
+}
+
+static void
+what_is_delivered_has_left_the_plan(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = forming_engine(&r, w, 2, 4);
+    struct rig_block b;
+    CHECK_EQ(rig_plan(&r, 4, &b), MN_OK);
+    CHECK_EQ(mn_worker_try(&w[0].side, &late_task), MN_OK);
+    run_all(&w[1]);
+    late = &w[0];
+    form_now(e, &w[1]);
+    CHECK(late == NULL);
+    CHECK_EQ(e->plan->head, 1);
+    CHECK(mn_plan_at(e->plan, 0) == NULL);
+    take_formed(e);
+    mn_engine_plan_clear(e);
+    CHECK_EQ(e->flight.n, 0);
+    mn_engine_close(e);
+}
+
 /* A batch of rows from two, and the plan is left with one half taken and one not made. */
 static void
 mixed_batches_keep_what_is_left_of_others(void)
@@ -1527,6 +1571,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", refused_batches_are_errors_in_their_place),
     MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
     MN_TEST("plain", formed_batches_wait_for_no_slow_sample),
+    MN_TEST("plain", what_is_delivered_has_left_the_plan),
     MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
     MN_TEST("plain", descriptors_that_are_all_out),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
