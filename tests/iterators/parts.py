@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+import minato
 from minato._core import CostModel
 from minato.iterators.form import Form
 from minato.iterators.memo import memo_of
@@ -21,12 +23,7 @@ class Loader:
     """What a part reads of a loader: torch's own, of a list, with minato's options."""
 
     def __init__(self, samples: int = 20, batch_size: int = 2, **options: Any) -> None:
-        own = {
-            "scheduling": "balanced", "seed_per_sample": None, "memory_limit": None,
-            "max_retries": 1, "batching": "sampler", "worker_type": None, "autoscale": None,
-            "straggler_threshold": "auto", "prefetch_next_epoch": False,
-            "device": None,
-        }  # fmt: skip
+        own = {f.name: getattr(minato.DataLoader, f.name) for f in fields(Options)}
         own = {name: options.pop(name, value) for name, value in own.items()}
         options = {"num_workers": 2, "prefetch_factor": 2, **options}
         data = [torch.tensor(i) for i in range(samples)]
