@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -194,6 +195,45 @@ def test_a_cell_interrupted_and_run_again_leaves_nothing(
     shell.cell("del loader")
     assert ended(), "workers stay"
     assert sys.last_type is KeyboardInterrupt  # and nothing else has happened
+
+
+class Failing(Stuck):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 8 and not self.free.value:
+            raise LookupError(index)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("options", [{}, {"scheduling": "static"}], ids=["balanced", "static"])
+def test_a_cell_that_fails_leaves_nothing(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        monkeypatch.setattr(sys, name, None, raising=False)
+    shell = Shell({"loader": DataLoader(Failing(), 4, num_workers=2, **options)})
+    shell.cell(SETUP + "before_next = None")
+    shell.cell("train()")
+    assert sys.last_type is LookupError
+    names = [frame.name for frame in traceback.extract_tb(sys.last_traceback)]
+    assert "train" in names and "_next" in names  # it still says where
+    assert ended(), "the workers of the loop that failed stay"
+
+
+class BrokenSampler(SequentialSampler):
+    def __iter__(self) -> Iterator[int]:
+        kept = "for a debugger"
+        yield from range(32)
+        raise LookupError(kept)
+
+
+def test_what_a_debugger_looks_at_is_kept() -> None:
+    """Variables of the program's own functions below next()."""
+    iterator = iter(DataLoader(Numbers(), 4, sampler=BrokenSampler(Numbers()), num_workers=2))
+    with pytest.raises(LookupError) as caught:
+        list(iterator)
+    frames = list(traceback.walk_tb(caught.tb))
+    assert [frame.f_code.co_name for frame, _line in frames][1:2] == ["_next"]
+    assert frames[-1][0].f_locals["kept"] == "for a debugger"
 
 
 def test_who_catches_an_interrupt_may_go_on() -> None:

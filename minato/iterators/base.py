@@ -15,9 +15,12 @@ an iterator is gone with the last who refers to it:
 
 from __future__ import annotations
 
+import contextlib
+import os
 import traceback
 from typing import Any
 
+from torch.utils.data import dataloader
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
@@ -38,6 +41,20 @@ from .failures import Amended
 from .memo import memo_of
 from .position import BASE_SEED, Position
 from .supervisor import Supervisor
+
+
+#: files whose functions may have an iterator among their variables
+_OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)
+
+
+def _forget_locals(error: BaseException) -> None:
+    """A prompt and a notebook keep the last traceback, its frames their variables, and those this
+    iterator: its workers would stay until the next error. The program's own frames are left as
+    they are, for debuggers."""
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename.startswith(_OURS):
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()
 
 
 class _Finished:
@@ -203,10 +220,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             if self._sampler_iter is None or self._iterable:
                 return _MultiProcessingDataLoaderIter.__next__(self)
             data = self._next_data()  # type: ignore[no-untyped-call]
-        except KeyboardInterrupt as interrupt:
-            # A prompt and a notebook keep the last traceback, and its frames this iterator:
-            # its workers would stay until the next error.
-            traceback.clear_frames(interrupt.__traceback__)
+        except BaseException as error:
+            _forget_locals(error)
             del self
             raise
         self._num_yielded += 1
