@@ -13,6 +13,8 @@
 #define QUANTILES_EVERY 32u
 /* ... the slower the more there are: by this part of the histogram. */
 #define QUANTILES_PART 64u
+/* Tasks of cheap samples of which one is looked at for where it was made. */
+#define PLACES_EVERY 8u
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
 #define FETCH_AHEAD 8u
 
@@ -153,12 +155,23 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
     mn_mutex_unlock(&c->mutex);
 }
 
+/* Whether it is learned how a task's rows depend on where they were made: of cheap ones, which
+ * are known not to, only now and then, because that takes as long as they do. */
+static bool
+looks_at_place(struct mn_costs *c)
+{
+    bool little = c->locality.near.answer == MN_CONTRAST_NO
+                  && c->median_ns < MN_LOCALITY_WORTH_NS;
+    return !little || c->tasks++ % PLACES_EVERY == 0;
+}
+
 uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
                       uint32_t n, const struct mn_costs_made *made)
 {
     uint64_t sum = 0;
     mn_mutex_lock(&c->mutex);
+    bool looks = made->keeps && looks_at_place(c);
     for (uint32_t i = 0; i < n; i++) {
         if (index != NULL && i + FETCH_AHEAD < n) {
             mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
@@ -166,7 +179,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_
         if (rows[i].wall_ns != 0) {
             sum += rows[i].wall_ns;
             int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)rows[i].wall_ns;
-            if (made->keeps && (i > 0 || !made->newcomer)) {
+            if (looks && (i > 0 || !made->newcomer)) {
                 cost = observe_place(c, at, cost, made, i > 0 || made->follows,
                                      i == 0 && made->edge);
             }

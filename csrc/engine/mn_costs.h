@@ -30,6 +30,7 @@ struct mn_costs {
     bool split;         /* batches that one worker would make are split */
     int64_t collate_ns; /* of a batch, beside its samples; running mean */
     struct mn_locality locality;
+    uint64_t tasks;     /* of cheap samples: locality is looked for in some of them */
     uint8_t term;       /* of the present workers: homes of earlier ones are none */
 };
 

@@ -92,6 +92,18 @@ tails_differ(const struct mn_contrast *c, double ask)
     return more > 0.0 && more * more >= sigmas * sigmas * variance ? more : 0.0;
 }
 
+/* Whether hardly any cost as much as would be worth to be saved: of the dear kind, of which few
+ * are enough then, or of all, where one worker goes on and on and makes none of that kind. */
+static bool
+little(const struct mn_contrast *c)
+{
+    double all = c->dear_tail.n + c->cheap_tail.n, far = c->dear_tail.far + c->cheap_tail.far;
+    bool dear = c->ndear >= MN_CONTRAST_FEW && c->dear_ns < MN_LOCALITY_WORTH_NS
+                && c->dear_tail.far * MN_CONTRAST_FEW <= c->dear_tail.n;
+    bool any = all >= MN_CONTRAST_MANY && far * MN_CONTRAST_MANY <= all;
+    return c->cheap_ns < MN_LOCALITY_WORTH_NS && (dear || any);
+}
+
 /* Whether so many were seen that a difference would have shown. Where some cost far more than
  * usual it takes more to tell whose they are. */
 static bool
@@ -99,7 +111,8 @@ enough(const struct mn_contrast *c)
 {
     bool both = c->ndear >= MN_CONTRAST_EVIDENCE && c->ncheap >= MN_CONTRAST_EVIDENCE;
     double all = c->dear_tail.n + c->cheap_tail.n;
-    return both && (c->dear_tail.far == 0.0 || all >= 8.0 * MN_CONTRAST_EVIDENCE);
+    return little(c)
+           || (both && (c->dear_tail.far == 0.0 || all >= 8.0 * MN_CONTRAST_EVIDENCE));
 }
 
 static void

@@ -36,7 +36,9 @@
  *   that difference of two shares, and that what they cost more is worth it on average.
  *
  *   unknown  until EVIDENCE samples of both kinds were seen, and four times as many in all where
- *            some cost far more than usual, and nothing was believed
+ *            some cost far more than usual, and nothing was believed. Where samples cost less
+ *            than LOCALITY_WORTH_NS, CONTRAST_FEW of the dear kind are enough, or CONTRAST_MANY
+ *            of both, of which no more than one in as many cost far more.
  *   yes      believed; until the mean rank or the difference falls to half of what was asked
  *   no       all else. It can become yes at any time.
  *
@@ -67,6 +69,8 @@
 #define MN_CONTRAST_SIGMAS 4.0
 #define MN_CONTRAST_LEAST 0.15
 #define MN_CONTRAST_EVIDENCE 40
+#define MN_CONTRAST_FEW 8 /* of the dear kind, where they cost next to nothing, */
+#define MN_CONTRAST_MANY 1024 /* or of both */
 #define MN_CONTRAST_FAR 4.0
 #define MN_CONTRAST_FAR_LEAST 8 /* of them */
 #define MN_LOCALITY_WORTH_NS 150000

@@ -102,6 +102,39 @@ COSTS = {
 }
 
 
+def firsts_until_known(one: Locality, cost: Callable[[int], int]) -> int:
+    """Of batches of 64 that are made whole: how many before there is an answer."""
+    for batch in range(200):
+        if one.answer != UNKNOWN:
+            return batch
+        for row in range(64):
+            one.near(row != 0, cost(batch) if row == 0 else US)
+    return 200
+
+
+def test_next_to_nothing_is_not_worth_to_be_looked_at_for_long(make):
+    """Nor where the machine pauses during one of them."""
+    one = make()
+    assert firsts_until_known(one, lambda batch: US) < 12
+    assert one.answer == NO
+    assert firsts_until_known(make(), lambda batch: 30 * MS if batch == 3 else US) < 20
+
+
+def test_nor_where_one_worker_makes_them_all(make):
+    one = make()
+    for _ in range(1024):
+        assert one.answer == UNKNOWN
+        one.near(True, US)
+    assert one.answer == NO
+
+
+def test_where_some_are_dear_it_takes_more_to_tell(make):
+    """One in four opens a group: it is not taken for chance that the others do not."""
+    one = make()
+    firsts_until_known(one, lambda batch: 30 * MS if batch % 4 == 1 else US)
+    assert one.answer == YES
+
+
 @pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("firsts", [0.1, 0.5, 0.9])
 def test_without_locality_none_is_believed(make, costs, firsts):
