@@ -26,7 +26,8 @@ struct mn_planned {
     int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
-    uint64_t first_chain;    /* that its first row belongs to */
+    uint64_t first_chain;    /* that its first row belongs to; 0: it was not cut for pieces */
+    uint64_t later_chain;    /* the first of those that begin after that row */
     int32_t maker;           /* 1 + the worker that was given a task of it last; 0: nobody */
     struct mn_refusal refusal; /* it cannot be made */
     struct mn_plan_batch batch; /* index points behind row0 */
@@ -62,6 +63,14 @@ mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t o
 /* Whether there is room for as many tasks as the batch may be cut into, and for others. */
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
+
+/* How many tasks the batch may be cut into, with room left for one of each of `others`. */
+uint64_t
+mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
+
+/* Cuts a batch into that many tasks at most, whatever its samples cost. */
+void
+mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
 
 /* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
  * changed. */
@@ -161,6 +170,10 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 
 void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+/* The same, where it is known which piece it is behind; NULL: none. */
+void
+mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x);
 
 /* What a worker that has died, or was asked to leave, has before it is anybody's again. */
 void

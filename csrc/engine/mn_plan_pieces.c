@@ -50,15 +50,11 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 }
 
 void
-mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares[w];
-    struct mn_piece **at = &s->first, *behind = NULL;
-    while (*at != x) {
-        mn_assert(*at != NULL);
-        behind = *at;
-        at = &behind->next;
-    }
+    struct mn_piece **at = behind != NULL ? &behind->next : &s->first;
+    mn_assert(*at == x);
     *at = x->next;
     s->last = s->last == x ? behind : s->last;
     x->next = NULL;
@@ -69,10 +65,23 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 }
 
 void
+mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+{
+    struct mn_piece *behind = NULL;
+    for (struct mn_piece *y = p->shares[w].first; y != x; y = y->next) {
+        mn_assert(y != NULL);
+        behind = y;
+    }
+    mn_share_take_behind(p, w, behind, x);
+}
+
+void
 mn_pieces_reset(struct mn_plan *p)
 {
-    if (p->shares != NULL) {
-        memset(p->shares, 0, p->nshares * sizeof(*p->shares));
+    for (uint32_t w = 0; w < p->nshares; w++) { /* what workers are at they go on with */
+        struct mn_share *s = &p->shares[w];
+        s->first = s->last = NULL;
+        s->cost_ns = s->tasks = 0;
     }
     p->shared_ns = 0;
     p->shared_tasks = p->piece_tasks = 0;
@@ -122,19 +131,24 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
-    for (uint32_t w = 0; w < p->nshares && q->npieces != 0 && p->by_piece; w++) {
-        struct mn_piece *next;
+    uint32_t left = 0; /* tasks that are not on the board: none, of a batch that was made */
+    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
+        left += mn_piece_tasks(&q->pieces[i]);
+    }
+    p->piece_tasks -= left;
+    q->npieces = 0;
+    for (uint32_t w = 0; w < p->nshares && left != 0; w++) {
+        struct mn_piece *behind = NULL, *next;
         for (struct mn_piece *x = p->shares[w].first; x != NULL; x = next) {
             next = x->next;
             if (x->batch == q) {
-                mn_share_take(p, w, x);
+                mn_share_take_behind(p, w, behind, x);
+            }
+            else {
+                behind = x;
             }
         }
     }
-    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
-        p->piece_tasks -= mn_piece_tasks(&q->pieces[i]);
-    }
-    q->npieces = 0;
 }
 
 /* ---- cutting ------------------------------------------------------------------------ */
@@ -180,10 +194,11 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
         bool breaks = spread && (first + i) % part == 0;
         breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
         if (breaks) {
-            p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+            p->chain = (struct mn_chain){++p->chains, 0, -1};
         }
         if (i == 0) {
             q->first_chain = p->chain.number;
+            q->later_chain = p->chains + 1;
         }
         p->chain.length++;
         /* Where neighbours are cheaper they stay beside a slow one, too. */
@@ -256,10 +271,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
     mark_borders(e, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
-    uint64_t most = b->whole ? MN_PARTS_MOST : MN_PLAN_BATCH_TASKS;
-    uint64_t room = MN_PLAN_TASKS - MN_PLAN_BATCH_TASKS;
-    room = room > e->plan->piece_tasks + others ? room - e->plan->piece_tasks - others : 1;
-    most = most < room ? most : room;
+    uint64_t most = mn_plan_tasks_most(e->plan, b, others);
     cut_at(e, q, cost, parts, CHAIN | PIECE);
     if (q->ntasks > most) {
         cut_at(e, q, cost, parts, CHAIN);
@@ -268,8 +280,7 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
         cut_at(e, q, cost, parts, 0);
     }
     if (q->ntasks > most) {
-        q->row0[1] = b->nrows;
-        q->ntasks = 1;
+        mn_plan_cut_evenly(q, most);
     }
     return 0;
 }
@@ -297,12 +308,14 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
     bool near = p->known.near == MN_CONTRAST_YES;
     q->cost_ns[task] = q->opens_ns[task] = 0;
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
-        int64_t ns = cost[i] + (q->border[i] & OPENING ? p->known.opening_ns : 0);
+        int64_t opens = q->border[i] & OPENING ? p->known.opening_ns : 0;
         bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
-        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN)
-                     && ns > p->known.median_ns;
-        q->cost_ns[task] += ns;
-        q->opens_ns[task] += first ? ns - p->known.median_ns : 0;
+        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN);
+        if (first && opens == 0 && cost[i] > p->known.median_ns) {
+            q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is in what it has cost */
+        }
+        q->cost_ns[task] += cost[i] + opens;
+        q->opens_ns[task] += opens;
     }
 }
 
@@ -339,10 +352,10 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
     struct mn_plan *p = e->plan;
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
-        p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+        p->chain = (struct mn_chain){++p->chains, 0, -1};
         q->first_chain = p->chain.number;
     }
-    uint64_t chain = q->first_chain;
+    uint64_t chain = q->first_chain, later = q->later_chain;
     if (make_room(q) < 0) { /* it may have been cut finer since it had pieces */
         return -ENOMEM;
     }
@@ -350,7 +363,7 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
     for (uint32_t t = 0; t < q->ntasks; t++) {
         bool begins = x == NULL || (q->border[q->row0[t]] & PIECE) || (!near && x->home < 0);
         for (uint32_t i = q->row0[t]; i < q->row0[t + 1]; i++) {
-            chain += i != 0 && (q->border[i] & CHAIN);
+            chain = i != 0 && (q->border[i] & CHAIN) ? later++ : chain;
         }
         if (q->sent[t] || begins) {
             if (x != NULL) {

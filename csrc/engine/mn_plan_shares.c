@@ -102,17 +102,21 @@ struct round {
     struct mn_dispatch_view view;
     uint64_t now;
     int64_t ready;
-    bool idle; /* the worker that is looked at has nothing at all */
+    bool idle; /* the worker that is looked at has nothing at all, */
+    bool soon; /* and once it has idled for longer it may start something past the window */
+    bool held; /* memory does not allow what it would start */
 };
 
 static bool
-may_ahead(struct mn_engine *e, const struct round *r)
+may_ahead(struct mn_engine *e, struct round *r)
 {
-    return r->idle && mn_plan_starved(e, r->ready, 0);
+    bool may = r->idle && mn_plan_starved(e, r->ready, 0);
+    r->soon = r->soon || (r->idle && !may);
+    return may;
 }
 
 static bool
-may_start(struct mn_engine *e, const struct round *r, const struct mn_piece *x)
+may_start(struct mn_engine *e, struct round *r, const struct mn_piece *x)
 {
     struct mn_plan *p = e->plan;
     if (x->batch->block_off != 0) {
@@ -126,35 +130,52 @@ may_start(struct mn_engine *e, const struct round *r, const struct mn_piece *x)
         return false;
     }
     if (!mn_plan_memory_allows(e, x->batch)) {
-        p->held = true;
+        r->held = true;
         return false;
     }
     return true;
 }
 
-/* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain. */
+static bool
+has_chain(const struct mn_planned *q, uint64_t chain)
+{
+    for (uint32_t i = 0; q != NULL && i < q->npieces; i++) {
+        if (q->pieces[i].chain == chain) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether neighbours are known to belong together: then no slow sample is a reason to part them. */
+static bool
+together(const struct mn_plan *p)
+{
+    return p->declared || p->known.near == MN_CONTRAST_YES;
+}
+
+/* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain: also
+ * what comes before it, where neighbours are known to belong together. */
 static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
-    uint64_t chain = x->chain;
+    uint64_t chain = x->chain, n = x->batch->sequence;
+    while (together(p) && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
+        n--;
+    }
     mn_dispatch_take(&p->dispatch, x->node);
     x->node = MN_NO_NODE;
     mn_share_give(p, w, x);
     p->shares[w].chain = chain;
-    for (uint64_t n = x->batch->sequence; n < p->next; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        bool any = q == NULL;
+    struct mn_planned *q;
+    for (; n < p->next && ((q = mn_plan_at(p, n)) == NULL || has_chain(q, chain)); n++) {
         for (uint32_t i = 0; q != NULL && i < q->npieces; i++) {
             struct mn_piece *y = &q->pieces[i];
-            any = any || y->chain == chain;
             if (y->chain == chain && y->node != MN_NO_NODE) {
                 mn_dispatch_take(&p->dispatch, y->node);
                 y->node = MN_NO_NODE;
                 mn_share_give(p, w, y);
             }
-        }
-        if (!any) {
-            return; /* it ended with the batch before */
         }
     }
 }
@@ -169,7 +190,7 @@ piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
 
 /* The piece of least slack that nobody has, or NULL when none may start. */
 static struct mn_piece *
-unowned(struct mn_engine *e, const struct round *r)
+unowned(struct mn_engine *e, struct round *r)
 {
     struct mn_plan *p = e->plan;
     struct mn_dispatch_choice c;
@@ -184,7 +205,7 @@ unowned(struct mn_engine *e, const struct round *r)
     }
     struct mn_piece *x = piece_of(p, &c);
     if (!mn_plan_memory_allows(e, x->batch)) {
-        p->held = true;
+        r->held = true;
         if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
             return NULL;
         }
@@ -239,13 +260,15 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     struct mn_share *s = &p->shares[victim];
     bool has_chain = p->chain.owner == (int64_t)victim;
     uint64_t chain = 0;
-    struct mn_piece *x = s->first;
+    struct mn_piece *x = s->first, *kept = NULL;
     while (x != NULL && keeps >= mn_piece_tasks(x)) {
         keeps -= mn_piece_tasks(x);
+        kept = x;
         x = x->next;
     }
     if (x != NULL && keeps != 0) {
         struct mn_piece *y = split_piece(p, victim, x, x->t0 + keeps);
+        kept = x;
         x = x->next;
         chain = y->chain;
         takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
@@ -254,7 +277,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     while (x != NULL && (takes != 0 || x->chain == chain)) {
         struct mn_piece *next = x->next;
         takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
-        mn_share_take(p, victim, x);
+        mn_share_take_behind(p, victim, kept, x);
         chain = x->chain;
         mn_share_give(p, helper, x);
         x = next;
@@ -275,7 +298,7 @@ struct border {
 
 /* The border of two groups nearest to the middle, or else the middle itself. */
 static struct border
-best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t before_ns)
+best_border(struct mn_engine *e, struct round *r, uint32_t victim, int64_t before_ns)
 {
     const struct mn_plan *p = e->plan;
     const struct mn_share *s = &p->shares[victim];
@@ -316,12 +339,15 @@ best_border(struct mn_engine *e, const struct round *r, uint32_t victim, int64_t
 
 /* Whether half of what a worker has to do may go to one that idles; does it. */
 static bool
-help(struct mn_engine *e, const struct round *r, uint32_t helper, uint32_t victim)
+help(struct mn_engine *e, struct round *r, uint32_t helper, uint32_t victim)
 {
     struct mn_plan *p = e->plan;
     struct look v = look_at(e, victim, r->now);
     struct border b = best_border(e, r, victim, v.left_ns);
     bool idles = b.keeps == 0 && v.running_ns < 0 && v.queued == 0; /* it is about to begin */
+    if (r->soon && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
+        return false; /* what nobody is at costs nothing to begin with */
+    }
     if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= b.price_ns)) {
         return false;
     }
@@ -330,12 +356,13 @@ help(struct mn_engine *e, const struct round *r, uint32_t helper, uint32_t victi
 }
 
 static bool
-find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
+find_help(struct mn_engine *e, struct round *r, uint32_t helper)
 {
     struct mn_plan *p = e->plan;
-    int64_t most = -1;
+    int64_t most = -1, each_ns = task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
-    if (p->next - p->head < p->window && !p->dispatch.closed) {
+    each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
+    if (p->next - p->head < p->window && !p->dispatch.closed && !r->held && !p->full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
     if (r->ready >= p->dispatch.rates.hungry) {
@@ -349,7 +376,7 @@ find_help(struct mn_engine *e, const struct round *r, uint32_t helper)
         if (s->first->batch->sequence == p->head) {
             head = w;
         }
-        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks;
+        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks * each_ns;
         if (much > most) {
             most = much;
             victim = w;
@@ -377,7 +404,7 @@ mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
 
 /* Takes back the tasks that wait behind one that goes on and on: no more than AHEAD_NS of work. */
 static bool
-rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
+rescue(struct mn_engine *e, struct round *r, uint32_t helper)
 {
     struct mn_plan *p = e->plan;
     int64_t stuck = STUCK_TIMES * task_ns(p);
@@ -403,7 +430,7 @@ rescue(struct mn_engine *e, const struct round *r, uint32_t helper)
 /* The first piece of a share that may start. One that may not is no reason to leave out those
  * behind it that have begun, as what was taken over may have. */
 static struct mn_piece *
-startable(struct mn_engine *e, const struct round *r, uint32_t w)
+startable(struct mn_engine *e, struct round *r, uint32_t w)
 {
     struct mn_piece *x = e->plan->shares[w].first;
     if (x == NULL || may_start(e, r, x)) {
@@ -443,15 +470,16 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
 
 /* What the worker is to start next, in its share; NULL: nothing now. */
 static struct mn_piece *
-next_for(struct mn_engine *e, const struct round *r, uint32_t w)
+next_for(struct mn_engine *e, struct round *r, uint32_t w)
 {
     struct mn_plan *p = e->plan;
+    r->soon = r->held = false;
     struct mn_piece *own = startable(e, r, w);
     struct mn_piece *x = unowned(e, r);
     bool goes_on = own != NULL && own->chain == p->shares[w].chain;
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
-        return x;
+        return together(p) ? startable(e, r, w) : x;
     }
     if (own == NULL && r->idle && find_help(e, r, w)) {
         own = startable(e, r, w);
@@ -464,7 +492,7 @@ next_for(struct mn_engine *e, const struct round *r, uint32_t w)
 
 /* Starts a task for the worker, and adds what it will take. False when there is none for it now. */
 static bool
-start_next(struct mn_engine *e, const struct round *r, uint32_t w, int64_t *left_ns)
+start_next(struct mn_engine *e, struct round *r, uint32_t w, int64_t *left_ns)
 {
     struct mn_plan *p = e->plan;
     struct mn_piece *x;
@@ -472,6 +500,7 @@ start_next(struct mn_engine *e, const struct round *r, uint32_t w, int64_t *left
     while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
         x = next_for(e, r, w);
         if (x == NULL) {
+            p->held = p->held || r->held;
             return r->idle && rescue(e, r, w);
         }
         if (!r->idle && x->batch->block_off == 0 && p->form.nfields == 0) {

@@ -132,6 +132,45 @@ def test_a_group_that_is_being_opened_is_left_to_its_worker(library) -> None:
     assert plan.ratio < 1.2
 
 
+def test_what_nobody_is_at_comes_before_helping(library) -> None:
+    """Groups of a batch each: an idle worker starts past the window sooner than it enters the
+    group of another, and the next worker does not open it again."""
+    for torch, plan in epochs(library, of_name("row groups of 32"), True, False)[1:]:
+        assert plan.opened < 1.04
+        assert plan.ratio < 1.04 * torch.ratio
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_mixed_groups_that_are_longer_than_batches(library, declared: bool) -> None:
+    """Torch's workers open each of the two that are kept once: all together four times."""
+    case = shared(64, 4, [256] * 48, 20 * MS, MS // 100, held=2, mixed=2)
+    for torch, plan in epochs(library, case, True, declared):
+        assert plan.opened < 0.9 * torch.opened
+        assert plan.ratio < 0.9 * torch.ratio
+
+
+def test_a_run_is_begun_where_it_begins(library) -> None:
+    """Also by the plan that does not know yet what samples cost: hardly any second worker opens
+    it."""
+    _torch, plan = epochs(library, of_name("videos of 8 ("), True, False)[0]
+    assert plan.opened < 1.1
+
+
+@pytest.mark.parametrize("shape", [(256, 16, 40), (1024, 8, 20)])
+def test_slow_samples_of_large_batches_hold_up_no_more_than_with_single_samples(
+    library, shape: tuple[int, int, int]
+) -> None:
+    """Few, and nothing is known; workers that idle help, however little room there is for
+    what comes next."""
+    batch, workers, batches = shape
+    draw = groups.alone(batch * batches, groups.two(0.0005, 2000 * MS, MS))
+    case = groups.Case("slow", batch, workers, draw, mixed=0)
+    torch, anybody = epochs(library, case, False, False)[0]
+    _torch, plan = epochs(library, case, True, False)[0]
+    assert plan.ratio < 1.1 * anybody.ratio
+    assert plan.ratio < torch.ratio
+
+
 @pytest.mark.xfail(reason="what a sample pays for its group is learned as its own cost")
 def test_a_sample_that_opened_a_group_is_not_started_early_for_that(library) -> None:
     """Neighbours are not kept together: no worse than torch's in a later epoch, either."""
