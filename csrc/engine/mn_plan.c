@@ -216,7 +216,8 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         p->first_epoch = b->epoch;
     }
     if (p->costs != NULL) {
-        p->again = b->epoch != p->first_epoch;
+        p->again = b->epoch != p->first_epoch && b->index_kind == MN_INDEX_INT64
+                   && p->costs->model.n != 0;
         p->declared = b->begins != NULL;
         mn_plan_look(p);
         mn_plan_settle(e);

@@ -119,6 +119,7 @@ struct mn_plan {
     struct mn_share *shares;     /* [workers], while by_piece */
     uint32_t nshares;
     struct mn_chain chain;
+    uint64_t chains;             /* that were begun: numbers are not used again */
     int64_t shared_ns;           /* in all shares */
     uint64_t shared_tasks;
     uint64_t piece_tasks;        /* in all pieces, the dispatcher's too */

@@ -283,48 +283,67 @@ is_stale(const struct mn_dispatch_task *t, void *arg)
     return mn_plan_at(arg, (uint64_t)t->batch)->stale;
 }
 
-/* Cuts a batch again, of which nothing has started. False without memory for pieces. */
+/* Whether the batch goes on with the chain of the one before it. */
 static bool
-recut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t others)
+goes_on(const struct mn_planned *q)
 {
-    struct mn_chain last = e->plan->chain;
-    e->plan->chain = q->chain;
-    if (mn_plan_cut(e, q, cost, others) < 0) {
-        return false;
+    return q->chain.length != 0 && q->first_chain == q->chain.number;
+}
+
+/* Of what is stale leaves what can be cut anew, and adds what goes on with chains of it. Returns
+ * the rows of the largest. */
+static uint32_t
+find_stale(struct mn_plan *p)
+{
+    uint32_t rows = 0;
+    bool before = false; /* the batch before is cut anew */
+    for (uint64_t n = p->head; n < p->next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL) {
+            q->stale = q->stale || (before && p->by_piece && goes_on(q));
+            q->stale = q->stale && q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
+            rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
+        }
+        before = q != NULL && q->stale;
     }
-    if (q->sequence + 1 != e->plan->next) {
-        e->plan->chain = last;
+    return rows;
+}
+
+/* Cuts anew what is stale. False without memory for pieces. */
+static bool
+recut(struct mn_engine *e, int64_t *cost)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_chain last = p->chain;
+    bool whole = true, before = false;
+    for (uint64_t n = p->head; n < p->next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q == NULL || !q->stale) {
+            before = false;
+            continue;
+        }
+        q->stale = false;
+        mn_pieces_forget(p, q);
+        p->chain = before ? p->chain : q->chain;
+        whole = whole && mn_plan_cut(e, q, cost, p->next - n) == 0;
+        last = n + 1 == p->next ? p->chain : last;
+        before = true;
     }
-    return true;
+    p->chain = last;
+    return whole;
 }
 
 void
 mn_plan_recut(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    uint32_t rows = 0;
-    for (uint64_t n = p->head; n < p->next; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        if (q != NULL && q->stale) {
-            q->stale = q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
-            rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
-        }
-    }
+    uint32_t rows = find_stale(p);
     int64_t *cost = rows != 0 ? malloc(rows * sizeof(*cost)) : NULL;
     if (cost == NULL) {
         return; /* without memory what is planned stays as it was cut */
     }
     mn_dispatch_drop(&p->dispatch, is_stale, p);
-    bool whole = true;
-    for (uint64_t n = p->head; n < p->next; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        if (q != NULL && q->stale) {
-            q->stale = false;
-            mn_pieces_forget(p, q);
-            whole = whole && recut(e, q, cost, p->next - n);
-        }
-    }
-    if (!whole) { /* no memory for pieces: everything is planned anew, without */
+    if (!recut(e, cost)) { /* no memory for pieces: everything is planned anew, without */
         p->wanted = p->keeps = false;
         mn_plan_settle(e);
     }

@@ -26,7 +26,8 @@ struct mn_planned {
     int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
     uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
-    uint64_t first_chain;    /* that its first row belongs to */
+    uint64_t first_chain;    /* that its first row belongs to; 0: it was not cut for pieces */
+    uint64_t later_chain;    /* the first of those that begin after that row */
     int32_t maker;           /* 1 + the worker that was given a task of it last; 0: nobody */
     struct mn_refusal refusal; /* it cannot be made */
     struct mn_plan_batch batch; /* index points behind row0 */
@@ -169,6 +170,10 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 
 void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
+
+/* The same, where it is known which piece it is behind; NULL: none. */
+void
+mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x);
 
 /* What a worker that has died, or was asked to leave, has before it is anybody's again. */
 void

@@ -50,15 +50,11 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 }
 
 void
-mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares[w];
-    struct mn_piece **at = &s->first, *behind = NULL;
-    while (*at != x) {
-        mn_assert(*at != NULL);
-        behind = *at;
-        at = &behind->next;
-    }
+    struct mn_piece **at = behind != NULL ? &behind->next : &s->first;
+    mn_assert(*at == x);
     *at = x->next;
     s->last = s->last == x ? behind : s->last;
     x->next = NULL;
@@ -66,6 +62,17 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
     s->tasks -= mn_piece_tasks(x);
     p->shared_ns -= x->cost_ns;
     p->shared_tasks -= mn_piece_tasks(x);
+}
+
+void
+mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
+{
+    struct mn_piece *behind = NULL;
+    for (struct mn_piece *y = p->shares[w].first; y != x; y = y->next) {
+        mn_assert(y != NULL);
+        behind = y;
+    }
+    mn_share_take_behind(p, w, behind, x);
 }
 
 void
@@ -124,19 +131,24 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
-    for (uint32_t w = 0; w < p->nshares && q->npieces != 0 && p->by_piece; w++) {
-        struct mn_piece *next;
+    uint32_t left = 0; /* tasks that are not on the board: none, of a batch that was made */
+    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
+        left += mn_piece_tasks(&q->pieces[i]);
+    }
+    p->piece_tasks -= left;
+    q->npieces = 0;
+    for (uint32_t w = 0; w < p->nshares && left != 0; w++) {
+        struct mn_piece *behind = NULL, *next;
         for (struct mn_piece *x = p->shares[w].first; x != NULL; x = next) {
             next = x->next;
             if (x->batch == q) {
-                mn_share_take(p, w, x);
+                mn_share_take_behind(p, w, behind, x);
+            }
+            else {
+                behind = x;
             }
         }
     }
-    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
-        p->piece_tasks -= mn_piece_tasks(&q->pieces[i]);
-    }
-    q->npieces = 0;
 }
 
 /* ---- cutting ------------------------------------------------------------------------ */
@@ -179,10 +191,11 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
         bool breaks = spread && i % part == 0;
         breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
         if (breaks) {
-            p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+            p->chain = (struct mn_chain){++p->chains, 0, -1};
         }
         if (i == 0) {
             q->first_chain = p->chain.number;
+            q->later_chain = p->chains + 1;
         }
         p->chain.length++;
         /* Where neighbours are cheaper they stay beside a slow one, too. */
@@ -336,10 +349,10 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
     struct mn_plan *p = e->plan;
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
-        p->chain = (struct mn_chain){p->chain.number + 1, 0, -1};
+        p->chain = (struct mn_chain){++p->chains, 0, -1};
         q->first_chain = p->chain.number;
     }
-    uint64_t chain = q->first_chain;
+    uint64_t chain = q->first_chain, later = q->later_chain;
     if (make_room(q) < 0) { /* it may have been cut finer since it had pieces */
         return -ENOMEM;
     }
@@ -347,7 +360,7 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
     for (uint32_t t = 0; t < q->ntasks; t++) {
         bool begins = x == NULL || (q->border[q->row0[t]] & PIECE) || (!near && x->home < 0);
         for (uint32_t i = q->row0[t]; i < q->row0[t + 1]; i++) {
-            chain += i != 0 && (q->border[i] & CHAIN);
+            chain = i != 0 && (q->border[i] & CHAIN) ? later++ : chain;
         }
         if (q->sent[t] || begins) {
             if (x != NULL) {

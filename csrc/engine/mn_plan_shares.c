@@ -104,6 +104,7 @@ struct round {
     int64_t ready;
     bool idle; /* the worker that is looked at has nothing at all, */
     bool soon; /* and once it has idled for longer it may start something past the window */
+    bool held; /* memory does not allow what it would start */
 };
 
 static bool
@@ -129,7 +130,7 @@ may_start(struct mn_engine *e, struct round *r, const struct mn_piece *x)
         return false;
     }
     if (!mn_plan_memory_allows(e, x->batch)) {
-        p->held = true;
+        r->held = true;
         return false;
     }
     return true;
@@ -146,14 +147,20 @@ has_chain(const struct mn_planned *q, uint64_t chain)
     return false;
 }
 
+/* Whether neighbours are known to belong together: then no slow sample is a reason to part them. */
+static bool
+together(const struct mn_plan *p)
+{
+    return p->declared || p->known.near == MN_CONTRAST_YES;
+}
+
 /* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain: also
  * what comes before it, where neighbours are known to belong together. */
 static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     uint64_t chain = x->chain, n = x->batch->sequence;
-    bool together = p->declared || p->known.near == MN_CONTRAST_YES;
-    while (together && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
+    while (together(p) && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
         n--;
     }
     mn_dispatch_take(&p->dispatch, x->node);
@@ -198,7 +205,7 @@ unowned(struct mn_engine *e, struct round *r)
     }
     struct mn_piece *x = piece_of(p, &c);
     if (!mn_plan_memory_allows(e, x->batch)) {
-        p->held = true;
+        r->held = true;
         if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
             return NULL;
         }
@@ -253,13 +260,15 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     struct mn_share *s = &p->shares[victim];
     bool has_chain = p->chain.owner == (int64_t)victim;
     uint64_t chain = 0;
-    struct mn_piece *x = s->first;
+    struct mn_piece *x = s->first, *kept = NULL;
     while (x != NULL && keeps >= mn_piece_tasks(x)) {
         keeps -= mn_piece_tasks(x);
+        kept = x;
         x = x->next;
     }
     if (x != NULL && keeps != 0) {
         struct mn_piece *y = split_piece(p, victim, x, x->t0 + keeps);
+        kept = x;
         x = x->next;
         chain = y->chain;
         takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
@@ -268,7 +277,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     while (x != NULL && (takes != 0 || x->chain == chain)) {
         struct mn_piece *next = x->next;
         takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
-        mn_share_take(p, victim, x);
+        mn_share_take_behind(p, victim, kept, x);
         chain = x->chain;
         mn_share_give(p, helper, x);
         x = next;
@@ -350,9 +359,10 @@ static bool
 find_help(struct mn_engine *e, struct round *r, uint32_t helper)
 {
     struct mn_plan *p = e->plan;
-    int64_t most = -1;
+    int64_t most = -1, each_ns = task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
-    if (p->next - p->head < p->window && !p->dispatch.closed && !p->held && !p->full) {
+    each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
+    if (p->next - p->head < p->window && !p->dispatch.closed && !r->held && !p->full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
     if (r->ready >= p->dispatch.rates.hungry) {
@@ -366,7 +376,7 @@ find_help(struct mn_engine *e, struct round *r, uint32_t helper)
         if (s->first->batch->sequence == p->head) {
             head = w;
         }
-        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks;
+        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks * each_ns;
         if (much > most) {
             most = much;
             victim = w;
@@ -463,13 +473,13 @@ static struct mn_piece *
 next_for(struct mn_engine *e, struct round *r, uint32_t w)
 {
     struct mn_plan *p = e->plan;
-    r->soon = false;
+    r->soon = r->held = false;
     struct mn_piece *own = startable(e, r, w);
     struct mn_piece *x = unowned(e, r);
     bool goes_on = own != NULL && own->chain == p->shares[w].chain;
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
-        return startable(e, r, w);
+        return together(p) ? startable(e, r, w) : x;
     }
     if (own == NULL && r->idle && find_help(e, r, w)) {
         own = startable(e, r, w);
@@ -490,6 +500,7 @@ start_next(struct mn_engine *e, struct round *r, uint32_t w, int64_t *left_ns)
     while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
         x = next_for(e, r, w);
         if (x == NULL) {
+            p->held = p->held || r->held;
             return r->idle && rescue(e, r, w);
         }
         if (!r->idle && x->batch->block_off == 0 && p->form.nfields == 0) {
@@ -528,7 +539,7 @@ mn_pieces_pump(struct mn_engine *e)
     int64_t in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
     p->held = false;
     struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
-    r.view = (struct mn_dispatch_view){.head_batch = mn_plan_first(p),
+    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
                                        .ready_batches = r.ready + in_hand,
                                        .last_batch = (int64_t)p->horizon - 1,
                                        .held_ns = p->shared_ns};

@@ -49,6 +49,13 @@ class Shards(Dataset):
         return opens
 
 
+class Named(Shards):
+    """Its indices are strings."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(int(index))
+
+
 class Declared(Shards):
     """Says which samples belong together."""
 
@@ -199,6 +206,19 @@ class TestNothingToGain:
             if cls is minato.DataLoader:
                 assert near(loader) is not True
         assert orders[0] == orders[1]
+
+
+    def test_samples_that_have_names(self) -> None:
+        """Whether they are cheaper where they were made before is not asked for ever: nobody
+        knows where that was."""
+        names: Any = [str(i) for i in range(96)]
+        loader = make(Named(96, 1, 0.0), batch_size=8, num_workers=3, sampler=names,
+                      persistent_workers=True)  # fmt: skip
+        for _ in range(EPOCHS):
+            assert indices_of(loader) == list(range(96))
+            if near(loader) is False and not loader._iterator._engine.timing()["together"]:
+                return
+        raise AssertionError("batches are made by single workers for ever")
 
 
 class TestDeclared:
