@@ -164,6 +164,7 @@ make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
         return refuse(e, MN_REFUSED_ROWS, fields_bytes(s, &bytes), e->shm.ctl->arena_bytes);
     }
     fill_block(block, s, ntasks);
+    block->serial = ++e->flight.serial;
     return 0;
 }
 

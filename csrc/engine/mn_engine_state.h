@@ -61,6 +61,7 @@ struct mn_flight {
     uint32_t n;
     struct mn_batch **by_task; /* [ntasks], NULL: of none in flight */
     uint64_t submitted;        /* static: batches so far, their order */
+    uint32_t serial;           /* of the block made last */
     uint64_t mean_envelope_bytes; /* what the results of one take outside of rows */
 };
 

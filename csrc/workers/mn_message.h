@@ -194,7 +194,7 @@ struct mn_block {
     uint32_t reports_at; /* struct mn_report[nrows] */
     uint32_t spares;     /* indices behind those of rows: of samples to take a failed one's place */
     uint32_t apart; /* rows may go into different batches: one that fails fails alone */
-    uint32_t pad0;
+    uint32_t serial;     /* of the block, among all that were made: none before had it here */
     uint64_t bytes;      /* of the block itself */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_block) == 104, "block layout");

@@ -4,6 +4,7 @@ handed out, so what is ahead of the program and never asked for does not count."
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from ..errors import Failure
@@ -59,12 +60,12 @@ class ErrorsAllowed:
                 self._first = progress, one.failure
         if progress.failed > (most := self.most()):
             assert self._first is not None
-            failure = self._first[1]
-            failure.note += (
-                f"\nminato: {progress.failed} samples of this epoch could not be made, and "
-                f"max_errors={self._max_errors!r} allows {most}; this is the first of them"
+            first = self._first[1]
+            text = (
+                f"{first.note}\nminato: {progress.failed} samples of this epoch could not be made, "
+                f"and max_errors={self._max_errors!r} allows {most}; this is one of them"
             )
-            failure.reraise()
+            replace(first, note=text).reraise()
         return batch.data
 
 

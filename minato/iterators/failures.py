@@ -35,17 +35,17 @@ class Amended(Failure):
         self.empty = empty  # none of its samples could be made
         self.indices: list[Any] = []  # of those in amiss, as far as they are known
 
-    def name(self, number: int, indices: Any) -> None:
-        """Says of each failure which sample it is of."""
+    def name(self, number: int, indices: Any, batched: bool = True) -> None:
+        """Says of each failure which sample it is of; not batched: indices is that of one."""
         amiss, self.amiss = self.amiss, []
-        self.add(amiss, number, indices)
+        self.add(amiss, number, indices if batched else [indices])
 
     def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
         """More that are amiss, of this batch of the sampler's."""
-        several = isinstance(indices, (Sequence, torch.Tensor, np.ndarray))
+        every = indices if isinstance(indices, (list, tuple)) else list(indices)
         for one in amiss:
-            one.failure.note = note(number, indices, one.row)
-            self.indices.append(indices[one.row] if several else indices)
+            one.failure.note = note(number, every, one.row)
+            self.indices.append(every[one.row])
         self.amiss += amiss
 
 

@@ -21,7 +21,7 @@ from .position import BASE_SEED, Position
 if CORE:
     from ..seeding.here import SeededFetcher, TolerantFetcher
     from ..workers.process import AllLeftOut
-    from ..workers.tolerance import Spares, Tolerant
+    from ..workers.tolerance import Ahead, Spares, Tolerant
     from .errors_allowed import ErrorsAllowed
     from .failures import Amended
 
@@ -57,9 +57,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._begun = False
         self._seeded: Any = None
         self._tolerant: Any = None
+        self._spares: Any = None
         if loader.on_error != "raise":
             self._tolerant = Tolerant(loader.on_error, lambda error: Failure.of(error, "here"))
-            self._spares = Spares() if loader.on_error == "replace" else None
+            replaces = loader.on_error == "replace"
+            self._spares = Spares(self._auto_collation) if replaces else None
             self._allowed = position.allowed = ErrorsAllowed(loader, Options.of(loader), position)
         if loader.seed_per_sample and CORE:
             self._seeded = SeededFetcher(self._dataset_fetcher, self._tolerant)
@@ -93,6 +95,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             resumed = start.get("base_seed") is not None
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
                 self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
+            if first and self._spares is not None:
+                self._sampler_iter = Ahead(self._sampler_iter)
             try:
                 index = super()._next_index()  # type: ignore[no-untyped-call]
                 while self._progress.has(self._number):
@@ -104,15 +108,17 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._seeded is not None:
             position = self._position
             self._seeded.place = (position.seed, position.epoch, self._number, self._place)
-        self._pass_over(index)
         if self._tolerant is not None:
-            self._dataset_fetcher.spares = [] if self._spares is None else self._spares.of(index)
             self._indices = index
             if self._spares is not None:
-                self._spares.passed(index)
+                spares = self._spares.of(index, self._sampler_iter.following)
+                self._dataset_fetcher.spares = spares
+        self._pass_over(index)
         return index
 
     def _pass_over(self, index: Any) -> None:
+        if self._spares is not None:
+            self._spares.passed(index)
         self._number += 1
         sized = self._auto_collation and hasattr(index, "__len__")
         self._place += len(index) if sized else 1
@@ -143,7 +149,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 amended = Amended(data, self._tolerant.amiss, empty=False)
             except AllLeftOut as left_out:
                 amended = Amended(None, left_out.amiss, empty=True)
-            amended.name(self._number - 1, self._indices)
+            amended.name(self._number - 1, self._indices, self._auto_collation)
             data = self._allowed.take(amended)
             if not amended.empty:
                 return data

@@ -131,9 +131,9 @@ class Planner:
         self.groups = groups
         self._received = received  # and not handed over yet
         self._sampler = loader._index_sampler
-        self._auto_collation = bool(loader._auto_collation)
+        self.batched = bool(loader._auto_collation)  # an index is a list of those of samples
         self._making = making
-        self._spares = Spares() if making.replaces else None
+        self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
         self._goes_on = False  # the next epoch is begun early
         self._begins = False  # this one is just being begun
@@ -192,7 +192,7 @@ class Planner:
         self._open(iter(self._sampler))
 
     def _open(self, indices: Iterator[Any]) -> None:
-        self.draw = Draw(indices, self._auto_collation)
+        self.draw = Draw(indices, self.batched)
         if self._spares is not None:
             self._spares.clear()
 
@@ -328,10 +328,10 @@ class Planner:
 
     def _with_spares(self, index: Any) -> tuple[Any, int]:
         """A batch's indices as they are sent, and how many at the end are of other samples."""
-        if self._spares is None or (self._auto_collation and type(index) not in (list, tuple)):
+        if self._spares is None or (self.batched and type(index) not in (list, tuple)):
             return index, 0
         spares = self._spares.of(index, self.draw.following)
-        if self._auto_collation:
+        if self.batched:
             return ([*index, *spares] if spares else index), len(spares)
         return [index, *spares], len(spares)
 

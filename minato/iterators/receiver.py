@@ -260,7 +260,7 @@ class Receiver:
             elif more:
                 self.shape.seen(more[0] >= 0)
             if type(data) is Amended:
-                data.name(batch.number, batch.indices)
+                data.name(batch.number, batch.indices, self.planner.batched)
             return data
         return self._take_mixed(batch, block, self.shape.layout if layout_at else None)
 

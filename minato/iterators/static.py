@@ -16,7 +16,7 @@ from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport.layouts import Layout, is_default_collate
 from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
-from ..workers.tolerance import REPLACE, Spares
+from ..workers.tolerance import REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Amended, Told, note
@@ -51,7 +51,8 @@ class StaticIterator(MinatoIterator):
         self._places = not self._shape.whole
         self._form = Form(self._shape)
         self._pickled: dict[int, bytes] = {}  # what stands for indices of an iterable dataset
-        self._spares = Spares() if self._options.on_error == REPLACE else None
+        replaces = self._options.on_error == REPLACE
+        self._spares = Spares(loader._auto_collation) if replaces else None
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late
@@ -71,6 +72,8 @@ class StaticIterator(MinatoIterator):
         resumed = self._position.memo.resume is not None
         with self._position.epoch_begins(loader, first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
+            if self._spares is not None:
+                self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()
             if not first_iter:
                 self._restart(loader) if resumed else self._resume()
@@ -158,8 +161,9 @@ class StaticIterator(MinatoIterator):
     def _send(self, worker: int, number: int, index: Any) -> None:
         layout = None if self._form.makes_whole(index) else self._shape.layout
         sent, spares = index, []
-        if self._spares is not None and (isinstance(index, list) or not self._auto_collation):
-            spares = self._spares.of(index)
+        lists = isinstance(index, (list, tuple)) or not self._auto_collation
+        if self._spares is not None and lists:
+            spares = self._spares.of(index, self._sampler_iter.following)
             self._spares.passed(index)
             sent = [*index, *spares] if self._auto_collation else [index, *spares]
         block = self._submit(worker, number, sent, BATCH, layout, len(spares))
@@ -207,7 +211,7 @@ class StaticIterator(MinatoIterator):
         finally:
             self._engine.retire(sent.block)
         if type(sent.answer[1]) is Amended:
-            sent.answer[1].name(number, sent.index)
+            sent.answer[1].name(number, sent.index, self._auto_collation)
         elif self._pinner is not None and sent.answer[0] == OK:
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)

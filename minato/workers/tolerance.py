@@ -9,7 +9,7 @@ alone, so it is the same with any number of workers. Either is reported with the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -61,6 +61,7 @@ class Tolerant:
         Raises what the first of them fails with if nothing can be made in its place.
         """
         self.amiss, made = [], []
+        indices = indices if isinstance(indices, (list, tuple)) else list(indices)
         for row, index in enumerate(indices):
             try:
                 made.append(get(row, index))
@@ -84,9 +85,10 @@ class Tolerant:
         if self.mode == SKIP:
             self.amiss.append(Amiss(row, failure))
             return []
+        indices = indices if isinstance(indices, (list, tuple)) else list(indices)
         count = len(indices)
         after = (indices[(row + k) % count] for k in range(1, count))
-        others = (index for index in chain(after, spares) if index != indices[row])
+        others = (index for index in chain(after, spares) if not _same(index, indices[row]))
         for index in islice(others, TRIES):
             try:
                 sample = get(row, index)
@@ -97,15 +99,44 @@ class Tolerant:
         raise error
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Of two indices, which may be of any kind: where they do not say, they are two."""
+    try:
+        return bool(one == other)
+    except Exception:
+        return one is other
+
+
 def split_spares(index: Any, spares: int) -> tuple[Any, Any]:
     """What a sampler gave for a batch, and the indices sent behind it to stand in."""
     return (index[:-spares], index[-spares:]) if spares else (index, ())
 
 
-class Spares:
-    """Samples of an epoch to stand in for those of small batches."""
+class Ahead:
+    """What a sampler gives, some of which may be looked at before its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, indices: Iterable[Any]) -> None:
+        self._indices = iter(indices)
+        self._drawn: deque[Any] = deque()
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> Any:
+        return self._drawn.popleft() if self._drawn else next(self._indices)
+
+    def following(self, most: int) -> list[Any]:
+        """So much of what comes next, or what there is."""
+        self._drawn.extend(islice(self._indices, max(0, most - len(self._drawn))))
+        return list(islice(self._drawn, most))
+
+
+class Spares:
+    """Samples of an epoch to stand in for those of small batches. batched: what the sampler gives
+    are batches of them; else each, whatever it is, is of one."""
+
+    def __init__(self, batched: bool) -> None:
+        self._batched = batched
         self._recent: deque[Any] = deque(maxlen=TRIES)
 
     def clear(self) -> None:
@@ -115,15 +146,20 @@ class Spares:
     def of(self, index: Any, following: Callable[[int], list[Any]] = lambda _: []) -> list[Any]:
         """For a batch's indices, or one sample's; following: so much of what the sampler gives
         after it, for the first ones, which have few before them."""
-        own = index if isinstance(index, (list, tuple)) else [index]
-        if len(own) >= ENOUGH:
+        own = self._samples(index)
+        if not own or len(own) >= ENOUGH:
             return []
         found = list(reversed(self._recent))
         if len(found) < ENOUGH:
             for more in following(ENOUGH):
-                found += more if isinstance(more, (list, tuple)) else [more]
+                found += self._samples(more)
         return found[:TRIES]
 
     def passed(self, index: Any) -> None:
         """The sampler gave it, and what comes after it may use it."""
-        self._recent.extend(index if isinstance(index, (list, tuple)) else [index])
+        self._recent.extend(self._samples(index))
+
+    def _samples(self, index: Any) -> list[Any]:
+        if not self._batched:
+            return [index]
+        return list(index) if isinstance(index, (list, tuple)) else []

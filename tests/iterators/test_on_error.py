@@ -28,7 +28,7 @@ class Broken(Dataset):
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        if index in self.bad:
+        if int(index) in self.bad:
             raise ValueError(f"sample {index} is corrupt")
         return {"x": torch.full((3,), float(index)), "i": index, "noise": np.random.rand()}
 
@@ -308,3 +308,103 @@ def test_people_who_look_see_what_failed(
     del iterator
     text = file.read_text()
     assert text.count('"name":"replaced"') == 2 and '"index":8,"instead":9' in text
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_the_same_takes_its_place_in_every_kind(size: int | None) -> None:
+    """Also of the first sample, and of what a resume passes over."""
+    seen = []
+    for kind in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 0},
+                 {"num_workers": 0, "seed_per_sample": True},
+                 {"num_workers": 2, "scheduling": "static"}):  # fmt: skip
+        loader = minato.DataLoader(
+            Broken((0, 6)), batch_size=size, on_error="replace", max_errors=5, **kind
+        )
+        seen.append([int(batch["i"]) for batch in loader])
+        if "scheduling" not in kind:
+            first, second = (minato.DataLoader(
+                Broken((0, 6)), batch_size=size, on_error="replace", max_errors=5, **kind
+            ) for _ in range(2))  # fmt: skip
+            iterator = iter(first)
+            for _ in range(6):
+                next(iterator)
+            state = first.state_dict()
+            del iterator
+            second.load_state_dict(state)
+            assert [int(batch["i"]) for batch in second] == seen[0][6:]
+    assert all(one == seen[0] for one in seen[1:])
+
+
+class Lists(Broken):
+    """Is asked for lists of samples, one index each."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if set(index) & self.bad:
+            raise ValueError(f"{index} is corrupt")
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_that_is_a_list_is_one_index(workers: int) -> None:
+    lists = [list(range(at, at + 3)) for at in range(0, 30, 3)]
+    loader = minato.DataLoader(
+        Lists((4,)), batch_size=None, sampler=lists, num_workers=workers,  # type: ignore
+        on_error="replace", max_errors=5,
+    )  # fmt: skip
+    found = [batch.tolist() for batch in loader]
+    assert found[1] in lists and [f for f in found if f != found[1]] == [
+        one for one in lists if one != [3, 4, 5] and one != found[1]]  # fmt: skip
+    [(index, _, other)] = loader.stats()["failed"]["latest"]
+    assert index == [3, 4, 5] and other == found[1]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_nothing_can_take_its_place_in_any_kind(kind: dict[str, Any]) -> None:
+    loader = minato.DataLoader(
+        Broken(range(SIZE)), batch_size=4, on_error="replace", max_errors=1.0, **kind
+    )
+    with pytest.raises(ValueError, match=r"sample \d+ is corrupt"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_a_batch_of_nothing(mode: str, scheduling: str) -> None:
+    class Batches:
+        def __iter__(self) -> Any:
+            return iter([[0, 2], [], [3]])
+
+        def __len__(self) -> int:
+            return 3
+
+    loader = minato.DataLoader(
+        Broken(()), batch_sampler=Batches(), collate_fn=len, num_workers=1,  # type: ignore
+        on_error=mode, scheduling=scheduling,
+    )  # fmt: skip
+    assert list(loader) == [2, 0, 1]
+
+
+def test_batches_that_are_no_lists() -> None:
+    """Sets, tuples and arrays of indices: the sample's own error, or another in its place."""
+    for batch in ({1, 3, 5}, (1, 3, 5), np.array([1, 3, 5]), torch.tensor([1, 3, 5])):
+        for mode, wanted in (("skip", [1, 5]), ("replace", [1, 5, 5])):
+            loader = minato.DataLoader(
+                Broken((3,)), batch_sampler=[batch], num_workers=1, on_error=mode,  # type: ignore
+                collate_fn=lambda samples: [s["i"] for s in samples],
+            )  # fmt: skip
+            assert [[int(i) for i in found] for found in loader] == [wanted]
+
+
+def test_what_is_said_once_is_said_once() -> None:
+    loader = minato.DataLoader(
+        Broken((3, 8, 12, 16)), batch_size=4, num_workers=1, on_error="skip", max_errors=1
+    )
+    iterator, notes = iter(loader), []
+    while True:
+        try:
+            next(iterator)
+        except StopIteration:
+            break
+        except ValueError as error:
+            notes.append(getattr(error, "__notes__", []))
+    assert len(notes) == 3 and all("".join(one).count("could not be made") == 1 for one in notes)

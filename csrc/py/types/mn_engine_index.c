@@ -58,8 +58,8 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
 int
 mn_split_spares(uint32_t *nrows, uint32_t spares)
 {
-    if (spares >= *nrows) {
-        PyErr_SetString(PyExc_ValueError, "spares must leave indices of a batch");
+    if (spares > *nrows) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer indices than spares");
         return 0;
     }
     *nrows -= spares;

@@ -18,8 +18,8 @@ struct mn_worker_object {
     PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
     uint64_t user_epoch;  /* the last it was told, + 1 */
     PyObject *layouts;    /* dict: offset -> Layout */
-    PyObject *indices;    /* unpickled indices of the block at indices_of */
-    uint64_t indices_of, indices_number;
+    PyObject *indices;    /* unpickled indices of the block with this serial */
+    uint32_t indices_of;
     bool goes_on;         /* behind a sample that has failed: Python takes care of that one */
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;

@@ -189,16 +189,13 @@ load_indices(struct mn_worker_object *o, struct mn_block *b)
 
 /* Unpickled once for all tasks of a block. */
 static int
-need_indices(struct mn_worker_object *o, const struct mn_task *t, struct mn_block *b)
+need_indices(struct mn_worker_object *o, struct mn_block *b)
 {
-    if (b->index_kind == MN_INDEX_INT64
-        || (o->indices != NULL && o->indices_of == t->block_off
-            && o->indices_number == b->number)) {
+    if (b->index_kind == MN_INDEX_INT64 || (o->indices != NULL && o->indices_of == b->serial)) {
         return 0;
     }
     Py_XSETREF(o->indices, load_indices(o, b));
-    o->indices_of = t->block_off;
-    o->indices_number = b->number;
+    o->indices_of = b->serial;
     if (o->indices != NULL && !PyList_CheckExact(o->indices)) {
         Py_SETREF(o->indices, PySequence_List(o->indices));
     }
@@ -225,7 +222,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
     struct mn_layout *layout = NULL;
     struct mn_report *reports = mn_block_reports(b);
     if ((t->kind == MN_KIND_ROWS && (layout = layout_of(st, o, b)) == NULL)
-        || need_indices(o, t, b) < 0) {
+        || need_indices(o, b) < 0) {
         if (add_error(extras, t->row0, MN_EXTRA_FATAL) < 0) {
             Py_CLEAR(extras);
         }
