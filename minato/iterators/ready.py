@@ -240,38 +240,36 @@ class ReadyReceiver(Receiver):
         return obj
 
     def _entry(self, sequence: int, block: int, row: int) -> Entry:
-        """What travelled beside a row. Read for all rows of its task."""
+        """What travelled beside a row. Read once, for all rows of its task: that is done, but
+        others of the unit may not be."""
         entries, batch = self._entries.setdefault(sequence, {}), self.planner.planned[sequence]
         if row not in entries:
-            self._read(entries, batch, block)
+            self._read(entries, batch, block, row)
         if row not in entries:
             entries[row] = ERROR, lost(self.engine, batch, block)
         return entries[row]
 
-    def _read(self, entries: dict[int, Entry], batch: Batch, block: int) -> None:
-        """What has come since it was read last. A task that failed has failed for all rows of
-        it that it has not sent."""
+    def _read(self, entries: dict[int, Entry], batch: Batch, block: int, row: int) -> None:
+        """What the row's task sent. If it failed, then for all rows of it that it has not sent."""
         reports = self.engine.reports(block)
-        for worker, row0, nrows, data, buffers in self.engine.envelopes(block):
-            if row0 in entries:
-                continue
+        for worker, row0, nrows, data, buffers in self.engine.envelopes(block, row):
             failed = no_room() if data is None else None
             try:
                 found = received.rows(worker, row0, nrows, data, buffers) if data else []
             except Exception as error:
                 found, failed = [], Told(error)
             sound = failed is None
-            for row, what, obj in found:
-                entries[row] = what, obj
+            for made, what, obj in found:
+                entries[made] = what, obj
                 if what == ERROR:
-                    obj.note = note(batch.number, batch.indices, row)
+                    obj.note = note(batch.number, batch.indices, made)
                     failed = failed or obj
-            for row in range(row0, row0 + nrows):
-                if row not in entries and not (sound and reports[row][0] == WRITTEN):
-                    entries[row] = ERROR, failed or Told(received.nonsense(worker))
-        for row, (status, _) in enumerate(reports):
-            if status == WRITTEN:
-                entries.setdefault(row, (OBJECTS, None))
+            for other in range(row0, row0 + nrows):
+                if other not in entries and not (sound and reports[other][0] == WRITTEN):
+                    entries[other] = ERROR, failed or Told(received.nonsense(worker))
+                entries.setdefault(other, (OBJECTS, None))
+        if row not in entries and reports[row][0] == WRITTEN:
+            entries[row] = OBJECTS, None
 
 
 def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
