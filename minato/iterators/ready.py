@@ -145,7 +145,10 @@ class ReadyReceiver(Receiver):
 
     def at_end(self) -> bool:
         """Whether the program has had all of this epoch."""
-        return not self.planner.drawn_ahead()
+        if self.planner.drawn_ahead():
+            return False
+        self.planner.check_all_drawn()
+        return True
 
     def _is_lost(self, batch: Batch) -> None:
         self.planner.position.progress.delivered_run(batch.position, len(batch.indices))
