@@ -64,9 +64,14 @@ class UnitPlanner(Planner):
         super().begin(indices, goes_on)
 
     def drawn_ahead(self) -> int:
-        """In batches of samples that are in none yet, and those that are formed."""
-        rows = self._planned_rows - self._formed_rows
-        return -(-rows // self.window.batch_size) + self.received()
+        """In batches of samples that are in none yet, and those that are formed. What does not
+        fill one is none before the end: it waits for more."""
+        rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
+        return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
+
+    def all_handed_out(self) -> bool:
+        """Whether nothing is left of what is planned."""
+        return self._planned_rows == self._formed_rows and not self.received()
 
     def formed(self, rows: int) -> None:
         """So many rows are in a batch now."""
@@ -77,6 +82,12 @@ class UnitPlanner(Planner):
         size = self.window.batch_size
         entire = self._within == 0 and (len(sent) == size or self.draw.position >= self._resumed)
         return super()._makes_whole(sent) and entire and self._planned_rows % size == 0
+
+    def _waits_for_its_end(self, window: int) -> bool:
+        if self._planned_rows % self.window.batch_size == 0:
+            return super()._waits_for_its_end(window)
+        self.enough = window - 1  # not as good as the end: what fills no batch would be one
+        return self.drawn_ahead() >= window
 
     def _was_delivered(self) -> bool:
         return False  # _plan() looks at each sample
@@ -145,7 +156,7 @@ class ReadyReceiver(Receiver):
 
     def at_end(self) -> bool:
         """Whether the program has had all of this epoch."""
-        if self.planner.drawn_ahead():
+        if not self.planner.all_handed_out():
             return False
         self.planner.check_all_drawn()
         return True

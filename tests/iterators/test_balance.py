@@ -302,6 +302,30 @@ class TestReady:
         other.load_state_dict(state)
         assert sorted(sum(first + indices(other), [])) == list(range(96))
 
+    @pytest.mark.parametrize("left", [[0], [2, 9], [1, 2, 5]])
+    def test_resume_with_less_than_a_batch_in_the_window(self, left):
+        """What is left of some batches fills none: more is drawn, however short the window."""
+
+        def sampler():
+            generator = torch.Generator().manual_seed(3)
+            return torch.utils.data.RandomSampler(range(18), generator=generator)
+
+        def loader():
+            options = dict(batch_size=4, num_workers=1, prefetch_factor=1, timeout=30)
+            return minato.DataLoader(range(18), sampler=sampler(), **options, **self.options)
+
+        order = list(sampler())
+        next(iter(plain := loader()))
+        state = plain.state_dict()
+        state["delivered"] = left[0]
+        state["delivered_beyond"] = [k for k in range(left[0], 12) if k not in left]
+        other = loader()
+        other.load_state_dict(state)
+        got = indices_of(other)
+        rest = [order[k] for k in left + list(range(12, 18))]
+        assert sorted(sum(got, [])) == sorted(rest)
+        assert [len(batch) for batch in got[:-1]] == [4] * (len(got) - 1)
+
     @pytest.mark.parametrize(
         "wrong",
         [
