@@ -213,6 +213,14 @@ class Planner:
         """What was drawn and not handed out; its window is torch's."""
         return len(self.planned) + len(self._received)
 
+    def check_all_drawn(self) -> None:
+        """The program has had all that was planned: that must have been all there is."""
+        if not self.draw.exhausted:
+            raise RuntimeError(
+                f"internal error: nothing is planned after {self.draw.number} of what the "
+                "sampler gives, and it has not ended: the epoch is not complete"
+            )
+
     def how_many(self) -> int:
         """What the sampler gives in an epoch, in what is planned."""
         return len(self._sampler)

@@ -64,9 +64,14 @@ class UnitPlanner(Planner):
         super().begin(indices, goes_on)
 
     def drawn_ahead(self) -> int:
-        """In batches of samples that are in none yet, and those that are formed."""
-        rows = self._planned_rows - self._formed_rows
-        return -(-rows // self.window.batch_size) + self.received()
+        """In batches of samples that are in none yet, and those that are formed. What does not
+        fill one is none before the end: it waits for more."""
+        rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
+        return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
+
+    def all_handed_out(self) -> bool:
+        """Whether nothing is left of what is planned."""
+        return self._planned_rows == self._formed_rows and not self.received()
 
     def formed(self, rows: int) -> None:
         """So many rows are in a batch now."""
@@ -77,6 +82,12 @@ class UnitPlanner(Planner):
         size = self.window.batch_size
         entire = self._within == 0 and (len(sent) == size or self.draw.position >= self._resumed)
         return super()._makes_whole(sent) and entire and self._planned_rows % size == 0
+
+    def _waits_for_its_end(self, window: int) -> bool:
+        if self._planned_rows % self.window.batch_size == 0:
+            return super()._waits_for_its_end(window)
+        self.enough = window - 1  # not as good as the end: what fills no batch would be one
+        return self.drawn_ahead() >= window
 
     def _was_delivered(self) -> bool:
         return False  # _plan() looks at each sample
@@ -145,7 +156,10 @@ class ReadyReceiver(Receiver):
 
     def at_end(self) -> bool:
         """Whether the program has had all of this epoch."""
-        return not self.planner.drawn_ahead()
+        if not self.planner.all_handed_out():
+            return False
+        self.planner.check_all_drawn()
+        return True
 
     def _is_lost(self, batch: Batch) -> None:
         self.planner.position.progress.delivered_run(batch.position, len(batch.indices))
@@ -240,38 +254,36 @@ class ReadyReceiver(Receiver):
         return obj
 
     def _entry(self, sequence: int, block: int, row: int) -> Entry:
-        """What travelled beside a row. Read for all rows of its task."""
+        """What travelled beside a row. Read once, for all rows of its task: that is done, but
+        others of the unit may not be."""
         entries, batch = self._entries.setdefault(sequence, {}), self.planner.planned[sequence]
         if row not in entries:
-            self._read(entries, batch, block)
+            self._read(entries, batch, block, row)
         if row not in entries:
             entries[row] = ERROR, lost(self.engine, batch, block)
         return entries[row]
 
-    def _read(self, entries: dict[int, Entry], batch: Batch, block: int) -> None:
-        """What has come since it was read last. A task that failed has failed for all rows of
-        it that it has not sent."""
+    def _read(self, entries: dict[int, Entry], batch: Batch, block: int, row: int) -> None:
+        """What the row's task sent. If it failed, then for all rows of it that it has not sent."""
         reports = self.engine.reports(block)
-        for worker, row0, nrows, data, buffers in self.engine.envelopes(block):
-            if row0 in entries:
-                continue
+        for worker, row0, nrows, data, buffers in self.engine.envelopes(block, row):
             failed = no_room() if data is None else None
             try:
                 found = received.rows(worker, row0, nrows, data, buffers) if data else []
             except Exception as error:
                 found, failed = [], Told(error)
             sound = failed is None
-            for row, what, obj in found:
-                entries[row] = what, obj
+            for made, what, obj in found:
+                entries[made] = what, obj
                 if what == ERROR:
-                    obj.note = note(batch.number, batch.indices, row)
+                    obj.note = note(batch.number, batch.indices, made)
                     failed = failed or obj
-            for row in range(row0, row0 + nrows):
-                if row not in entries and not (sound and reports[row][0] == WRITTEN):
-                    entries[row] = ERROR, failed or Told(received.nonsense(worker))
-        for row, (status, _) in enumerate(reports):
-            if status == WRITTEN:
-                entries.setdefault(row, (OBJECTS, None))
+            for other in range(row0, row0 + nrows):
+                if other not in entries and not (sound and reports[other][0] == WRITTEN):
+                    entries[other] = ERROR, failed or Told(received.nonsense(worker))
+                entries.setdefault(other, (OBJECTS, None))
+        if row not in entries and reports[row][0] == WRITTEN:
+            entries[row] = OBJECTS, None
 
 
 def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:

@@ -205,7 +205,10 @@ class Receiver:
         planner = self.planner
         if planner.early is not None:
             return planner.left(planner.early) == 0
-        return not planner.drawn_ahead() and not self.kept_back
+        if planner.drawn_ahead() or self.kept_back:
+            return False
+        planner.check_all_drawn()
+        return True
 
     def _of_this_epoch(self, batch: Batch) -> bool:
         early = self.planner.early

@@ -100,14 +100,19 @@ def position_of(loader: Any) -> Position:
 
 
 def planner_of(
-    loader: Any, engine: Engine, *, goes_on: bool = False, received: Any = ()
+    loader: Any,
+    engine: Engine,
+    *,
+    goes_on: bool = False,
+    received: Any = (),
+    kind: type[Planner] = Planner,
 ) -> Planner:
     """A planner that has begun the first epoch of a loader."""
     position = position_of(loader)
     options = Options.of(loader)
     hints = Hints(loader, position.memo)
     window = Window(loader, options, position.memo.costs, False, batch_size=loader.batch_size)
-    planner = Planner(loader, position, Form(Shape()), window, received, hints)
+    planner = kind(loader, position, Form(Shape()), window, received, hints)
     planner.engine = engine  # type: ignore[assignment]
     planner.begin(iter(loader._index_sampler), goes_on)
     return planner

@@ -84,8 +84,8 @@ class Opens:
 class TwoGates(torch.utils.data.Dataset):
     """Two samples of the first eight wait for the gate."""
 
-    def __init__(self, text=False):
-        self.text = text
+    def __init__(self, sample=int):
+        self.sample = sample
         self.gate = multiprocessing.get_context("fork").Event()
 
     def __len__(self):
@@ -93,7 +93,21 @@ class TwoGates(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         assert index not in (0, 5) or self.gate.wait(60)
-        return (index, f"name{index}") if self.text else index
+        return self.sample(index)
+
+
+def with_text(index):
+    return index, f"name{index}"
+
+
+def large(index):
+    """Too large to be copied out of an envelope."""
+    return index, torch.full((30_000,), float(index))
+
+
+def large_and_odd(index):
+    """Rows of one layout cannot hold both kinds."""
+    return index if index % 2 else float(index), large(index)[1]
 
 
 class Failing(torch.utils.data.Dataset):
@@ -214,13 +228,25 @@ class TestReady:
 
     def test_objects_and_odd_samples_in_a_mixed_batch(self):
         """Text travels beside its row, and what has no row alone."""
-        loader = make(data := TwoGates(text=True), **(self.options | self.small))
+        loader = make(data := TwoGates(with_text), **(self.options | self.small))
         it = iter(loader)
         got = [next(it) for _ in range(3)]
         data.gate.set()
         got += it
         found = [pair for batch in got for pair in zip(batch[0].tolist(), batch[1], strict=True)]
         assert sorted(found) == [(i, f"name{i}") for i in range(16)]
+
+    @pytest.mark.parametrize("sample", [large, large_and_odd])
+    def test_of_a_unit_in_parts_each_envelope_is_opened_once(self, sample):
+        """The program keeps what lies in it, and cannot be given that again."""
+        loader = make(data := TwoGates(sample), **(self.options | self.small))
+        it = iter(loader)
+        got = [next(it) for _ in range(3)]
+        data.gate.set()
+        got += it
+        found = [pair for batch in got for pair in zip(*batch, strict=True)]
+        assert sorted(int(index) for index, _ in found) == list(range(16))
+        assert all(bool((field == int(index)).all()) for index, field in found)
 
     def test_a_sample_that_fails_fails_alone(self):
         """The others of its task are made: they may go into another batch."""
@@ -275,6 +301,30 @@ class TestReady:
         other = make(Costly(), seed=9, num_workers=2, **self.options)
         other.load_state_dict(state)
         assert sorted(sum(first + indices(other), [])) == list(range(96))
+
+    @pytest.mark.parametrize("left", [[0], [2, 9], [1, 2, 5]])
+    def test_resume_with_less_than_a_batch_in_the_window(self, left):
+        """What is left of some batches fills none: more is drawn, however short the window."""
+
+        def sampler():
+            generator = torch.Generator().manual_seed(3)
+            return torch.utils.data.RandomSampler(range(18), generator=generator)
+
+        def loader():
+            options = dict(batch_size=4, num_workers=1, prefetch_factor=1, timeout=30)
+            return minato.DataLoader(range(18), sampler=sampler(), **options, **self.options)
+
+        order = list(sampler())
+        next(iter(plain := loader()))
+        state = plain.state_dict()
+        state["delivered"] = left[0]
+        state["delivered_beyond"] = [k for k in range(left[0], 12) if k not in left]
+        other = loader()
+        other.load_state_dict(state)
+        got = indices_of(other)
+        rest = [order[k] for k in left + list(range(12, 18))]
+        assert sorted(sum(got, [])) == sorted(rest)
+        assert [len(batch) for batch in got[:-1]] == [4] * (len(got) - 1)
 
     @pytest.mark.parametrize(
         "wrong",

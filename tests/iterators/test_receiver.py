@@ -10,6 +10,8 @@ import torch
 
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
+from minato.iterators.planner import Planner
+from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
 from minato.transport.shape import Shape
@@ -18,15 +20,21 @@ from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 from .parts import Engine, Loader, planner_of
 
 
-def receiver_of(engine: Engine, loader: Any, whole: bool = False) -> Receiver:
-    planner = planner_of(loader, engine)
+def receiver_of(
+    engine: Engine, loader: Any, whole: bool = False, ready: bool = False
+) -> Receiver:
+    planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
         living=lambda: True, timeout=0, trace=None, check=lambda done: None
     )
     shape = Shape()
     shape.whole = whole
     completions = Completions(supervisor, planner)
-    receiver = Receiver(completions, planner, CollatesHere(loader, planner.position, shape), True)
+    collates = CollatesHere(loader, planner.position, shape)
+    if isinstance(planner, UnitPlanner):
+        receiver: Receiver = ReadyReceiver(completions, planner, collates)
+    else:
+        receiver = Receiver(completions, planner, collates, True)
     receiver.engine = completions.engine = receiver.collates.engine = engine  # type: ignore
     return receiver
 
@@ -158,6 +166,19 @@ def test_nothing_is_waited_for_where_that_is_not_asked_for() -> None:
     receiver = receiver_of(Engine(), Loader(20))
     assert receiver.receive(wait=False) is None
     assert not receiver.at_end() and receiver.more()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_end_is_not_before_the_samplers(ready: bool) -> None:
+    """Where nothing is planned although there is more, the epoch must not just end."""
+    receiver = receiver_of(engine := Engine(room=0), Loader(2), ready=ready)
+    with pytest.raises(RuntimeError, match="internal error: nothing is planned after 0 of"):
+        receiver.at_end()
+    engine.room = 1
+    receiver.planner.fill()
+    assert receiver.planner.draw.exhausted and not receiver.at_end()
+    empty = receiver_of(Engine(), Loader(0), ready=ready)
+    assert empty.at_end()
 
 
 def test_a_timeout_is_raised_as_torch_does() -> None:

@@ -49,16 +49,37 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
     return Py_BuildValue("(IIINN)", t->worker, t->row0, t->nrows, pickle, list);
 }
 
+#define EVERY_ROW (-1)
+
+/* (block, row=EVERY_ROW) */
+static struct mn_engine *
+of_block_or_row(PyObject *self, PyObject *args, uint64_t *block_off, long long *row)
+{
+    PyObject *block;
+    *row = EVERY_ROW;
+    return PyArg_ParseTuple(args, "O|L", &block, row) ? mn_engine_of_block(self, block, block_off)
+                                                      : NULL;
+}
+
+static bool
+has_row(const struct mn_result *t, long long row)
+{
+    return row == EVERY_ROW || (row >= t->row0 && row - t->row0 < t->nrows);
+}
+
 const char mn_engine_envelopes_doc[] =
-    "envelopes(block) -> [(worker, row0, nrows, pickle, buffers)]\n\n"
-    "The messages of a done block, in row order. pickle is None where a worker found no\n"
-    "room for its result under the memory limit.";
+    "envelopes(block, row=-1) -> [(worker, row0, nrows, pickle, buffers)]\n\n"
+    "The messages of a done block, in row order; with a row only that of the task that has made\n"
+    "it, which may be done before its block is. pickle is None where a worker found no room for\n"
+    "its result under the memory limit. Buffers may lie in the message itself, which can be\n"
+    "opened once.";
 
 PyObject *
-mn_engine_py_envelopes(PyObject *self, PyObject *block)
+mn_engine_py_envelopes(PyObject *self, PyObject *args)
 {
     uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    long long row;
+    struct mn_engine *e = of_block_or_row(self, args, &off, &row);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     if (e == NULL || st == NULL) {
         return NULL;
@@ -66,7 +87,7 @@ mn_engine_py_envelopes(PyObject *self, PyObject *block)
     const struct mn_result *t;
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && (t = mn_engine_result(e, off, i)) != NULL; i++) {
-        if (!t->accepted || t->flags == 0
+        if (!has_row(t, row) || !t->accepted || t->flags == 0
             || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
             continue;
         }

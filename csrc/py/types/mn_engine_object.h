@@ -115,7 +115,7 @@ mn_engine_py_page_locks(PyObject *self, PyObject *ignored);
 /* mn_engine_look.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *
-mn_engine_py_envelopes(PyObject *self, PyObject *block);
+mn_engine_py_envelopes(PyObject *self, PyObject *args);
 extern const char mn_engine_form_doc[];
 PyObject *
 mn_engine_py_form(PyObject *self, PyObject *block);

@@ -444,7 +444,7 @@ static PyMethodDef engine_methods[] = {
     {"row", mn_engine_py_row, METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
     {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
-    {"envelopes", mn_engine_py_envelopes, METH_O, mn_engine_envelopes_doc},
+    {"envelopes", mn_engine_py_envelopes, METH_VARARGS, mn_engine_envelopes_doc},
     {"form", mn_engine_py_form, METH_O, mn_engine_form_doc},
     {"reports", mn_engine_py_reports, METH_O, mn_engine_reports_doc},
     {"lost", mn_engine_py_lost, METH_O, mn_engine_lost_doc},
