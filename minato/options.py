@@ -244,6 +244,8 @@ class Options:
     def _check_tolerance(self, loader: Any) -> None:
         if self.on_error == "raise":
             return
+        if not CORE:
+            raise ValueError(f"on_error={self.on_error!r} has no effect: {NEEDS_LINUX}")
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
                 f"on_error={self.on_error!r} has no effect for DataPipes, which torch's own "

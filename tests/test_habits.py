@@ -158,8 +158,18 @@ class Shell(code.InteractiveInterpreter):
         self.runsource(text, symbol="exec")
 
 
+#: children of this process before a test: what other tests' start methods keep
+before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _those_before() -> None:
+    before.clear()
+    before.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def processes() -> int:
-    return len(psutil.Process().children(recursive=True))
+    return len({child.pid for child in psutil.Process().children(recursive=True)} - before)
 
 
 def ended(limit_s: float = 20.0) -> bool:
@@ -186,7 +196,8 @@ def test_a_cell_interrupted_and_run_again_leaves_nothing(
     shell.cell(SETUP)
     shell.cell("train()")
     assert sys.last_type is KeyboardInterrupt
-    assert shell.locals["seen"] == 2
+    ready = "batching" in options  # goes round the sample that is stuck
+    assert shell.locals["seen"] >= 2 if ready else shell.locals["seen"] == 2
     data.let_go()
     assert options.get("persistent_workers") or ended(), "the interrupted loop's workers stay"
     shell.cell("before_next = None")

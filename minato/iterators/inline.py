@@ -141,10 +141,12 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._progress.delivered(self._number - 1)
 
     def _fetched(self) -> Any:
+        if self._tolerant is None:
+            return super()._next_data()  # type: ignore[no-untyped-call]
         while True:
             try:
                 data = super()._next_data()  # type: ignore[no-untyped-call]
-                if self._tolerant is None or not self._tolerant.amiss:
+                if not self._tolerant.amiss:
                     return data
                 amended = Amended(data, self._tolerant.amiss, empty=False)
             except AllLeftOut as left_out:

@@ -207,14 +207,13 @@ class TestNothingToGain:
                 assert near(loader) is not True
         assert orders[0] == orders[1]
 
-
     def test_samples_that_have_names(self) -> None:
         """Whether they are cheaper where they were made before is not asked for ever: nobody
         knows where that was."""
         names: Any = [str(i) for i in range(96)]
         loader = make(Named(96, 1, 0.0), batch_size=8, num_workers=3, sampler=names,
                       persistent_workers=True)  # fmt: skip
-        for _ in range(EPOCHS):
+        for _epoch in range(12):
             assert indices_of(loader) == list(range(96))
             if near(loader) is False and not loader._iterator._engine.timing()["together"]:
                 return

@@ -25,6 +25,7 @@ FIELDS: dict[str, Any] = {
     "epoch": int,
     "delivered": int,
     "errors": int,
+    "failed": dict,
     "wait": {"total": NUMBER, "mean": NUMBER, "max": NUMBER, "between": NUMBER, "share": NUMBER},
     "batch_queue": {"window": int, "ready": int, "planned": int},
     "started": {"window": int, "early": int, "ahead": int, "finale": int, "order": int},

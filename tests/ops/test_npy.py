@@ -270,7 +270,7 @@ def test_no_descriptor_is_left_open(files, tmp_path):
                 pipeline(*paths, key=key)
             except (ValueError, OSError):
                 pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may have closed some meanwhile
 
 
 def mutate(rng: np.random.Generator, content: bytes) -> bytes:
