@@ -127,12 +127,14 @@ def make(data: Any, **options: Any) -> Any:
     *((kind, False) for kind in KINDS), ("rows", True), ("ready", True), ("whole and static", True),
 ])
 def test_a_slow_consumer_fills_no_memory(kind: str, keep: bool) -> None:
-    """One batch over it at most: the one that everything waits for."""
+    """One batch over it at most: the one that everything waits for. With static scheduling two,
+    one made in rows and one whose message had no room before."""
     loader = make(Blocks(72), **KINDS[kind])
+    over = 2 if kind == "static" else 1
     for _ in range(2):
         peak, seen = epoch(loader, keep)
         assert sorted(seen) == list(range(72))
-        assert peak <= LIMIT + SIZE * MIB // 4, f"{peak / MIB:.1f} MiB"
+        assert peak <= LIMIT + over * SIZE * MIB // 4, f"{peak / MIB:.1f} MiB"
     assert peak >= LIMIT // 2  # or the limit has limited nothing
 
 

@@ -254,8 +254,6 @@ class Zygote:
         self.poller = select.poll()
         for fd in (self.wake_read, self.trainer, self.commands.fileno()):
             self.poller.register(fd, select.POLLIN)
-        self.woken = select.poll()
-        self.woken.register(self.wake_read, select.POLLIN)
 
     def _terminated(self) -> None:
         """multiprocessing ends its daemons so when the interpreter exits."""
@@ -299,6 +297,8 @@ class Zygote:
 
     def _await_children(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
+        woken = select.poll()  # its own: SIGTERM's handler may come here while this waits
+        woken.register(self.wake_read, select.POLLIN)
         while True:
             for child in list(self.children.values()):
                 status = child.ended()
@@ -312,7 +312,7 @@ class Zygote:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.woken.poll(1000 * min(left, 0.02))
+            woken.poll(1000 * min(left, 0.02))
             self._drain()
 
     def _end(self, leave: float, term: float) -> None:
