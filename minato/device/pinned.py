@@ -8,7 +8,6 @@ accelerator there is no thread.
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import os
 import queue

@@ -170,14 +170,17 @@ class BalancedIterator(MinatoIterator):
         return indices
 
     def _next_data(self) -> Any:
-        while type(data := self._next_batch()) is Amended:
-            amended = data
-            data = self._allowed(amended)
-            if not amended.empty:
-                break
-        return data
+        while isinstance(got := self._next_batch(), Failure):
+            if type(got) is not Amended:
+                self._position.errors += 1
+                got.reraise()
+            data = self._allowed(got)
+            if not got.empty:
+                return data
+        return got
 
     def _next_batch(self) -> Any:
+        """The next batch, or the Failure in its place."""
         planner, prefetcher, position = self._planner, self._prefetcher, self._position
         if not planner.planned and not planner.draw.exhausted:
             planner.fill()
@@ -202,9 +205,6 @@ class BalancedIterator(MinatoIterator):
             most = prefetcher.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
-        if isinstance(data, Failure) and type(data) is not Amended:
-            position.errors += 1
-            data.reraise()
         return data
 
     def _end_epoch(self) -> None:

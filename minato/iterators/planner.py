@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +15,7 @@ from .._core import Engine
 from ..state import Progress, sampler_of
 from ..workers.job import offered
 from ..workers.native import integers
-from ..workers.tolerance import Spares
+from ..workers.tolerance import Ahead, Spares
 from .form import Form
 from .locality import Groups
 from .memo import Memo
@@ -59,32 +57,27 @@ class Draw:
     def __init__(self, indices: Iterator[Any], sized: bool) -> None:
         self._indices = indices
         self._sized = sized  # an index is a list of those of samples
-        self._drawn: deque[Any] = deque()  # and not passed over yet
+        self._drawn: tuple[Any] | None = None
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
         self.exhausted = False
 
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
-        if not self._drawn:
-            self._drawn.append(next(self._indices))
+        if self._drawn is None:
+            self._drawn = (next(self._indices),)
         return self._drawn[0]
-
-    def following(self, most: int) -> list[Any]:
-        """What comes after it: so many, or what there is."""
-        self._drawn.extend(islice(self._indices, max(0, most + 1 - len(self._drawn))))
-        return list(islice(self._drawn, 1, most + 1))
 
     def pass_over(self) -> None:
         """The index was planned, or delivered before this process began."""
-        index = self._drawn.popleft()
+        assert self._drawn is not None
+        index, self._drawn = self._drawn[0], None
         self.number += 1
         self.position += len(index) if self._sized and hasattr(index, "__len__") else 1
 
     def end(self) -> None:
         """Nothing more is drawn."""
-        self._drawn.clear()
-        self.exhausted = True
+        self._drawn, self.exhausted = None, True
 
 
 class _End:
@@ -109,6 +102,7 @@ class Planner:
 
     engine: Engine
     draw: Draw
+    _ahead: Ahead  # what is drawn from, where samples that fail are replaced
 
     def __init__(
         self,
@@ -192,9 +186,10 @@ class Planner:
         self._open(iter(self._sampler))
 
     def _open(self, indices: Iterator[Any]) -> None:
-        self.draw = Draw(indices, self.batched)
         if self._spares is not None:
+            indices = self._ahead = Ahead(indices)
             self._spares.clear()
+        self.draw = Draw(indices, self.batched)
 
     def _undo(self, early: EpochAhead) -> None:
         """Puts the sampler's generators where torch's loader would have them now."""
@@ -338,7 +333,7 @@ class Planner:
         """A batch's indices as they are sent, and how many at the end are of other samples."""
         if self._spares is None or (self.batched and type(index) not in (list, tuple)):
             return index, 0
-        spares = self._spares.of(index, self.draw.following)
+        spares = self._spares.of(index, self._ahead.following)
         if self.batched:
             return ([*index, *spares] if spares else index), len(spares)
         return [index, *spares], len(spares)

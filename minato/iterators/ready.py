@@ -21,14 +21,13 @@ from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
 from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
-from ..workers.tolerance import REPLACE, Amiss
+from ..workers.tolerance import REPLACE
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Told, no_room, note, refused
 from .form import Form
 from .locality import groups_of
 from .planner import Batch, Hints, Making, Planner
-from .position import Position
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver, lost
 from .supervisor import Supervisor
@@ -52,7 +51,6 @@ class UnitPlanner(Planner):
     """Plans the sampler's batches; of one that was delivered in parts before this process began,
     each stretch that was not."""
 
-    _size: int
     _planned_rows = _formed_rows = 0
     _within = 0  # rows of the batch drawn last that are planned
     _resumed = 0  # places before this one may have been delivered
@@ -385,7 +383,4 @@ class ReadyIterator(BalancedIterator):
         supervisor = self._supervisor
         if supervisor is not None and supervisor.trace is not None:
             supervisor.trace.formed(position.epoch, indices_of(what))
-        if isinstance(data, Failure) and type(data) is not Amended:
-            position.errors += 1
-            data.reraise()
         return data

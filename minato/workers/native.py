@@ -29,7 +29,7 @@ from ..transport.shape import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .job import behind_subsets, by_sample, offered
 from .process import (
-    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OK, REPLACED, SAMPLE, Answer, Entry, parted,
+    AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, in_its_place, parted,
 )  # fmt: skip
 from .threads import ThreadPool
 from .tolerance import RAISE, Tolerant, split_spares
@@ -208,17 +208,9 @@ class _Runner:
         """Of a row whose sample could not be made."""
         if self.tolerant is None:
             return row, ERROR, self._failure(error)
-        own, others = split_spares(indices, spares)
-        try:
-            made = self.tolerant.instead(
-                row, error, own, others, lambda r, index: self._sample(index, r, place)
-            )
-        except Exception as last:
-            return row, ERROR, self._failure(last)
-        amiss = self.tolerant.amiss.pop()
-        if not made:
-            return row, LEFT_OUT, amiss.failure
-        return row, REPLACED, (amiss.failure, amiss.instead, made[0])
+        return in_its_place(
+            self.tolerant, row, error, (indices, spares), lambda r, i: self._sample(i, r, place)
+        )
 
     def _sample(self, index: Any, row: int, place: list[Any]) -> Any:
         epoch, position, base_seed, seeded = place

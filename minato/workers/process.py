@@ -137,15 +137,7 @@ class _Runner:
         """Of a row whose sample could not be made."""
         if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
             return row, ERROR, self._failure(error)
-        indices, spares = split_spares(*self.indices())
-        try:
-            made = self.tolerant.instead(row, error, indices, spares, self._getter(task))
-        except Exception as last:
-            return row, ERROR, self._failure(last)
-        amiss = self.tolerant.amiss.pop()
-        if not made:
-            return row, LEFT_OUT, amiss.failure
-        return row, REPLACED, (amiss.failure, amiss.instead, made[0])
+        return in_its_place(self.tolerant, row, error, self.indices(), self._getter(task))
 
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """What makes the sample of a row of a batch from an index."""
@@ -371,6 +363,24 @@ class AllLeftOut(Exception):
     def __init__(self, amiss: list[Amiss]) -> None:
         super().__init__("no sample of the batch could be made")
         self.amiss = amiss
+
+
+def in_its_place(
+    tolerant: Tolerant,
+    row: int,
+    error: Exception,
+    indices: tuple[Any, int],
+    get: Callable[[int, Any], Any],
+) -> Entry:
+    """Of a row whose sample could not be made. indices: of its batch, and how many of them at the
+    end are spares."""
+    try:
+        made, amiss = tolerant.instead(row, error, *split_spares(*indices), get)
+    except Exception as last:
+        return row, ERROR, tolerant.failure(last)
+    if not made:
+        return row, LEFT_OUT, amiss.failure
+    return row, REPLACED, (amiss.failure, amiss.instead, made[0])
 
 
 def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:

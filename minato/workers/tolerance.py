@@ -51,7 +51,7 @@ class Tolerant:
     def __init__(self, mode: str, failure: Callable[[Exception], Failure]) -> None:
         self.mode = mode
         self.amiss: list[Amiss] = []
-        self._failure = failure
+        self.failure = failure
 
     def samples(
         self, indices: Sequence[Any], spares: Sequence[Any], get: Callable[[int, Any], Any]
@@ -68,7 +68,9 @@ class Tolerant:
             except Fatal:
                 raise
             except Exception as error:
-                made += self.instead(row, error, indices, spares, get)
+                others, amiss = self.instead(row, error, indices, spares, get)
+                made += others
+                self.amiss.append(amiss)
         return made
 
     def instead(
@@ -78,13 +80,12 @@ class Tolerant:
         indices: Sequence[Any],
         spares: Sequence[Any],
         get: Callable[[int, Any], Any],
-    ) -> list[Any]:
+    ) -> tuple[list[Any], Amiss]:
         """What takes the place of a sample: another, or none. Raises its error if there is no
         other that can be made."""
-        failure = self._failure(error)
+        failure = self.failure(error)
         if self.mode == SKIP:
-            self.amiss.append(Amiss(row, failure))
-            return []
+            return [], Amiss(row, failure)
         indices = indices if isinstance(indices, (list, tuple)) else list(indices)
         count = len(indices)
         after = (indices[(row + k) % count] for k in range(1, count))
@@ -94,8 +95,7 @@ class Tolerant:
                 sample = get(row, index)
             except Exception:
                 continue
-            self.amiss.append(Amiss(row, failure, True, index))
-            return [sample]
+            return [sample], Amiss(row, failure, True, index)
         raise error
 
 

@@ -39,18 +39,6 @@ mn_engine_until(double seconds);
 int64_t
 mn_engine_slice(uint64_t until);
 
-/* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
- * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL
- * with an exception. */
-PyObject *
-mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
-              PyObject *indices, PyObject *dumps);
-
-/* Of so many indices the last are spares; nrows is the rest. 0 with an exception where there
- * would be none. */
-int
-mn_split_spares(uint32_t *nrows, uint32_t spares);
-
 /* mn_engine_plan.c: balanced scheduling */
 extern const char mn_engine_plan_doc[];
 PyObject *

@@ -8,6 +8,7 @@
 #include "engine/mn_engine_snapshot.h"
 #include "engine/mn_forming.h"
 #include "py/types/mn_engine_object.h"
+#include "py/types/mn_index.h"
 
 static struct mn_engine *
 planner(PyObject *self)

@@ -13,6 +13,7 @@
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
 #include "py/types/mn_engine_object.h"
+#include "py/types/mn_index.h"
 
 /* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
  * main thread ends the sleep by itself. */

@@ -6,6 +6,7 @@
  */
 #include "os/mn_clock.h"
 #include "py/transport/mn_envelope.h"
+#include "py/types/mn_index.h"
 #include "py/types/mn_native.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/module/mn_state.h"
@@ -146,21 +147,10 @@ native_dealloc(PyObject *self)
 static PyObject *
 indices_of(struct mn_block *b)
 {
-    const int64_t *v = mn_block_index(b);
     if (b->index_kind == MN_INDEX_PICKLE) {
         return PyBytes_FromStringAndSize(mn_block_index(b), (Py_ssize_t)b->index_bytes);
     }
-    uint32_t n = b->nrows + b->spares;
-    PyObject *list = PyList_New(n);
-    for (uint32_t i = 0; list != NULL && i < n; i++) {
-        PyObject *index = PyLong_FromLongLong(v[i]);
-        if (index == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, i, index);
-    }
-    return list;
+    return mn_index_list(b);
 }
 
 /* What Python has to do about the claimed task. */

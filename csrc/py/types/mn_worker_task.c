@@ -8,6 +8,7 @@
 
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
+#include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 
 /* What an envelope entry of a row is; numbers of minato/workers/process.py. */
@@ -264,18 +265,7 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     if (b->index_kind == MN_INDEX_PICKLE) {
         return load_indices(o, b);
     }
-    uint32_t n = b->nrows + b->spares;
-    PyObject *list = PyList_New(n);
-    const int64_t *v = mn_block_index(b);
-    for (uint32_t i = 0; list != NULL && i < n; i++) {
-        PyObject *index = PyLong_FromLongLong(v[i]);
-        if (index == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, i, index);
-    }
-    return list;
+    return mn_index_list(b);
 }
 
 /* A dataset that has set_epoch hears of a new epoch before its first sample. 0 or -1. */

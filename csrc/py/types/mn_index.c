@@ -1,7 +1,7 @@
-/* mn_engine_index.c - what a sampler gave for a batch, as it is sent to workers.
+/* mn_index.c - see mn_index.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/types/mn_engine_object.h"
+#include "py/types/mn_index.h"
 
 /* A list of exact ints as the bytes of machine integers; NULL without an exception for
  * anything else. */
@@ -64,4 +64,21 @@ mn_split_spares(uint32_t *nrows, uint32_t spares)
     }
     *nrows -= spares;
     return 1;
+}
+
+PyObject *
+mn_index_list(struct mn_block *b)
+{
+    uint32_t n = b->nrows + b->spares;
+    PyObject *list = PyList_New(n);
+    const int64_t *v = mn_block_index(b);
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        PyObject *index = PyLong_FromLongLong(v[i]);
+        if (index == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, index);
+    }
+    return list;
 }
