@@ -287,8 +287,8 @@ class Minato(Loader):
         period = _policy.policy_period(self.consumer, int(self.cost.mean), case.batch,
                                      case.workers)
         typical = self.cost.quantile(500)
-        hungry = max(1, self.window // 2)
-        return period, self.consumer, typical, self.window, hungry, case.workers
+        starved_below = max(1, self.window // 2)
+        return period, self.consumer, typical, self.window, starved_below, case.workers
 
     def _predict(self, position: int) -> int:
         return self.cost.wall(self.epoch.indices[position])

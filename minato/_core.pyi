@@ -85,7 +85,7 @@ class HandsOut:
     def _grant(
         self,
         count: int,
-        in_hand: deque[list[Any]] = ...,
+        prefetched: deque[list[Any]] = ...,
         engine: Engine = ...,
         progress: _Counts = ...,
         /,
@@ -107,7 +107,7 @@ class _Health(TypedDict):
     zygote_lost: bool
     zygote_hung: bool
     deaths: int
-    barren: int
+    crash_loop: int
     live: int
     retries: int
     worker: int
@@ -188,7 +188,7 @@ class Engine:
         number: int,
         epoch: int,
         base_seed: int,
-        lane: int,
+        queue: int,
         seeded: bool,
         user_epoch: int = 0,
         layout: Layout | None = None,

@@ -48,9 +48,9 @@ PROGRAMS = {
     "mn_thread": Program(("pthread_create",)),
     "mn_proc": Program(),
     "mn_limits": Program(),
-    "mn_bell": Program(("mn_futex_wait", "mn_now_ns")),
+    "mn_event": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
-    "mn_board": Program(),
+    "mn_runqueue": Program(),
     "mn_engine": Program(("mn_cputime_process", "mn_engine_poll")),
     "mn_worker": Program(),
     "mn_native": Program(),
@@ -394,36 +394,36 @@ class Mutant(NamedTuple):
     seconds: float = 0.3  # of stress: more where two processors have to meet within nanoseconds
 
 
-BELL_H, BELL_C = "csrc/sync/mn_bell.h", "csrc/sync/mn_bell.c"
+EVENT_H, EVENT_C = "csrc/sync/mn_event.h", "csrc/sync/mn_event.c"
 EXTENT_C = "csrc/sync/mn_extent.c"
 MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
 
 MUTANTS = {
     "announce may pass the look": Mutant(
-        BELL_H, "(void)mn_a32_xchg_seqcst(&bell->word, MN_BELL_ASLEEP)",
-        "mn_a32_store_release(&bell->word, MN_BELL_ASLEEP)", "mn_bell", kinds=("thread",),
+        EVENT_H, "(void)mn_a32_xchg_seqcst(&event->word, MN_EVENT_ASLEEP)",
+        "mn_a32_store_release(&event->word, MN_EVENT_ASLEEP)", "mn_event", kinds=("thread",),
         seconds=8),
     "ring may pass the publish": Mutant(
-        "tests/c/mn_bell.c", "mn_a32_store_seqcst(&mine->said",
-        "mn_a32_store_release(&mine->said", "mn_bell", kinds=("thread",), seconds=8),
+        "tests/c/mn_event.c", "mn_a32_store_seqcst(&mine->said",
+        "mn_a32_store_release(&mine->said", "mn_event", kinds=("thread",), seconds=8),
     "released ring is a load": Mutant(
-        BELL_H, "mn_a32_add_acqrel(&bell->word, 0)",
-        "mn_a32_load_acquire(&bell->word)", "mn_bell", kinds=("thread",), seconds=8),
+        EVENT_H, "mn_a32_add_acqrel(&event->word, 0)",
+        "mn_a32_load_acquire(&event->word)", "mn_event", kinds=("thread",), seconds=8),
     "ring without wake": Mutant(
-        BELL_C, "    (void)mn_futex_wake(&bell->word, 1);\n    return true;",
-        "    return true;", "mn_bell", kinds=("thread",)),
+        EVENT_C, "    (void)mn_futex_wake(&event->word, 1);\n    return true;",
+        "    return true;", "mn_event", kinds=("thread",)),
     "sleep returns without acquire": Mutant(
-        BELL_C, "mn_a32_load_acquire(&bell->word); /* [B8] */",
-        "mn_a32_load_relaxed(&bell->word);", "mn_bell", "tsan", ("thread",)),
+        EVENT_C, "mn_a32_load_acquire(&event->word); /* [B8] */",
+        "mn_a32_load_relaxed(&event->word);", "mn_event", "tsan", ("thread",)),
     "timeout swallows a ring": Mutant(
-        BELL_C, "was == MN_BELL_AWAKE ? 0 : reason", "(void)was, reason", "mn_bell"),
+        EVENT_C, "was == MN_EVENT_AWAKE ? 0 : reason", "(void)was, reason", "mn_event"),
     "sleep believes every wake-up": Mutant(
-        BELL_C, "if (rc != 0 && rc != -EAGAIN) {", "if (1) {", "mn_bell"),
+        EVENT_C, "if (rc != 0 && rc != -EAGAIN) {", "if (1) {", "mn_event"),
     "timeout starts again at each wake-up": Mutant(
-        BELL_C, "timeout_ns - (int64_t)passed", "timeout_ns", "mn_bell"),
+        EVENT_C, "timeout_ns - (int64_t)passed", "timeout_ns", "mn_event"),
     "kick looks first": Mutant(
-        BELL_C, "    (void)mn_a32_xchg_acqrel(&bell->word, MN_BELL_AWAKE); /* [B7] */\n"
-        "    (void)mn_futex_wake(&bell->word, 1);", "    (void)mn_bell_ring(bell);", "mn_bell"),
+        EVENT_C, "    (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* [B7] */\n"
+        "    (void)mn_futex_wake(&event->word, 1);", "    (void)mn_event_notify(event);", "mn_event"),
     "extent: largest length goes stale": Mutant(
         EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_extent"),
     "extent: no joining below": Mutant(
@@ -457,20 +457,20 @@ MUTANTS = {
     "thread takes signals": Mutant(
         "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
         "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),
-    "board: claim without compare-and-swap": Mutant(
-        WORKERS + "mn_board.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
+    "runqueue: claim without compare-and-swap": Mutant(
+        WORKERS + "mn_runqueue.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
         "&word, mine)) { /* [T2] */",
         "mn_a64_store_release(&mn_task_at(shm, (uint32_t)entry)->word, mine); if (1) {",
-        "mn_board", kinds=("thread",), seconds=8),
-    "board: claim forgets the generation": Mutant(
-        WORKERS + "mn_board.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
-        "mn_board", kinds=("plain",)),
-    "board: late hints stay late": Mutant(
-        WORKERS + "mn_board.c", "        from = tail - l->mask - 1;",
-        "        hint = from = tail - l->mask - 1;", "mn_board", kinds=("plain",)),
-    "board: full is not noticed": Mutant(
-        WORKERS + "mn_board.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_board"),
-    "engine: own lane too short": Mutant(
+        "mn_runqueue", kinds=("thread",), seconds=8),
+    "runqueue: claim forgets the generation": Mutant(
+        WORKERS + "mn_runqueue.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
+        "mn_runqueue", kinds=("plain",)),
+    "runqueue: late hints stay late": Mutant(
+        WORKERS + "mn_runqueue.c", "        from = tail - l->mask - 1;",
+        "        hint = from = tail - l->mask - 1;", "mn_runqueue", kinds=("plain",)),
+    "runqueue: full is not noticed": Mutant(
+        WORKERS + "mn_runqueue.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_runqueue"),
+    "engine: own queue too short": Mutant(
         ENGINE + "mn_engine_sizes.c", "cfg->window == 0    ? tasks_for(cfg)",
         "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
     "engine: close keeps the pages": Mutant(
@@ -522,7 +522,7 @@ MUTANTS = {
         "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
         ("thread",)),
     "worker: the trainer is not told": Mutant(
-        WORKERS + "mn_worker.c", "        mn_bell_ring(&c->trainer);\n", "", "mn_engine",
+        WORKERS + "mn_worker.c", "        mn_event_notify(&c->trainer);\n", "", "mn_engine",
         kinds=("thread",)),
     "worker: a task is as old as the one before": Mutant(
         WORKERS + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
@@ -550,9 +550,9 @@ MUTANTS = {
     "results: reports may say anything": Mutant(
         ENGINE + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
         "mn_results", kinds=("plain",)),
-    "sweep: a claimed bell stays silent": Mutant(
-        WORKERS + "mn_crew.c", "mn_bell_kick(&c->shm.ctl->trainer)",
-        "mn_bell_ring(&c->shm.ctl->trainer)", "mn_worker"),
+    "sweep: a claimed event stays silent": Mutant(
+        WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
+        "mn_event_notify(&c->shm.ctl->trainer)", "mn_worker"),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
         kinds=("fork",)),

@@ -325,9 +325,9 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
     [
         (check_floors, "base/a.h", '#include "os/mn_futex.h"'),
         (check_floors, "sync/a.c", '#include "engine/not_written_yet.h"'),
-        (check_floors, "ops/a.c", '  #  include "workers/mn_board.h"'),
+        (check_floors, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
         (check_floors, "engine/a.c", '#include "ops/a.h"'),
-        (check_floors, "memory/a.c", '#include "workers/mn_board.h"'),
+        (check_floors, "memory/a.c", '#include "workers/mn_runqueue.h"'),
         (check_floors, "schedule/a.c", '#include "os/mn_clock.h"'),
         (check_floors, "workers/a.c", '#include "schedule/policy_cost.h"'),
         (check_floors, "workers/a.c", '#include "engine/mn_engine.h"'),
@@ -396,7 +396,7 @@ def test_what_is_private_is_found_behind_another_header() -> None:
 
 
 def test_bare_names_are_found_by_file() -> None:
-    sources = [parse("workers/mn_board.h", TOP), parse("sync/a.c", '#include "mn_board.h"')]
+    sources = [parse("workers/mn_runqueue.h", TOP), parse("sync/a.c", '#include "mn_runqueue.h"')]
     assert list(check_floors(sources))
     assert not list(check_floors([parse("sync/a.c", '#include "elsewhere.h"')]))
 

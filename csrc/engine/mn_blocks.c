@@ -231,15 +231,15 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
     }
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
-        rc = mn_tasks_publish(&e->tasks, task, s->lane);
-        if (rc != MN_OK) { /* the lane is full: it comes back when its worker has taken some */
+        rc = mn_tasks_publish(&e->tasks, task, s->queue);
+        if (rc != MN_OK) { /* the queue is full: it comes back when its worker has taken some */
             mn_batch_drop(e, mn_batch_find(e, *block_off));
             rc = -EAGAIN;
         }
     }
     mn_engine_unlock(e);
     if (rc == 0) {
-        mn_bell_ring(&mn_worker_at(&e->shm, s->lane - MN_LANE_WORKER)->bell);
+        mn_event_notify(&mn_worker_at(&e->shm, s->queue - MN_QUEUE_WORKER)->event);
     }
     return rc;
 }
@@ -300,7 +300,7 @@ mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
     struct mn_block *block = mn_block_at(&e->shm, block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        (void)mn_board_cancel(&e->shm, tasks[i]);
+        (void)mn_runqueue_cancel(&e->shm, tasks[i]);
     }
     if (mn_batch_idle(e, b)) {
         mn_batch_drop(e, b);

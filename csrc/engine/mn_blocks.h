@@ -16,7 +16,7 @@ struct mn_submit {
     uint32_t nrows;
     uint32_t spares; /* indices behind those of rows */
     uint32_t kind;
-    uint32_t lane;
+    uint32_t queue;
     uint32_t layout;
     uint32_t seeded;
     uint32_t apart;
@@ -50,9 +50,9 @@ mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off);
 
 /* ---- mutex not held ----------------------------------------------------------------- */
 
-/* Static scheduling: publishes a batch as one task, on the lane of its worker. A BATCH
+/* Static scheduling: publishes a batch as one task, on the queue of its worker. A BATCH
  * without room for its rows now has no layout: then it travels in an envelope. 0 and the block;
- * -ENOMEM; -EAGAIN: no descriptors now, or the lane is full. */
+ * -ENOMEM; -EAGAIN: no descriptors now, or the queue is full. */
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 

@@ -103,7 +103,7 @@ publish_sizes(struct mn_engine *e)
     c->trainer_pid = (uint32_t)getpid();
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
     c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
-    mn_engine_init_lanes(&e->shm, &e->cfg);
+    mn_engine_init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
     }
@@ -170,9 +170,9 @@ static void
 engine_main(void *arg)
 {
     struct mn_engine *e = arg;
-    struct mn_bell *bell = &e->shm.ctl->engine;
+    struct mn_event *event = &e->shm.ctl->engine;
     for (;;) {
-        mn_bell_announce(bell);
+        mn_event_prepare_wait(event);
         if (e->scheduler != NULL) {
             mn_scheduler_look(e, mn_now_ns());
         }
@@ -189,13 +189,13 @@ engine_main(void *arg)
         nap = e->plan != NULL ? mn_plan_nap(e->plan, nap) : nap;
         mn_engine_unlock(e);
         if (closing || busy) {
-            mn_bell_retract(bell);
+            mn_event_cancel_wait(event);
             if (closing) {
                 return;
             }
             continue;
         }
-        (void)mn_bell_sleep(bell, nap); /* every return means: look again */
+        (void)mn_event_commit_wait(event, nap); /* every return means: look again */
     }
 }
 
@@ -214,20 +214,20 @@ mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
-    mn_crew_ring_all(&e->crew);
+    mn_crew_notify_all(&e->crew);
 }
 
 void
 mn_engine_dismiss(struct mn_engine *e)
 {
     mn_a32_store_seqcst(&e->shm.ctl->dismissed, 1);
-    mn_crew_ring_all(&e->crew);
+    mn_crew_notify_all(&e->crew);
 }
 
 void
 mn_engine_kick(struct mn_engine *e)
 {
-    mn_bell_kick(&e->shm.ctl->trainer);
+    mn_event_notify_always(&e->shm.ctl->trainer);
 }
 
 /* Nobody is woken: whoever would be is gone, or has its wake-up from whoever is here still. */
@@ -249,7 +249,7 @@ mn_engine_close(struct mn_engine *e)
     mn_engine_unlock(e);
     if (e->thread.owner != 0) {
         (void)mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* orders closing, then ring */
-        mn_bell_ring(&e->shm.ctl->engine);
+        mn_event_notify(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
     }
     mn_mutex_lock(&e->mutex);
@@ -360,16 +360,16 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
         } while (mn_now_ns() < until);
     }
     mn_a64_store_seqcst(&c->wanted, block_off);
-    mn_bell_announce(&c->trainer);
+    mn_event_prepare_wait(&c->trainer);
     mn_mutex_lock(&e->mutex);
     e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
     mn_engine_unlock(e);
     int rc = 0;
     if (anything_done(e, block_off) || trouble(e)) {
-        mn_bell_retract(&c->trainer);
+        mn_event_cancel_wait(&c->trainer);
     }
     else {
-        rc = mn_bell_sleep(&c->trainer, timeout_ns);
+        rc = mn_event_commit_wait(&c->trainer, timeout_ns);
     }
     mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
     return rc;
@@ -389,26 +389,26 @@ nap_ns(const struct mn_engine *e, uint64_t want)
 }
 
 /* One look under the mutex: gives a batch, or says what to wait for, and for how long (nap), or
- * that more has to be planned now (dry). ahead: of the caller's
+ * that more has to be planned now (starving). ahead: of the caller's
  * need, so that the batch before it is ready, too, and none is missed. */
 static bool
 look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
-     uint64_t *want, int64_t *nap, bool *dry)
+     uint64_t *want, int64_t *nap, bool *starving)
 {
     mn_mutex_lock(&e->mutex);
     bool got = mn_plan_pick(e, sequence, block_off);
     bool seen = e->scheduler != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
-        int64_t before = (int64_t)mn_a64_load_relaxed(&p->in_hand) + ahead;
+        int64_t before = (int64_t)mn_a64_load_relaxed(&p->prefetched) + ahead;
         mn_scheduler_saw(e, mn_plan_ready(e) + before, p->dispatch.rates.window);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
-    uint32_t n = got ? 0 : mn_plan_pump(e);
+    uint32_t n = got ? 0 : mn_plan_start_due(e);
     uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
     *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
     e->held += got && e->plan->held;
-    *dry = !got && mn_plan_dry(e);
+    *starving = !got && mn_plan_starving(e);
     *nap = nap_ns(e, *want);
     e->crew.wakes.workers += n;
     mn_engine_unlock(e);
@@ -421,15 +421,15 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
     uint64_t since = e->waits.spanned ? mn_now_ns() : e->waits.part_ns, want;
     int64_t left = timeout_ns;
     int64_t nap;
-    bool dry, ahead = timeout_ns == 0;
+    bool starving, ahead = timeout_ns == 0;
     for (bool first = true;; first = false) {
-        if (look(e, first, ahead, sequence, block_off, &want, &nap, &dry)) {
+        if (look(e, first, ahead, sequence, block_off, &want, &nap, &starving)) {
             return MN_OK;
         }
         if (trouble(e)) {
             return MN_CLOSED;
         }
-        if (dry) {
+        if (starving) {
             return MN_EMPTY;
         }
         if (ahead) {
@@ -477,7 +477,7 @@ mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->waits.spanned = true;
-    e->waits.served = e->plan != NULL && mn_plan_in_hand(e->plan, -1);
+    e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
     return e->plan != NULL ? e->plan->consumer_ns : 0;
 }
 
@@ -487,7 +487,7 @@ mn_engine_span_end(struct mn_engine *e, bool got)
     struct mn_waits *w = &e->waits;
     mn_engine_given(e, got);
     if (w->served && !got) {
-        (void)mn_plan_in_hand(e->plan, 1); /* it has it still */
+        (void)mn_plan_prefetched(e->plan, 1); /* it has it still */
     }
     w->spanned = w->asking = w->served = false;
 }

@@ -8,7 +8,7 @@
  *
  * Life of a block (one batch):
  *   submit   block from the input region, fields from the arena, tasks from the free stack;
- *            tasks go to a lane
+ *            tasks go to a queue
  *   workers  claim, write rows, make each task DONE
  *   poll     derived from the task words: no counter is shared
  *   take     the caller reads reports, fields and envelopes, and says with mn_engine_keep
@@ -19,7 +19,7 @@
  * when the last worker on it is done or dead.
  *
  * Death.  The zygote reports EXITED; the engine sweeps: each task RUNNING under that worker
- * goes to the express lane with a new generation, or is LOST when its attempts are used up;
+ * goes to the express queue with a new generation, or is LOST when its attempts are used up;
  * the unused end of the worker's lease is freed; then the entry becomes SWEPT and the zygote
  * may reap, so the pid names the dead worker until the trainer has looked.  Nothing that a
  * worker could still write is reused before its death was seen: no zombie writers.
@@ -129,7 +129,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 /* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does
  * it by itself, unless a wait is begun by mn_engine_span_begin: for static scheduling, and
  * where a batch is not the caller's yet when the engine has given it: what is taken beyond the
- * one that is waited for is in hand (mn_plan.h), and the first of that is the next. */
+ * one that is waited for is prefetched (mn_plan.h), and the first of that is the next. */
 void
 mn_engine_asked(struct mn_engine *e);
 
@@ -143,7 +143,7 @@ mn_engine_span_begin(struct mn_engine *e);
 void
 mn_engine_span_end(struct mn_engine *e, bool got);
 
-/* Both at once: the caller is given a batch that it had in hand. */
+/* Both at once: the caller is given a batch that was prefetched. */
 void
 mn_engine_handed(struct mn_engine *e);
 

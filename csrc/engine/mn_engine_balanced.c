@@ -8,9 +8,9 @@
 #include "engine/mn_engine_internal.h"
 
 static void
-pump_and_unlock(struct mn_engine *e)
+start_due_and_unlock(struct mn_engine *e)
 {
-    e->crew.wakes.workers += mn_plan_pump(e);
+    e->crew.wakes.workers += mn_plan_start_due(e);
     mn_engine_unlock(e);
 }
 
@@ -19,7 +19,7 @@ mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     mn_mutex_lock(&e->mutex);
     int rc = mn_plan_add(e, b);
-    pump_and_unlock(e);
+    start_due_and_unlock(e);
     return rc;
 }
 
@@ -93,9 +93,9 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         mn_plan_taken(e->plan, sequence);
     }
     if (e->waits.served) { /* with another already */
-        (void)mn_plan_in_hand(e->plan, 1);
+        (void)mn_plan_prefetched(e->plan, 1);
     }
     e->waits.served = e->waits.spanned;
     e->delivered++;
-    pump_and_unlock(e);
+    start_due_and_unlock(e);
 }

@@ -25,14 +25,14 @@ tasks_for(const struct mn_engine_config *cfg)
     return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
 }
 
-/* Entries of a lane: several times the tasks that may be on it, so that stale ones are rarely
+/* Entries of a queue: several times the tasks that may be on it, so that stale ones are rarely
  * in the way. With static scheduling all that is in flight may be for one worker. */
 static uint64_t
-lane_entries(const struct mn_engine_config *cfg, uint32_t lane)
+queue_entries(const struct mn_engine_config *cfg, uint32_t queue)
 {
-    uint64_t tasks = lane < MN_LANE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
+    uint64_t tasks = queue < MN_QUEUE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
                      : cfg->window == 0    ? tasks_for(cfg)
-                                           : MN_LANE_OWN_TASKS;
+                                           : MN_QUEUE_OWN_TASKS;
     uint64_t n = 2;
     while (n < 2 * tasks) {
         n *= 2;
@@ -45,18 +45,18 @@ mn_engine_place_sections(struct mn_ctl *c, const struct mn_engine_config *cfg,
                          uint64_t arena_bytes)
 {
     uint32_t workers = cfg->max_workers;
-    uint64_t lanes = MN_LANE_WORKER + workers;
+    uint64_t queues = MN_QUEUE_WORKER + workers;
     uint64_t off = MN_PAGE;
     c->nworkers = workers;
     c->ntasks = tasks_for(cfg);
-    c->nlanes = (uint32_t)lanes;
+    c->nqueues = (uint32_t)queues;
     c->workers_off = off;
     off = mn_page_round(off + workers * sizeof(struct mn_worker));
     c->tasks_off = off;
     off = mn_page_round(off + c->ntasks * sizeof(struct mn_task));
-    c->lanes_off = off;
-    off = mn_page_round(off + lanes * sizeof(struct mn_lane));
-    off += (MN_LANE_WORKER * lane_entries(cfg, 0) + workers * lane_entries(cfg, MN_LANE_WORKER))
+    c->queues_off = off;
+    off = mn_page_round(off + queues * sizeof(struct mn_queue));
+    off += (MN_QUEUE_WORKER * queue_entries(cfg, 0) + workers * queue_entries(cfg, MN_QUEUE_WORKER))
            * 8;
     off = mn_page_round(off);
     c->input_off = off;
@@ -71,12 +71,12 @@ mn_engine_place_sections(struct mn_ctl *c, const struct mn_engine_config *cfg,
 }
 
 void
-mn_engine_init_lanes(const struct mn_shm *shm, const struct mn_engine_config *cfg)
+mn_engine_init_queues(const struct mn_shm *shm, const struct mn_engine_config *cfg)
 {
-    uint64_t at = mn_page_round(shm->ctl->lanes_off + shm->ctl->nlanes * sizeof(struct mn_lane));
-    for (uint32_t i = 0; i < shm->ctl->nlanes; i++) {
-        struct mn_lane *l = mn_lane_at(shm, i);
-        uint64_t entries = lane_entries(cfg, i);
+    uint64_t at = mn_page_round(shm->ctl->queues_off + shm->ctl->nqueues * sizeof(struct mn_queue));
+    for (uint32_t i = 0; i < shm->ctl->nqueues; i++) {
+        struct mn_queue *l = mn_queue_at(shm, i);
+        uint64_t entries = queue_entries(cfg, i);
         l->ring_off = at;
         l->mask = entries - 1;
         at += entries * 8;

@@ -1,4 +1,4 @@
-/* mn_engine_sizes.h - how much of everything an engine has: descriptors, entries of lanes, records,
+/* mn_engine_sizes.h - how much of everything an engine has: descriptors, entries of queues, records,
  * arena, and how much of that may be used where nobody says.
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -26,8 +26,8 @@ uint64_t
 mn_engine_place_sections(struct mn_ctl *c, const struct mn_engine_config *cfg,
                          uint64_t arena_bytes);
 
-/* The lanes' rings, in a mapping whose sections were placed for the same configuration. */
+/* The queues' rings, in a mapping whose sections were placed for the same configuration. */
 void
-mn_engine_init_lanes(const struct mn_shm *shm, const struct mn_engine_config *cfg);
+mn_engine_init_queues(const struct mn_shm *shm, const struct mn_engine_config *cfg);
 
 #endif

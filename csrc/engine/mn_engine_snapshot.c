@@ -80,7 +80,7 @@ mn_engine_health(struct mn_engine *e)
     struct mn_health h = {.zygote_lost = e->crew.lost,
                           .zygote_hung = e->crew.hung,
                           .deaths = e->crew.ndeaths,
-                          .barren = mn_crew_barren(&e->crew),
+                          .crash_loop = mn_crew_crash_loop(&e->crew),
                           .live = mn_crew_live(&e->crew),
                           .retries = e->tasks.retries,
                           .last = e->crew.death};

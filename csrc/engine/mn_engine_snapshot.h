@@ -70,7 +70,7 @@ struct mn_health {
     bool zygote_lost;
     bool zygote_hung;
     uint32_t deaths; /* unexpected ones so far */
-    uint32_t barren; /* the longest row of them up to now in one place without a finished task */
+    uint32_t crash_loop; /* the longest row of them up to now in one place without a finished task */
     uint32_t live;   /* workers that may still finish something */
     uint64_t retries;
     struct mn_death last;

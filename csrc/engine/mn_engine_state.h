@@ -93,7 +93,7 @@ struct mn_engine {
 
 /* The workers' table has changed. Mutex held. */
 static inline void
-mn_engine_poke_zygote(struct mn_engine *e)
+mn_engine_wake_zygote(struct mn_engine *e)
 {
     e->crew.wakes.look = true;
 }

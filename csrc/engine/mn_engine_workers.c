@@ -27,7 +27,7 @@ mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how)
     if (rc == 0) {
         struct mn_worker *k = mn_worker_at(&e->shm, worker);
         mn_a32_store_seqcst(&k->leave, how);
-        mn_bell_ring(&k->bell);
+        mn_event_notify(&k->event);
     }
     return rc;
 }

@@ -14,7 +14,7 @@
 #include "engine/mn_plan_internal.h"
 #include "schedule/policy_memory.h"
 
-/* Board depth: work for so long, or a quarter of a task a worker. */
+/* Depth of the run queues: work for so long, or a quarter of a task a worker. */
 #define BOARD_NS 1000000
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
  * is at least so much work, as long as its batches are not large. And as much as lasts while
@@ -48,7 +48,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
     p->found = calloc(p->room, sizeof(*p->found));
     struct mn_dispatch_rates rates = {.period_ns = 1000000,
                                       .window = cfg->window,
-                                      .hungry = cfg->window,
+                                      .starved_below = cfg->window,
                                       .workers = cfg->workers};
     if (p->memory == NULL || p->batches == NULL || p->found == NULL
         || p->shares == NULL || p->sent_ns == NULL
@@ -122,7 +122,7 @@ mn_plan_clear(struct mn_plan *p)
     p->refused = p->unmade = p->stuck_ns = 0;
     p->full = false;
     p->nfound = p->found_at = 0;
-    mn_a64_store_relaxed(&p->in_hand, 0);
+    mn_a64_store_relaxed(&p->prefetched, 0);
 }
 
 /* ---- planning ---------------------------------------------------------------------- */
@@ -198,7 +198,7 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
         chains = min64(chains, (int64_t)(p->next - p->head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }
-    r.hungry = r.window > 1 ? r.window / 2 : 1;
+    r.starved_below = r.window > 1 ? r.window / 2 : 1;
     r.consumer_ns = p->consumer_ns;
     if (r.period_ns > 0) {
         (void)mn_dispatch_retime(&p->dispatch, &r);
@@ -276,7 +276,7 @@ int64_t
 mn_plan_first(const struct mn_plan *p)
 {
     return p->forming != NULL ? (int64_t)mn_forming_head(p)
-                              : (int64_t)(p->head - mn_a64_load_relaxed(&p->in_hand));
+                              : (int64_t)(p->head - mn_a64_load_relaxed(&p->prefetched));
 }
 
 /* With batches formed of what is ready: of it, and of what nobody has looked at yet. */
@@ -285,7 +285,7 @@ could_form(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = mn_forming_ready(p->forming);
-    for (uint64_t n = p->head; n < p->begun && ready < p->dispatch.rates.hungry; n++) {
+    for (uint64_t n = p->head; n < p->begun && ready < p->dispatch.rates.starved_below; n++) {
         uint64_t off = mn_plan_block(p, n);
         ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
     }
@@ -304,7 +304,7 @@ mn_plan_ready(struct mn_engine *e)
         struct mn_planned *q = mn_plan_at(p, n);
         bool done = q != NULL && mn_planned_done(e, q);
         ready += done;
-        if (!done && (p->in_order || ready >= p->dispatch.rates.hungry)) {
+        if (!done && (p->in_order || ready >= p->dispatch.rates.starved_below)) {
             break;
         }
     }
@@ -335,7 +335,7 @@ mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q)
 }
 
 int
-mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t number, uint32_t lane,
+mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t number, uint32_t queue,
               enum mn_dispatch_why why)
 {
     struct mn_plan *p = e->plan;
@@ -346,7 +346,7 @@ mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t number, uint32
     struct mn_block *block = mn_block_at(&e->shm, q->block_off);
     uint32_t task = mn_block_tasks(block)[number];
     mn_task_at(&e->shm, task)->why = (uint32_t)why;
-    if (mn_tasks_publish(&e->tasks, task, lane) != MN_OK) {
+    if (mn_tasks_publish(&e->tasks, task, queue) != MN_OK) {
         return MN_EMPTY; /* it stays planned, and its block is there already */
     }
     q->sent[number] = 1;
@@ -360,7 +360,7 @@ start(struct mn_engine *e, const struct mn_dispatch_choice *c)
 {
     struct mn_planned *q = mn_plan_at(e->plan, c->task.tag >> 24);
     mn_assert(q != NULL);
-    int rc = mn_plan_start(e, q, c->task.tag & 0xffffff, MN_LANE_NORMAL, c->why);
+    int rc = mn_plan_start(e, q, c->task.tag & 0xffffff, MN_QUEUE_NORMAL, c->why);
     if (rc == MN_OK) {
         mn_dispatch_take(&e->plan->dispatch, c->node);
     }
@@ -373,7 +373,7 @@ memory_allows(struct mn_engine *e, const struct mn_dispatch_task *t)
     return mn_plan_memory_allows(e, mn_plan_at(e->plan, (uint64_t)t->batch));
 }
 
-/* How many tasks should be on the board. */
+/* How many tasks should be queued. */
 static uint64_t
 board_depth(const struct mn_engine *e)
 {
@@ -392,25 +392,25 @@ board_depth(const struct mn_engine *e)
 }
 
 uint32_t
-mn_plan_pump(struct mn_engine *e)
+mn_plan_start_due(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     mn_plan_settle(e);
     uint32_t started = p->moved;
     p->moved = 0;
     if (p->by_piece) {
-        return started + mn_pieces_pump(e);
+        return started + mn_pieces_start_due(e);
     }
     uint64_t depth = board_depth(e), on = mn_plan_queued(e);
     bool more = false;
-    int64_t ready = -1, in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
+    int64_t ready = -1, prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
     p->held = false;
     while (on < depth) {
         if (ready < 0) {
             ready = mn_plan_ready(e);
         }
         struct mn_dispatch_view view = {.head_batch = mn_plan_first(p),
-                                        .ready_batches = ready + in_hand,
+                                        .ready_batches = ready + prefetched,
                                         .last_batch = (int64_t)p->horizon - 1};
         struct mn_dispatch_choice c;
         if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK) {
@@ -441,13 +441,13 @@ mn_plan_pump(struct mn_engine *e)
 }
 
 bool
-mn_plan_in_hand(struct mn_plan *p, int more)
+mn_plan_prefetched(struct mn_plan *p, int more)
 {
-    uint64_t n = mn_a64_load_relaxed(&p->in_hand); /* ours */
+    uint64_t n = mn_a64_load_relaxed(&p->prefetched); /* ours */
     if (!p->in_order || (n == 0 && more < 0)) {
         return false;
     }
-    mn_a64_store_relaxed(&p->in_hand, n + (uint64_t)(int64_t)more);
+    mn_a64_store_relaxed(&p->prefetched, n + (uint64_t)(int64_t)more);
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* mn_plan.h - batches drawn from the sampler, from then until their tasks are on the board.
+/* mn_plan.h - batches drawn from the sampler, from then until their tasks are queued.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Part of the engine (balanced scheduling); called under its mutex.  A planned batch is
@@ -6,9 +6,9 @@
  * its tasks starts.  Which task starts next is the decision of policy_dispatch.h; whether
  * memory allows it that of policy_memory.h.
  *
- * The board is kept shallow, because what is on it is decided: about one millisecond of work
- * or a quarter of a task for each worker.  A worker that takes the board under its low water
- * mark rings the engine, which pumps again (mn_ctl.low_water).  The user's thread pumps too,
+ * The run queues are kept short, because what is in them is decided: about one millisecond of work
+ * or a quarter of a task for each worker.  A worker that takes the run queues under its low water
+ * mark notifies the engine, which dispatches again (mn_ctl.low_water).  The user's thread dispatches too,
  * whenever it plans, waits or takes a batch.
  */
 #ifndef MN_PLAN_H
@@ -65,7 +65,7 @@ struct mn_share {
     uint64_t chain;  /* of what it was given last */
     int64_t cost_ns; /* of what is in it */
     uint32_t tasks;  /* in it */
-    uint64_t hint;   /* of its worker's own lane, when it was seen to wait there for nobody, */
+    uint64_t hint;   /* of its worker's own queue, when it was seen to wait there for nobody, */
     uint64_t idle_ns; /* and since when; 0: it does not */
 };
 
@@ -94,14 +94,14 @@ struct mn_plan {
     /* Batches that were taken in their order and are the caller's only later: they count as if
      * nobody had taken them. Written by the caller's thread; the engine's looks at it, and may
      * see what it was. */
-    mn_a64 in_hand;
+    mn_a64 prefetched;
     int64_t consumer_ns;         /* what it takes for one, running mean */
     uint64_t batch_bytes;        /* of the largest batch so far */
     uint32_t cut_rows;           /* of the batch planned last, and into how many tasks */
     uint32_t cut_tasks;
     uint32_t window;             /* batches: torch's prefetch window */
     bool in_order;
-    bool held;                   /* the last pump ended at the memory limit */
+    bool held;                   /* the last dispatch ended at the memory limit */
     bool full;                   /* there was no room for what was to be planned last */
     bool split;                  /* what the tasks of whole batches are cut by now */
     uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
@@ -123,9 +123,9 @@ struct mn_plan {
     int64_t shared_ns;           /* in all shares */
     uint64_t shared_tasks;
     uint64_t piece_tasks;        /* in all pieces, the dispatcher's too */
-    int64_t *sent_ns;            /* [descriptors] what tasks on workers' own lanes take */
+    int64_t *sent_ns;            /* [descriptors] what tasks on workers' own queues take */
     uint32_t nsent;
-    uint32_t moved;              /* tasks that were put elsewhere since the last pump */
+    uint32_t moved;              /* tasks that were put elsewhere since the last dispatch */
     uint64_t helped;             /* times a worker took over part of another's share */
 };
 
@@ -151,26 +151,26 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
 void
 mn_plan_close(struct mn_plan *p);
 
-/* Takes a batch in; its sequence must be the next. MN_OK, MN_FULL, -ENOMEM. Does not pump. */
+/* Takes a batch in; its sequence must be the next. MN_OK, MN_FULL, -ENOMEM. Does not dispatch. */
 int
 mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b);
 
-/* Starts what should start now. Returns how many tasks went to the board. */
+/* Starts what should start now. Returns how many tasks went to the run queues. */
 uint32_t
-mn_plan_pump(struct mn_engine *e);
+mn_plan_start_due(struct mn_engine *e);
 
 /* When the engine has to look again if nothing happens: never later than in nap_ns. */
 int64_t
 mn_plan_nap(const struct mn_plan *p, int64_t nap_ns);
 
-/* Tasks on the board that nobody has claimed: an estimate. */
+/* Tasks queued that nobody has claimed: an estimate. */
 uint64_t
 mn_plan_queued(const struct mn_engine *e);
 
 /* Whether work past the window may start. It takes memory that torch's loader would not: a
  * slow sample has to hold up the rest, or a worker to idle for a while first. Shorter stalls
  * are the machine's, and there is always another. ready: batches, as mn_plan_ready says;
- * queued: tasks on the board. */
+ * queued: tasks that wait in the run queues. */
 bool
 mn_plan_starved(struct mn_engine *e, int64_t ready, uint64_t queued);
 
@@ -182,13 +182,13 @@ mn_plan_lasts(const struct mn_plan *p, uint32_t workers);
 /* Whether the program should plan more now, because workers idle behind a slow sample or are
  * about to. Says so once for what is planned. */
 bool
-mn_plan_dry(struct mn_engine *e);
+mn_plan_starving(struct mn_engine *e);
 
 /* The batch that the program has next, or would have if what is planned came in order. */
 int64_t
 mn_plan_first(const struct mn_plan *p);
 
-/* Batches complete and not taken: in order from the head on, or (up to hungry) all. */
+/* Batches complete and not taken: in order from the head on, or (up to starved_below) all. */
 int64_t
 mn_plan_ready(struct mn_engine *e);
 
@@ -218,10 +218,10 @@ mn_plan_block(const struct mn_plan *p, uint64_t sequence);
 void
 mn_plan_taken(struct mn_plan *p, uint64_t sequence);
 
-/* So many more are in hand, or are not any more; false and nothing done for fewer than none,
+/* So many more are prefetched, or are not any more; false and nothing done for fewer than none,
  * and out of order, where a batch that is taken is not the first. The caller's thread only. */
 bool
-mn_plan_in_hand(struct mn_plan *p, int more);
+mn_plan_prefetched(struct mn_plan *p, int more);
 
 /* Forgets everything that has not started; the sequence goes on. */
 void

@@ -47,7 +47,7 @@ start_block(struct mn_engine *e, struct mn_planned *q)
                           .kind = in_parts(q) ? (uint32_t)MN_KIND_PART
                                   : b->whole  ? (uint32_t)MN_KIND_BATCH
                                               : p->form.kind,
-                          .lane = MN_LANE_NORMAL,
+                          .queue = MN_QUEUE_NORMAL,
                           .seeded = b->seeded,
                           .apart = p->forming != NULL,
                           .user_epoch = b->user_epoch,

@@ -151,7 +151,7 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
     return b->whole ? mn_costs_look(p->costs).collate_ns : 0;
 }
 
-/* Hands the dispatcher those tasks of a batch that are not on the board. */
+/* Hands the dispatcher those tasks of a batch that are not queued. */
 static void
 insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, int64_t collate)
 {
@@ -206,7 +206,7 @@ every(const struct mn_dispatch_task *t, void *arg)
     return true;
 }
 
-/* Hands on what is not on the board of a batch that has begun. */
+/* Hands on what is not queued of a batch that has begun. */
 static int
 insert_rest(struct mn_engine *e, struct mn_planned *q, int64_t *cost)
 {
@@ -218,7 +218,7 @@ insert_rest(struct mn_engine *e, struct mn_planned *q, int64_t *cost)
     return 0;
 }
 
-/* Whether neighbours are kept together has changed: everything that is not on the board is
+/* Whether neighbours are kept together has changed: everything that is not queued is
  * planned anew. */
 static int
 replan(struct mn_engine *e, int64_t *cost)
@@ -272,7 +272,7 @@ mn_plan_settle(struct mn_engine *e)
     }
     for (uint32_t w = 0; w < e->shm.ctl->nworkers && !p->by_piece; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
-        p->moved += mn_pieces_withdraw(e, w, MN_LANE_EXPRESS); /* they are anybody's again */
+        p->moved += mn_pieces_withdraw(e, w, MN_QUEUE_EXPRESS); /* they are anybody's again */
     }
     free(cost);
 }

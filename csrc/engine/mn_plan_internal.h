@@ -24,7 +24,7 @@ struct mn_planned {
     uint32_t npieces;
     int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
     int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
-    uint8_t *sent;           /* [ntasks] it is on the board, or was; behind row0 */
+    uint8_t *sent;           /* [ntasks] it is queued, or was; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to; 0: it was not cut for pieces */
     uint64_t later_chain;    /* the first of those that begin after that row */
@@ -85,10 +85,10 @@ mn_plan_recut(struct mn_engine *e);
 bool
 mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q);
 
-/* Puts a task on a lane of the board; its block is made first if it has to be. MN_OK; MN_EMPTY:
+/* Puts a task on a run queue; its block is made first if it has to be. MN_OK; MN_EMPTY:
  * not now; MN_CLOSED: the batch cannot be made. */
 int
-mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t task, uint32_t lane,
+mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t task, uint32_t queue,
               enum mn_dispatch_why why);
 
 /* How many of the first n rows make a task. */
@@ -113,7 +113,7 @@ struct mn_piece {
     struct mn_piece *next; /* in its worker's share */
     struct mn_planned *batch;
     uint64_t chain;
-    uint32_t t0, t1;  /* its tasks that are not on the board yet */
+    uint32_t t0, t1;  /* its tasks that are not queued yet */
     uint32_t node;    /* in the dispatcher, or MN_NO_NODE: in a share, or empty */
     int32_t home;     /* worker that made it last, -1 unknown */
     int64_t cost_ns;
@@ -133,9 +133,9 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
 int
 mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
 
-/* Moves the tasks that wait on a worker's own lane to another one. Returns how many. */
+/* Moves the tasks that wait on a worker's own queue to another one. Returns how many. */
 uint32_t
-mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane);
+mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t queue);
 
 /* No shares any more. */
 void
@@ -183,8 +183,8 @@ mn_share_disown(struct mn_plan *p, uint32_t w);
 bool
 mn_share_usable(const struct mn_engine *e, uint32_t w);
 
-/* mn_plan_pump while neighbours are kept together. */
+/* mn_plan_start_due while neighbours are kept together. */
 uint32_t
-mn_pieces_pump(struct mn_engine *e);
+mn_pieces_start_due(struct mn_engine *e);
 
 #endif

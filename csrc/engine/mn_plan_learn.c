@@ -131,5 +131,5 @@ mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
     if (news) {
         mn_plan_recut(e);
     }
-    mn_plan_look(e->plan); /* the next pump acts on it */
+    mn_plan_look(e->plan); /* the next dispatch acts on it */
 }

@@ -14,7 +14,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_plan_internal.h"
 
@@ -131,7 +131,7 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
-    uint32_t left = 0; /* tasks that are not on the board: none, of a batch that was made */
+    uint32_t left = 0; /* tasks that are not queued: none, of a batch that was made */
     for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
         left += mn_piece_tasks(&q->pieces[i]);
     }

@@ -1,14 +1,14 @@
 /* mn_plan_shares.c - neighbours kept together: which worker starts what next.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Tasks go from a worker's share (mn_plan_pieces.c) to its own lane of the board, as few ahead as
+ * Tasks go from a worker's share (mn_plan_pieces.c) to its own run queue, as few ahead as
  * keep it busy. A worker that has nothing of its own to start takes, in this order:
  *   1. the piece of least slack that nobody has, with all that is planned of its chain. It never
  *      enters what others work on, because their chains are in their shares;
  *   2. the far half of what another worker has before it: of the one that has the batch to
  *      deliver next, or else of the one with the most to do. Only if that half would have
  *      waited there for longer than it costs to open its group again;
- *   3. the tasks that wait on the lane of a worker that is held up by its present one.
+ *   3. the tasks that wait on the queue of a worker that is held up by its present one.
  *
  * No deadlock: the batch to deliver next is never refused memory, its tasks are first in
  * whatever share they are in (shares are in the order of delivery), and the shares of workers
@@ -17,17 +17,17 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_plan_internal.h"
 #include "os/mn_clock.h"
 
-/* Work that waits on a worker's own lane beside the task in hand: while the engine is woken,
+/* Work that waits on a worker's own queue beside the task in hand: while the engine is woken,
  * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the
  * risk to wait behind a slow one. */
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
-#define QUEUED_MOST (MN_LANE_OWN_TASKS)
+#define QUEUED_MOST (MN_QUEUE_OWN_TASKS)
 /* A task runs for so long, and so many times the typical cost, before what waits behind it
  * goes to somebody else. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
@@ -37,7 +37,7 @@
 
 /* ---- who starts what ---------------------------------------------------------------- */
 
-/* A look at a worker, and at the work that waits on its own lane. */
+/* A look at a worker, and at the work that waits on its own queue. */
 struct look {
     uint64_t queued;
     int64_t running_ns; /* -1: nothing runs */
@@ -49,12 +49,12 @@ look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
 {
     struct mn_share *s = &e->plan->shares[w];
     const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    uint64_t hint, end = mn_board_own_entries(&e->shm, MN_LANE_WORKER + w, &hint);
+    uint64_t hint, end = mn_runqueue_own_entries(&e->shm, MN_QUEUE_WORKER + w, &hint);
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
     struct look v = {0, -1, 0};
     for (uint64_t at = hint; at < end; at++) {
         uint32_t task;
-        if (mn_board_waits(&e->shm, MN_LANE_WORKER + w, at, &task)) {
+        if (mn_runqueue_waits(&e->shm, MN_QUEUE_WORKER + w, at, &task)) {
             v.queued++;
             v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
         }
@@ -85,7 +85,7 @@ task_ns(const struct mn_plan *p)
     return p->shared_tasks != 0 ? p->shared_ns / (int64_t)p->shared_tasks : p->known.median_ns;
 }
 
-/* Tasks that should wait on a busy worker's own lane. */
+/* Tasks that should wait on a busy worker's own queue. */
 static uint64_t
 depth(const struct mn_plan *p)
 {
@@ -97,7 +97,7 @@ depth(const struct mn_plan *p)
     return n < QUEUED_MOST ? n : QUEUED_MOST;
 }
 
-/* What the pump knows of the plan while it runs. */
+/* What a dispatch knows of the plan while it runs. */
 struct round {
     struct mn_dispatch_view view;
     uint64_t now;
@@ -365,7 +365,7 @@ find_help(struct mn_engine *e, struct round *r, uint32_t helper)
     if (p->next - p->head < p->window && !p->dispatch.closed && !r->held && !p->full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
-    if (r->ready >= p->dispatch.rates.hungry) {
+    if (r->ready >= p->dispatch.rates.starved_below) {
         return false; /* it is the program that takes its time: there is none to win */
     }
     for (uint32_t w = 0; w < p->nshares; w++) {
@@ -389,13 +389,13 @@ find_help(struct mn_engine *e, struct round *r, uint32_t helper)
 }
 
 uint32_t
-mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t lane)
+mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t queue)
 {
-    uint64_t at, end = mn_board_own_entries(&e->shm, MN_LANE_WORKER + w, &at);
+    uint64_t at, end = mn_runqueue_own_entries(&e->shm, MN_QUEUE_WORKER + w, &at);
     uint32_t task, moved = 0;
     for (; at < end; at++) {
-        if (mn_board_withdraw(&e->shm, MN_LANE_WORKER + w, at, &task)) {
-            mn_tasks_put(&e->tasks, task, lane);
+        if (mn_runqueue_withdraw(&e->shm, MN_QUEUE_WORKER + w, at, &task)) {
+            mn_tasks_put(&e->tasks, task, queue);
             moved++;
         }
     }
@@ -418,14 +418,14 @@ rescue(struct mn_engine *e, struct round *r, uint32_t helper)
         if (w == helper || v.queued == 0 || v.running_ns < stuck) {
             continue;
         }
-        if (mn_pieces_withdraw(e, w, MN_LANE_WORKER + helper) != 0) {
+        if (mn_pieces_withdraw(e, w, MN_QUEUE_WORKER + helper) != 0) {
             return true;
         }
     }
     return false;
 }
 
-/* ---- the pump ----------------------------------------------------------------------- */
+/* ---- dispatch ------------------------------------------------------------------------- */
 
 /* The first piece of a share that may start. One that may not is no reason to leave out those
  * behind it that have begun, as what was taken over may have. */
@@ -510,7 +510,7 @@ start_next(struct mn_engine *e, struct round *r, uint32_t w, int64_t *left_ns)
                                         .cost_ns = mn_piece_samples_ns(x)};
         enum mn_dispatch_why why;
         bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &why) == MN_OK;
-        rc = mn_plan_start(e, x->batch, x->t0, MN_LANE_WORKER + w,
+        rc = mn_plan_start(e, x->batch, x->t0, MN_QUEUE_WORKER + w,
                            may ? why : MN_DISPATCH_ORDER);
     }
     if (rc != MN_OK) {
@@ -532,15 +532,15 @@ start_next(struct mn_engine *e, struct round *r, uint32_t w, int64_t *left_ns)
 }
 
 uint32_t
-mn_pieces_pump(struct mn_engine *e)
+mn_pieces_start_due(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     uint32_t started = 0, workers = e->shm.ctl->nworkers;
-    int64_t in_hand = (int64_t)mn_a64_load_relaxed(&p->in_hand);
+    int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
     p->held = false;
     struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
-    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - in_hand,
-                                       .ready_batches = r.ready + in_hand,
+    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - prefetched,
+                                       .ready_batches = r.ready + prefetched,
                                        .last_batch = (int64_t)p->horizon - 1,
                                        .held_ns = p->shared_ns};
     uint64_t most = depth(p);

@@ -19,12 +19,12 @@
 uint64_t
 mn_plan_queued(const struct mn_engine *e)
 {
-    const struct mn_lane *l = mn_lane_at(&e->shm, MN_LANE_NORMAL);
+    const struct mn_queue *l = mn_queue_at(&e->shm, MN_QUEUE_NORMAL);
     uint64_t hint = mn_a64_load_seqcst(&l->hint); /* [P4]; the difference is an estimate */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t queued = tail > hint ? tail - hint : 0;
     for (uint32_t w = 0; e->plan->by_piece && w < e->shm.ctl->nworkers; w++) {
-        queued += mn_board_waiting(&e->shm, MN_LANE_WORKER + w);
+        queued += mn_runqueue_waiting(&e->shm, MN_QUEUE_WORKER + w);
     }
     return queued;
 }
@@ -94,7 +94,7 @@ mn_plan_lasts(const struct mn_plan *p, uint32_t workers)
 }
 
 bool
-mn_plan_dry(struct mn_engine *e)
+mn_plan_starving(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     bool idle = p->starved_ns != 0 || (p->dispatch.count + p->shared_tasks == 0 && mn_plan_queued(e) == 0);
@@ -102,7 +102,7 @@ mn_plan_dry(struct mn_engine *e)
         return false;
     }
     int64_t ready = mn_plan_ready(e);
-    if (ready >= p->dispatch.rates.hungry || !mn_plan_starved(e, ready, 0)) {
+    if (ready >= p->dispatch.rates.starved_below || !mn_plan_starved(e, ready, 0)) {
         return false;
     }
     p->told = p->next;

@@ -143,16 +143,16 @@ end_one(struct mn_engine *e)
 static void
 move_to(struct mn_engine *e, int32_t target)
 {
-    bool poke = false;
+    bool wake = false;
     while ((int32_t)e->active < target && start_one(e) >= 0) {
         e->active++;
-        poke = true;
+        wake = true;
     }
     while ((int32_t)e->active > target && end_one(e)) {
         e->active--;
     }
-    if (poke) {
-        mn_engine_poke_zygote(e);
+    if (wake) {
+        mn_engine_wake_zygote(e);
     }
 }
 
@@ -458,7 +458,7 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
         f->standby = start_one(e);
         if (f->standby >= 0) {
             note(e->scheduler, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
-            mn_engine_poke_zygote(e);
+            mn_engine_wake_zygote(e);
         }
     }
 }

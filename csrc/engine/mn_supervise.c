@@ -40,7 +40,7 @@ sequence_of(struct mn_engine *e, uint32_t w)
     return b != NULL ? b->sequence : UINT64_MAX;
 }
 
-/* Whether the trainer sleeps until a batch is done, and none is. One that was rung and is not
+/* Whether the trainer sleeps until a batch is done, and none is. One that was notified and is not
  * awake yet will take a batch, and free it. */
 static bool
 trainer_waits(struct mn_engine *e)
@@ -58,7 +58,7 @@ is_idle(struct mn_engine *e, uint32_t w)
            && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->leave) == 0;
 }
 
-/* Whether there is a task on the board that an idle worker may claim. */
+/* Whether there is a task queued that an idle worker may claim. */
 static bool
 idle_worker_has_work(struct mn_engine *e)
 {
@@ -71,8 +71,8 @@ idle_worker_has_work(struct mn_engine *e)
         for (uint32_t i = 0; i < block->ntasks; i++) {
             const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(block)[i]);
             if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_QUEUED
-                && (t->lane < MN_LANE_WORKER
-                    || (t->lane - MN_LANE_WORKER < n && is_idle(e, t->lane - MN_LANE_WORKER)))) {
+                && (t->queue < MN_QUEUE_WORKER
+                    || (t->queue - MN_QUEUE_WORKER < n && is_idle(e, t->queue - MN_QUEUE_WORKER)))) {
                 return true;
             }
         }
@@ -80,7 +80,7 @@ idle_worker_has_work(struct mn_engine *e)
     return false;
 }
 
-/* An idle worker that leaves a task on the board for so long has stopped. */
+/* An idle worker that leaves a task queued for so long has stopped. */
 #define STOPPED_NS UINT64_C(2000000000)
 
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
@@ -216,7 +216,7 @@ mn_engine_step(struct mn_engine *e)
     }
     any |= drop_abandoned(e);
     if (e->plan != NULL && !e->closing) {
-        uint32_t n = mn_plan_pump(e);
+        uint32_t n = mn_plan_start_due(e);
         e->crew.wakes.workers += n;
         any |= n != 0;
     }

@@ -4,7 +4,7 @@
  * Purpose: the kernel's futex, by its shared flavour: waiters are found by the page behind
  * the word, so two processes that map it at different addresses meet.
  * Actors: any thread of any process that maps the word.
- * Orders nothing: callers put their order on their own atomic operations. sync/mn_bell.h
+ * Orders nothing: callers put their order on their own atomic operations. sync/mn_event.h
  * is the one protocol built on it and holds the argument.
  * A crash leaves nothing: the kernel forgets a waiter that dies.
  *

@@ -135,7 +135,7 @@ static bool
 rates_valid(const struct mn_dispatch_rates *r)
 {
     return r->period_ns > 0 && r->window > 0 && r->workers > 0 && r->consumer_ns >= 0
-           && r->typical_ns >= 0 && r->hungry >= 0;
+           && r->typical_ns >= 0 && r->starved_below >= 0;
 }
 
 int64_t
@@ -288,7 +288,7 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
     /* These enter no key. */
     d->rates.consumer_ns = rates->consumer_ns;
     d->rates.window = rates->window;
-    d->rates.hungry = rates->hungry;
+    d->rates.starved_below = rates->starved_below;
     d->rates.workers = rates->workers;
     if (!moved(d->rates.period_ns, rates->period_ns)
         && !moved(d->rates.typical_ns, rates->typical_ns)) {
@@ -379,7 +379,7 @@ reason(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t
     if (slack_ns <= edge) {
         return MN_DISPATCH_EARLY;
     }
-    return view->ready_batches < d->rates.hungry ? MN_DISPATCH_AHEAD : 0;
+    return view->ready_batches < d->rates.starved_below ? MN_DISPATCH_AHEAD : 0;
 }
 
 int64_t

@@ -28,10 +28,10 @@
  *      ordinary samples that is: batch < head + window, torch's prefetch window. A slow
  *      sample enters earlier, by its excess, so it is ready as early as
  *      its batch-mates are.
- *   I: when nothing is in W and workers would idle, while fewer than `hungry` batches
+ *   I: when nothing is in W and workers would idle, while fewer than `starved_below` batches
  *      are ready in order from the head on: some batch in the window waits for a slow
  *      sample that is running already, its delivery cannot be hastened, and the work
- *      beyond has to be done anyway. (When `hungry` batches are ready it is the
+ *      beyond has to be done anyway. (When `starved_below` batches are ready it is the
  *      consumer that is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
  *   I, E and the early starts of W are bounded by the memory budget (policy_memory.h) and by
@@ -139,7 +139,7 @@ struct mn_dispatch_rates {
     int64_t consumer_ns; /* what the consumer takes for a batch */
     int64_t typical_ns; /* median cost of a task */
     int64_t window;     /* batches: prefetch_factor * num_workers */
-    int64_t hungry;     /* fewer batches ready than this, and work beyond may start */
+    int64_t starved_below;     /* fewer batches ready than this, and work beyond may start */
     uint32_t workers;
 };
 
@@ -190,7 +190,7 @@ void
 mn_dispatch_reopen(struct mn_dispatch *d);
 
 /* The task that should start now. MN_OK; MN_FULL when none may (the window is full and
- * nobody is hungry); MN_EMPTY when there is none. Changes nothing. */
+ * nobody is starved); MN_EMPTY when there is none. Changes nothing. */
 int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out);

@@ -49,10 +49,10 @@ status_of(int32_t status)
 }
 
 static uint16_t
-pause_after(uint32_t barren)
+pause_after(uint32_t crash_loop)
 {
-    uint32_t doublings = barren > 2 ? barren - 2 : 0;
-    if (barren < 2) {
+    uint32_t doublings = crash_loop > 2 ? crash_loop - 2 : 0;
+    if (crash_loop < 2) {
         return 0;
     }
     return (uint16_t)(doublings < 4 ? PAUSE_FIRST_MS << doublings : PAUSE_MOST_MS);
@@ -63,7 +63,7 @@ static bool
 may_go_on(struct mn_member *m, const struct mn_worker *k, bool finished, int32_t status,
           uint64_t now_ns)
 {
-    m->barren = finished ? 0 : m->barren + 1;
+    m->crash_loop = finished ? 0 : m->crash_loop + 1;
     if (finished || k->began) {
         m->unready = 0;
         return true;
@@ -101,7 +101,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     m->dead = false;
     mn_a32_store_relaxed(&m->end, 0);
     k->respawn = again && c->respawn && !k->retired;
-    k->pause_ms = pause_after(m->barren);
+    k->pause_ms = pause_after(m->crash_loop);
     k->began = 0;
     mn_a32_store_relaxed(&k->leave, 0);
     return death;
@@ -140,11 +140,11 @@ mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker)
 }
 
 uint32_t
-mn_crew_barren(const struct mn_crew *c)
+mn_crew_crash_loop(const struct mn_crew *c)
 {
     uint32_t longest = 0;
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
-        longest = c->members[w].barren > longest ? c->members[w].barren : longest;
+        longest = c->members[w].crash_loop > longest ? c->members[w].crash_loop : longest;
     }
     return longest;
 }
@@ -171,11 +171,11 @@ mn_crew_lose_executor(struct mn_crew *c, bool hung)
 
 /* ---- wake-ups ------------------------------------------------------------------------ */
 
-/* Whether there may be something on a lane. */
+/* Whether there may be something on a queue. */
 static bool
-waits_on(const struct mn_crew *c, uint32_t lane)
+waits_on(const struct mn_crew *c, uint32_t queue)
 {
-    const struct mn_lane *l = mn_lane_at(&c->shm, lane);
+    const struct mn_queue *l = mn_queue_at(&c->shm, queue);
     return mn_a64_load_acquire(&l->hint) != mn_a64_load_seqcst(&l->tail);
 }
 
@@ -185,28 +185,28 @@ static bool
 ring_worker(const struct mn_crew *c, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, w);
-    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY && mn_bell_ring(&k->bell);
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY && mn_event_notify(&k->event);
 }
 
 void
-mn_crew_ring(const struct mn_crew *c, uint32_t n)
+mn_crew_notify(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
     for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
-        n -= waits_on(c, MN_LANE_WORKER + w) && ring_worker(c, w);
+        n -= waits_on(c, MN_QUEUE_WORKER + w) && ring_worker(c, w);
     }
-    bool shared = waits_on(c, MN_LANE_EXPRESS) || waits_on(c, MN_LANE_NORMAL);
+    bool shared = waits_on(c, MN_QUEUE_EXPRESS) || waits_on(c, MN_QUEUE_NORMAL);
     for (uint32_t w = 0; w < workers && shared && n != 0; w++) {
         n -= ring_worker(c, w);
     }
 }
 
 void
-mn_crew_ring_all(const struct mn_crew *c)
+mn_crew_notify_all(const struct mn_crew *c)
 {
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
-        mn_bell_ring(&mn_worker_at(&c->shm, w)->bell);
-        mn_bell_ring(&mn_worker_at(&c->shm, w)->room);
+        mn_event_notify(&mn_worker_at(&c->shm, w)->event);
+        mn_event_notify(&mn_worker_at(&c->shm, w)->room);
     }
 }
 
@@ -222,7 +222,7 @@ void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 {
     if (due->engine) {
-        (void)mn_bell_ring_released(&c->shm.ctl->engine);
+        (void)mn_event_notify_released(&c->shm.ctl->engine);
     }
     if (due->look && c->executor != NULL) {
         c->executor->look(c->executor);
@@ -230,17 +230,17 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
     for (uint32_t w = 0; (due->room || due->everybody) && w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
         if (due->everybody) {
-            mn_bell_kick(&k->bell);
-            mn_bell_kick(&k->room);
+            mn_event_notify_always(&k->event);
+            mn_event_notify_always(&k->room);
         }
         else if (mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT) {
-            mn_bell_ring(&k->room); /* it has its answer */
+            mn_event_notify(&k->room); /* it has its answer */
         }
     }
     if (due->everybody) { /* the dead one may have claimed it without waking */
-        mn_bell_kick(&c->shm.ctl->trainer);
+        mn_event_notify_always(&c->shm.ctl->trainer);
     }
     if (due->workers != 0) {
-        mn_crew_ring(c, due->workers);
+        mn_crew_notify(c, due->workers);
     }
 }

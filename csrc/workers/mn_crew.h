@@ -17,8 +17,8 @@
  *     unlock
  *     mn_crew_wake(c, &due);
  *
- * What is noted is noted after its cause was stored, so that a late ring is late and not lost.
- * A bell that nobody sleeps on costs a load, and a ring too many a look.
+ * What is noted is noted after its cause was stored, so that a late notification is late and not lost.
+ * An event that nobody sleeps on costs a load, and a notification too many a look.
  */
 #ifndef MN_CREW_H
 #define MN_CREW_H
@@ -53,7 +53,7 @@ struct mn_crew {
     struct mn_executor *executor; /* NULL: nobody makes workers yet */
     struct mn_member {
         uint32_t damage; /* enum mn_damage: it is to leave for that */
-        uint32_t barren; /* deaths in a row without a finished task, */
+        uint32_t crash_loop; /* deaths in a row without a finished task, */
         uint32_t unready; /* and how many of them, the last ones, while the worker started */
         uint64_t unready_ns; /* when the first of those was seen */
         uint64_t tasks;  /* finished in this place before the present worker came */
@@ -94,7 +94,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
 
 /* The longest row of deaths in one place, up to now, in which no task was finished. */
 uint32_t
-mn_crew_barren(const struct mn_crew *c);
+mn_crew_crash_loop(const struct mn_crew *c);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void
@@ -127,15 +127,15 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due);
 
 /* Wakes up to n workers that sleep and may find tasks. Without the lock. */
 void
-mn_crew_ring(const struct mn_crew *c, uint32_t n);
+mn_crew_notify(const struct mn_crew *c, uint32_t n);
 
 /* Wakes every worker, whatever it waits for. Without the lock. */
 void
-mn_crew_ring_all(const struct mn_crew *c);
+mn_crew_notify_all(const struct mn_crew *c);
 
 /* ---- the executors that there are --------------------------------------------------- */
 
-/* A zygote, or threads, which are told by their own bells and cannot be gone. */
+/* A zygote, or threads, which are told by their own events and cannot be gone. */
 struct mn_zygote {
     struct mn_executor executor;
     struct mn_shm shm;

@@ -5,8 +5,8 @@
  * owes that.  An envelope must lie in what its worker owes, so that no record, whatever it says,
  * frees memory of others, or twice.  When a worker is dead, all that it owes is free.
  *
- * A worker asks by lease_state WANT [L1] and sleeps on its room bell; the answer is stored here
- * [L3], and whoever owns this rings that bell after he has let go of his lock.
+ * A worker asks by lease_state WANT [L1] and sleeps on its room event; the answer is stored here
+ * [L3], and whoever owns this notifies that event after he has let go of his lock.
  *
  * Lock.  None of its own: under the lock that guards the arena.  No system call.
  */

@@ -6,12 +6,12 @@
  *
  * The mapping, by offset (never by pointer: every process may map it elsewhere):
  *
- *   ctl | workers[] | tasks[] | lanes[] | input region | arena
+ *   ctl | workers[] | tasks[] | queues[] | input region | arena
  *
- *   ctl      one page: sizes, stop word, the two bells of the trainer
- *   workers  one entry a worker slot: liveness, bell, outbox lease, what it runs
+ *   ctl      one page: sizes, stop word, the two events of the trainer
+ *   workers  one entry a worker slot: liveness, event, outbox lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
- *   lanes    claim order: rings of (generation, task) entries, see mn_board.h
+ *   queues    claim order: rings of (generation, task) entries, see mn_runqueue.h
  *   input    blocks: the rows of one batch, their indices, one report a row
  *   arena    rows of delivered fields, and worker outboxes
  *
@@ -26,17 +26,17 @@
  * Order pairs (labels are repeated at the code):
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
  *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
- *   [T3] also precedes, in the single total order, the worker's look at the trainer's bell;
- *        its partner is the bell's announce [B1] before the trainer's re-check [T4].
+ *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
+ *        its partner is the event's announce [B1] before the trainer's re-check [T4].
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
  *        both are followed by a ring of the engine, and its look lies between its announce and
- *        its sleep: as mn_bell.h asks
+ *        its sleep: as mn_event.h asks
  *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
  *
- * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a lane
+ * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a queue
  * names task and generation, so a stale entry can be claimed only if exactly 2^32 issues of
  * one descriptor pass while a worker holds the entry between two instructions.
  *
@@ -51,7 +51,7 @@
 
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
-#include "sync/mn_bell.h"
+#include "sync/mn_event.h"
 
 #define MN_PAGE 4096u
 #define MN_MAGIC UINT64_C(0x6d696e61746f3031)
@@ -69,12 +69,12 @@
 
 enum mn_task_status {
     MN_TASK_FREE = 0,
-    MN_TASK_QUEUED = 1,   /* on a lane, may be claimed */
+    MN_TASK_QUEUED = 1,   /* on a queue, may be claimed */
     MN_TASK_RUNNING = 2,  /* owned by the worker in the word */
     MN_TASK_DONE = 3,     /* results are published; owned by the trainer again */
     MN_TASK_LOST = 4,     /* its worker died and no retry is left */
     MN_TASK_CANCELLED = 5,
-    MN_TASK_PLANNED = 6,  /* its block is there, it is on no lane yet */
+    MN_TASK_PLANNED = 6,  /* its block is there, it is on no queue yet */
     MN_TASK_WAITING = 7,  /* for the other tasks of its block: who ends the last claims it */
 };
 
@@ -86,7 +86,7 @@ enum mn_task_kind {
     MN_KIND_RESUME = 3,  /* a new epoch begins for this worker (torch's resume marker) */
     MN_KIND_PART = 4,    /* samples into the envelope, for the block's collate task */
     MN_KIND_COLLATE = 5, /* collates what the PART tasks of its block have left, in shared
-                          * memory; always the block's last task. On a lane only after a
+                          * memory; always the block's last task. On a queue only after a
                           * death: see [C1] */
 };
 
@@ -140,7 +140,7 @@ struct mn_task {
     uint32_t row0;
     uint32_t nrows;
     uint32_t kind;
-    uint32_t lane;
+    uint32_t queue;
     uint64_t env_off;  /* worker, before DONE */
     uint64_t env_len;
     uint32_t made; /* enum mn_task_made; worker, before DONE */
@@ -252,7 +252,7 @@ enum mn_leave {
 };
 
 struct mn_worker {
-    struct mn_bell bell;  /* of a worker without a task; rung by the trainer */
+    struct mn_event event;  /* of a worker without a task; notified by the trainer */
     mn_a32 state;
     uint32_t pid;
     uint32_t starts;  /* processes that have had this slot; trainer */
@@ -265,7 +265,7 @@ struct mn_worker {
     uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
     /* line: outbox lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    struct mn_bell room;  /* of a worker that waits for a lease: it takes no ring meant for one
+    struct mn_event room;  /* of a worker that waits for a lease: it takes no ring meant for one
                            * that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
@@ -274,7 +274,7 @@ struct mn_worker {
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
      * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
-    /* line: what it is doing, for people and for the slow lane; relaxed */
+    /* line: what it is doing, for people and for the slow queue; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
@@ -283,7 +283,7 @@ struct mn_worker {
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
     mn_a32 leave;  /* trainer: exit when you have nothing in hand; enum mn_leave */
-    mn_a32 low_own; /* trainer: with fewer tasks than this on its own lane it rings the
+    mn_a32 low_own; /* trainer: with fewer tasks than this on its own queue it notifies the
                      * engine; 0: never */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
@@ -299,24 +299,24 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     return *since_ns != 0 && running != 0 && running <= ntasks;
 }
 
-/* ---- lane -------------------------------------------------------------------------- */
+/* ---- queue -------------------------------------------------------------------------- */
 
-struct mn_lane {
+struct mn_queue {
     mn_a64 tail;  /* written by the trainer only */
     MN_ALIGNED(MN_CACHELINE) mn_a64 hint;  /* all entries before it are taken */
     MN_ALIGNED(MN_CACHELINE) uint64_t ring_off;
     uint64_t mask;
     uint64_t pad0[6];
 };
-MN_STATIC_ASSERT(sizeof(struct mn_lane) == 192, "lane layout");
+MN_STATIC_ASSERT(sizeof(struct mn_queue) == 192, "queue layout");
 
-/* Tasks at most on a worker's own lane, with balanced scheduling: a millisecond of cheap ones. */
-#define MN_LANE_OWN_TASKS 128u
+/* Tasks at most on a worker's own queue, with balanced scheduling: a millisecond of cheap ones. */
+#define MN_QUEUE_OWN_TASKS 128u
 
-enum mn_lane_number {
-    MN_LANE_EXPRESS = 0,  /* taken back from the dead, overdue */
-    MN_LANE_NORMAL = 1,
-    MN_LANE_WORKER = 2,   /* + worker number: work that only this worker may do */
+enum mn_queue_number {
+    MN_QUEUE_EXPRESS = 0,  /* taken back from the dead, overdue */
+    MN_QUEUE_NORMAL = 1,
+    MN_QUEUE_WORKER = 2,   /* + worker number: work that only this worker may do */
 };
 
 /* ---- control page ------------------------------------------------------------------ */
@@ -327,29 +327,29 @@ struct mn_ctl {
     uint64_t total_bytes;
     uint64_t workers_off;
     uint64_t tasks_off;
-    uint64_t lanes_off;
+    uint64_t queues_off;
     uint64_t input_off;
     uint64_t input_bytes;
     uint64_t arena_off;
     uint64_t arena_bytes;
     uint32_t nworkers;
     uint32_t ntasks;
-    uint32_t nlanes;
+    uint32_t nqueues;
     uint32_t spin_ns;
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a
-                         * look at a bell */
-    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal lane
-                         * rings the engine; 0: never */
+                         * look at an event */
+    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue
+                         * notifies the engine; 0: never */
     mn_a32 dismissed;   /* trainer: native workers end where they are and nobody is told,
                          * because the interpreter exits */
-    MN_ALIGNED(MN_CACHELINE) struct mn_bell trainer;  /* the user's thread in next() */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;  /* the user's thread in next() */
     uint32_t pad0;
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
-    MN_ALIGNED(MN_CACHELINE) struct mn_bell engine;   /* the engine thread */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event engine;   /* the engine thread */
     uint32_t pad1;
     /* line: the trainer in next(), for people who look from outside; it alone writes, relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
@@ -372,7 +372,7 @@ mn_sizes_word(void)
 {
     return (uint64_t)sizeof(struct mn_ctl) << 48 ^ (uint64_t)sizeof(struct mn_worker) << 36
            ^ (uint64_t)sizeof(struct mn_task) << 24 ^ (uint64_t)sizeof(struct mn_block) << 12
-           ^ (uint64_t)sizeof(struct mn_lane);
+           ^ (uint64_t)sizeof(struct mn_queue);
 }
 
 /* A mapping as one process sees it. */
@@ -399,10 +399,10 @@ mn_task_at(const struct mn_shm *shm, uint32_t t)
     return (struct mn_task *)(void *)(shm->base + shm->ctl->tasks_off) + t;
 }
 
-static inline struct mn_lane *
-mn_lane_at(const struct mn_shm *shm, uint32_t lane)
+static inline struct mn_queue *
+mn_queue_at(const struct mn_shm *shm, uint32_t queue)
 {
-    return (struct mn_lane *)(void *)(shm->base + shm->ctl->lanes_off) + lane;
+    return (struct mn_queue *)(void *)(shm->base + shm->ctl->queues_off) + queue;
 }
 
 static inline struct mn_block *

@@ -17,7 +17,7 @@ mn_tasks_open(struct mn_tasks *t, const struct mn_shm *shm, uint32_t max_retries
     t->gens = calloc(n, sizeof(*t->gens));
     t->lost = calloc(n, sizeof(*t->lost));
     t->results = calloc(n, sizeof(*t->results));
-    t->heads = calloc(shm->ctl->nlanes, sizeof(*t->heads));
+    t->heads = calloc(shm->ctl->nqueues, sizeof(*t->heads));
     if (!t->free || !t->gens || !t->lost || !t->results || !t->heads) {
         return -ENOMEM;
     }
@@ -64,7 +64,7 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
               uint32_t nrows)
 {
     uint32_t task = take(t, block_off, kind, row0, nrows);
-    /* Relaxed: on no lane, so no worker looks at it. */
+    /* Relaxed: on no queue, so no worker looks at it. */
     mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word,
                          mn_task_word(0, 0, 0, MN_TASK_PLANNED));
     return task;
@@ -75,8 +75,8 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
 {
     uint32_t task = take(t, block_off, MN_KIND_COLLATE, 0, nrows);
     struct mn_task *d = mn_task_at(&t->shm, task);
-    d->lane = UINT32_MAX;
-    /* Relaxed: no part of its block is on a lane, so no worker looks at it. */
+    d->queue = UINT32_MAX;
+    /* Relaxed: no part of its block is on a queue, so no worker looks at it. */
     mn_a64_store_relaxed(&d->word, mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
     return task;
 }
@@ -90,9 +90,9 @@ mn_tasks_give(struct mn_tasks *t, uint32_t task)
 }
 
 int
-mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t lane)
+mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
-    return mn_board_publish(&t->shm, &t->heads[lane], lane, task, ++t->gens[task], 0);
+    return mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], 0);
 }
 
 /* Nobody will make it: its batch is delivered as an error. */
@@ -113,7 +113,7 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
     t->results[task].flags = 0;
     t->results[task].accepted = false; /* what comes of it now is looked at anew */
     if (attempt < t->max_retries
-        && mn_board_publish(&t->shm, &t->heads[MN_LANE_EXPRESS], MN_LANE_EXPRESS, task,
+        && mn_runqueue_publish(&t->shm, &t->heads[MN_QUEUE_EXPRESS], MN_QUEUE_EXPRESS, task,
                             ++t->gens[task], attempt + 1)
                == MN_OK) {
         t->retries++;
@@ -123,10 +123,10 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
 }
 
 void
-mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t lane)
+mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
-    if (mn_tasks_publish(t, task, lane) != MN_OK) {
-        /* The lanes have room for all tasks there are: what is full is damaged. */
+    if (mn_tasks_publish(t, task, queue) != MN_OK) {
+        /* The queues have room for all tasks there are: what is full is damaged. */
         struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, -1};
         mn_tasks_take_back(t, task, mn_task_word(t->gens[task], 0, 0xff, MN_TASK_QUEUED),
                            &nobody);
@@ -143,13 +143,13 @@ mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct m
         if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {
             mn_tasks_take_back(t, i, word, death);
         }
-        else if (st == MN_TASK_QUEUED && d->lane == MN_LANE_WORKER + worker
-                 && mn_board_cancel(&t->shm, i)) {
+        else if (st == MN_TASK_QUEUED && d->queue == MN_QUEUE_WORKER + worker
+                 && mn_runqueue_cancel(&t->shm, i)) {
             if (only_it) {
                 mn_tasks_take_back(t, i, mn_task_word(mn_word_gen(word), 0, 0xff, st), death);
             }
             else {
-                mn_tasks_put(t, i, MN_LANE_EXPRESS);
+                mn_tasks_put(t, i, MN_QUEUE_EXPRESS);
             }
         }
     }
@@ -171,8 +171,8 @@ mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
     }
     uint64_t word = mn_a64_load_relaxed(&mn_task_at(&t->shm, tasks[last])->word);
     if (done == last && mn_word_status(word) == MN_TASK_WAITING
-        && mn_board_cancel(&t->shm, tasks[last])
-        && mn_tasks_publish(t, tasks[last], MN_LANE_EXPRESS) != MN_OK) {
+        && mn_runqueue_cancel(&t->shm, tasks[last])
+        && mn_tasks_publish(t, tasks[last], MN_QUEUE_EXPRESS) != MN_OK) {
         give_up(t, tasks[last], word, death);
     }
 }

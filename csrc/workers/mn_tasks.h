@@ -3,10 +3,10 @@
  *
  * Owns which descriptors are free, the generation that each was published with, what was read of
  * a finished one, and the death that each lost one was lost by; also the trainer's side of the
- * lanes.  All of it private memory: the descriptor itself is where workers write, too.
+ * queues.  All of it private memory: the descriptor itself is where workers write, too.
  *
- * The task words are the truth (mn_message.h, mn_board.h).  A task that its worker will not
- * finish is published again on the express lane with a new generation, as often as it may be
+ * The task words are the truth (mn_message.h, mn_runqueue.h).  A task that its worker will not
+ * finish is published again on the express queue with a new generation, as often as it may be
  * tried; then it is LOST, which ends its batch with an error.  No task is left in between.
  *
  * Lock.  None of its own: all of it under the lock of whoever owns it, but for reading a result
@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 #include "workers/mn_message.h"
 
 /* What of a worker's records makes no sense. Numbers of minato/errors.py. */
@@ -66,7 +66,7 @@ struct mn_tasks {
     uint32_t *gens;            /* [ntasks] */
     struct mn_death *lost;     /* [ntasks], of tasks that are LOST */
     struct mn_result *results; /* [ntasks] */
-    struct mn_lane_head *heads; /* [nlanes] */
+    struct mn_queue_head *heads; /* [nqueues] */
     uint32_t max_retries;
     uint64_t retries;          /* tasks that were published again for a death, so far */
 };
@@ -83,7 +83,7 @@ uint32_t
 mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0,
               uint32_t nrows);
 
-/* One that waits until the others of its block are done, on no lane. */
+/* One that waits until the others of its block are done, on no queue. */
 uint32_t
 mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 
@@ -91,13 +91,13 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
-/* Puts a task on a lane for the first time. MN_OK or MN_FULL. */
+/* Puts a task on a queue for the first time. MN_OK or MN_FULL. */
 int
-mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t lane);
+mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
-/* Puts a task that was taken from a lane on another one, for others to claim. */
+/* Puts a task that was taken from a queue on another one, for others to claim. */
 void
-mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t lane);
+mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
 /* A task that its worker will not finish: somebody else tries, or it is lost with that death.
  * word: what it was, with its generation and attempt. */
@@ -105,7 +105,7 @@ void
 mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
                    const struct mn_death *death);
 
-/* Moves on what a dead worker had: its running tasks, and what waits on its own lane, which is
+/* Moves on what a dead worker had: its running tasks, and what waits on its own queue, which is
  * only meant for it and goes to others, or which only it may do and nobody will. */
 void
 mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death);

@@ -8,7 +8,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 
@@ -35,15 +35,15 @@ stopped(const struct mn_worker_side *w)
 }
 
 static bool
-runs_low(const struct mn_worker_side *w, uint32_t lane, uint32_t mark)
+runs_low(const struct mn_worker_side *w, uint32_t queue, uint32_t mark)
 {
-    const struct mn_lane *l = mn_lane_at(&w->shm, lane);
+    const struct mn_queue *l = mn_queue_at(&w->shm, queue);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
     uint64_t tail = mn_a64_load_acquire(&l->tail);
     return tail - hint < mark;
 }
 
-/* Tells the engine when the board runs low, or this worker's part of it, while it has more
+/* Tells the engine when the run queues run low, or this worker's part of it, while it has more
  * to put there. */
 static void
 low_water(const struct mn_worker_side *w)
@@ -51,9 +51,9 @@ low_water(const struct mn_worker_side *w)
     struct mn_ctl *c = w->shm.ctl;
     uint32_t mark = mn_a32_load_seqcst(&c->low_water);
     uint32_t own = mn_a32_load_seqcst(&w->me->low_own);
-    if ((mark != 0 && runs_low(w, MN_LANE_NORMAL, mark))
-        || (own != 0 && runs_low(w, MN_LANE_WORKER + w->number, own))) {
-        mn_bell_ring(&c->engine);
+    if ((mark != 0 && runs_low(w, MN_QUEUE_NORMAL, mark))
+        || (own != 0 && runs_low(w, MN_QUEUE_WORKER + w->number, own))) {
+        mn_event_notify(&c->engine);
     }
 }
 
@@ -63,12 +63,12 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     if (stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
         return MN_CLOSED;
     }
-    int rc = mn_board_claim(&w->shm, w->number, task);
+    int rc = mn_runqueue_claim(&w->shm, w->number, task);
     if (rc == MN_OK) {
         mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
     }
     /* Also when there was nothing: two workers that claim at once may leave the hint behind,
-     * and then neither saw the board run low. */
+     * and then neither saw the run queues run low. */
     low_water(w);
     return rc;
 }
@@ -92,13 +92,13 @@ mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
             return rc;
         }
     }
-    mn_bell_announce(&w->me->bell);
+    mn_event_prepare_wait(&w->me->event);
     rc = mn_worker_try(w, task);
     if (rc != MN_EMPTY) {
-        mn_bell_retract(&w->me->bell);
+        mn_event_cancel_wait(&w->me->event);
         return rc;
     }
-    (void)mn_bell_sleep(&w->me->bell, timeout_ns);
+    (void)mn_event_commit_wait(&w->me->event, timeout_ns);
     return mn_worker_try(w, task);
 }
 
@@ -117,14 +117,14 @@ await_lease(struct mn_worker_side *w)
     struct mn_worker *me = w->me;
     int slept = 0;
     for (;;) {
-        mn_bell_announce(&me->room);
+        mn_event_prepare_wait(&me->room);
         uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
         if (st != MN_LEASE_WANT || stopped(w) || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
             || (slept == -ETIMEDOUT && orphaned(w))) {
-            mn_bell_retract(&me->room);
+            mn_event_cancel_wait(&me->room);
             return st;
         }
-        slept = mn_bell_sleep(&me->room, LEASE_POLL_NS);
+        slept = mn_event_commit_wait(&me->room, LEASE_POLL_NS);
     }
 }
 
@@ -138,7 +138,7 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
         me->used_end = w->used_end;
         mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
         MN_FAULT("worker.room.want");
-        mn_bell_ring(&w->shm.ctl->engine);
+        mn_event_notify(&w->shm.ctl->engine);
         uint32_t st = await_lease(w);
         if (st == MN_LEASE_WANT) {
             return MN_CLOSED;
@@ -160,7 +160,7 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
 MN_STATIC_ASSERT(SIBLINGS > MN_PARTS_MOST, "parts and their collate task");
 
 /* The tasks of a block, read while ours keeps the block alive: after DONE the trainer may
- * retire it. More than fit here: the trainer is rung for each. */
+ * retire it. More than fit here: the trainer is notified for each. */
 static uint32_t
 siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
 {
@@ -270,7 +270,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     uint64_t wanted = mn_a64_load_seqcst(&c->wanted);
     if (wanted == MN_WANT_ANY || wanted == MN_WANT_CHANGE
         || (wanted == block_off && complete(w, ids, n))) {
-        mn_bell_ring(&c->trainer);
+        mn_event_notify(&c->trainer);
     }
     if (collate != MN_NO_TASK && all_done(w, ids, n - 1)
         && claim_waiting(w, collate, collate_word)) {

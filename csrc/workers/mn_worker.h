@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A worker owns nothing but the task it has RUNNING and its outbox lease (mn_message.h).
- * It waits on its own bell, never longer than the given time, so that its caller can look
+ * It waits on its own event, never longer than the given time, so that its caller can look
  * whether the trainer still lives.
  */
 #ifndef MN_WORKER_H

@@ -18,7 +18,7 @@ zygote_look(struct mn_executor *self)
         return;
     }
     for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each its own zygote */
-        mn_bell_ring(&mn_worker_at(&z->shm, w)->bell);
+        mn_event_notify(&mn_worker_at(&z->shm, w)->event);
     }
 }
 

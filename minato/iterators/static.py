@@ -24,8 +24,8 @@ from .form import Form
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor
 
-#: first lane of a worker's own, csrc/workers/mn_message.h
-LANE_WORKER = 2
+#: first queue of a worker's own, csrc/workers/mn_message.h
+QUEUE_WORKER = 2
 ANY_BLOCK = 1
 
 #: in place of a batch that an earlier process has delivered
@@ -59,7 +59,7 @@ class StaticIterator(MinatoIterator):
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._index_queues: list[Any] = [_Lane(self, w) for w in range(self._num_workers)]
+        self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
         if self._spares is not None:
@@ -137,7 +137,7 @@ class StaticIterator(MinatoIterator):
             number,
             self._position.epoch,
             self._position.seed,
-            LANE_WORKER + worker,
+            QUEUE_WORKER + worker,
             False,
             self._progress.user_epoch,
             None if layout is None else layout.core,
@@ -280,7 +280,7 @@ class StaticIterator(MinatoIterator):
 
 @dataclass
 class _Sent:
-    """A batch on its way through a worker's own lane."""
+    """A batch on its way through a worker's own queue."""
 
     block: int
     worker: int
@@ -290,7 +290,7 @@ class _Sent:
     done_ns: int = 0
 
 
-class _Lane:
+class _IndexQueue:
     """What torch's dispatch calls a worker's index queue."""
 
     def __init__(self, iterator: StaticIterator, worker: int) -> None:

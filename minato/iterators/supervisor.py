@@ -105,13 +105,13 @@ class Supervisor:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
-                    if health["barren"] > 1:
-                        died = _of_a_row(died, health["barren"])
+                    if health["crash_loop"] > 1:
+                        died = _of_a_row(died, health["crash_loop"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
             elif unstarted:
                 self._tell_of_fewer(died)
-            elif health["barren"] >= CRASH_LOOP:
-                self._tell_of_loop(_of_a_row(died, health["barren"]))
+            elif health["crash_loop"] >= CRASH_LOOP:
+                self._tell_of_loop(_of_a_row(died, health["crash_loop"]))
 
     def _tell_of_fewer(self, died: str) -> None:
         if not self._told_of_fewer:

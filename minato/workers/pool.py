@@ -250,13 +250,13 @@ class Pool:
 
     def _end_zygote(self) -> None:
         try:
-            self._poke()
+            self._wake()
             self.zygote.join(grace.STOP)
         finally:
             if self.zygote.exitcode != 0:
                 self._kill_all()  # it hangs, or died before it could end its workers
 
-    def _poke(self) -> None:
+    def _wake(self) -> None:
         assert self._commands is not None
         with contextlib.suppress(OSError):
             os.write(self._commands.fileno(), b"!")

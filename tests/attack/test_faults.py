@@ -20,15 +20,15 @@ from .test_kills import KINDS, make
 
 #: label -> kind of data that comes by it
 WORKER = {
-    "board.claim.before": "rows",
-    "board.claim.after": "rows and envelopes",
+    "runqueue.claim.before": "rows",
+    "runqueue.claim.after": "rows and envelopes",
     "worker.room.want": "small memory",
     "worker.room.granted": "small memory",
     "worker.collate.claimed": "batches in parts",
     "worker.done.before": "rows",
     "worker.done.after": "batches",
-    "bell.announced": "rows",
-    "bell.claimed": "rows and envelopes",
+    "event.announced": "rows",
+    "event.claimed": "rows and envelopes",
 }
 #: label -> whether a worker's death leads there
 ZYGOTE = {

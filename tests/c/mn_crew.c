@@ -10,7 +10,7 @@
 
 #define TASKS 8u
 #define WORKERS 3u
-#define LANES (MN_LANE_WORKER + WORKERS)
+#define QUEUES (MN_QUEUE_WORKER + WORKERS)
 #define RING 32u
 #define ROWS (UINT64_C(1) << 20)
 #define MS UINT64_C(1000000)
@@ -19,8 +19,8 @@ struct table {
     struct mn_ctl ctl;
     struct mn_worker workers[WORKERS];
     struct mn_task tasks[TASKS];
-    struct mn_lane lanes[LANES];
-    mn_a64 rings[LANES][RING];
+    struct mn_queue queues[QUEUES];
+    mn_a64 rings[QUEUES][RING];
     struct {
         struct mn_block block;
         uint32_t tasks[TASKS];
@@ -83,13 +83,13 @@ set_up(struct bench *s, uint32_t max_retries)
     s->shm = (struct mn_shm){(char *)t, &t->ctl};
     t->ctl.nworkers = WORKERS;
     t->ctl.ntasks = TASKS;
-    t->ctl.nlanes = LANES;
+    t->ctl.nqueues = QUEUES;
     t->ctl.workers_off = offsetof(struct table, workers);
     t->ctl.tasks_off = offsetof(struct table, tasks);
-    t->ctl.lanes_off = offsetof(struct table, lanes);
-    for (uint32_t i = 0; i < LANES; i++) {
-        t->lanes[i].ring_off = offsetof(struct table, rings) + i * sizeof(t->rings[0]);
-        t->lanes[i].mask = RING - 1;
+    t->ctl.queues_off = offsetof(struct table, queues);
+    for (uint32_t i = 0; i < QUEUES; i++) {
+        t->queues[i].ring_off = offsetof(struct table, rings) + i * sizeof(t->rings[0]);
+        t->queues[i].mask = RING - 1;
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
@@ -144,16 +144,16 @@ a_task_is_tried_by_others_and_then_lost(void)
     set_up(&s, 2);
     uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 5);
     CHECK_EQ(status_of(&s, task), MN_TASK_PLANNED);
-    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_LANE_NORMAL), MN_OK);
+    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_QUEUE_NORMAL), MN_OK);
     for (uint32_t w = 0; w < 3; w++) {
-        CHECK_EQ(mn_board_claim(&s.shm, w, &claimed), MN_OK);
+        CHECK_EQ(mn_runqueue_claim(&s.shm, w, &claimed), MN_OK);
         CHECK_EQ(claimed, task);
         struct mn_death death = die(&s, w, -9, false);
         CHECK_EQ(death.worker, w);
         CHECK_EQ(death.status, -9);
         CHECK_EQ(status_of(&s, task), w < 2 ? MN_TASK_QUEUED : MN_TASK_LOST);
     }
-    CHECK_EQ(mn_board_claim(&s.shm, 0, &claimed), MN_EMPTY);
+    CHECK_EQ(mn_runqueue_claim(&s.shm, 0, &claimed), MN_EMPTY);
     CHECK_EQ(s.tasks.lost[task].worker, 2);
     CHECK_EQ(s.tasks.retries, 2);
     CHECK_EQ(s.crew.ndeaths, 3);
@@ -162,7 +162,7 @@ a_task_is_tried_by_others_and_then_lost(void)
     tear_down(&s);
 }
 
-/* What waits on the dead worker's own lane goes to others, or is lost where only it may do it. */
+/* What waits on the dead worker's own queue goes to others, or is lost where only it may do it. */
 static void
 a_lane_of_the_dead_is_emptied(void)
 {
@@ -172,12 +172,12 @@ a_lane_of_the_dead_is_emptied(void)
         set_up(&s, 2);
         for (uint32_t i = 0; i < 2; i++) {
             task[i] = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, i, 1);
-            CHECK_EQ(mn_tasks_publish(&s.tasks, task[i], MN_LANE_WORKER + i), MN_OK);
+            CHECK_EQ(mn_tasks_publish(&s.tasks, task[i], MN_QUEUE_WORKER + i), MN_OK);
         }
         die(&s, 0, 1, only_it);
         CHECK_EQ(status_of(&s, task[0]), only_it ? MN_TASK_LOST : MN_TASK_QUEUED);
         CHECK_EQ(status_of(&s, task[1]), MN_TASK_QUEUED); /* another's */
-        CHECK_EQ(mn_board_claim(&s.shm, 2, &claimed), only_it ? MN_EMPTY : MN_OK);
+        CHECK_EQ(mn_runqueue_claim(&s.shm, 2, &claimed), only_it ? MN_EMPTY : MN_OK);
         tear_down(&s);
     }
 }
@@ -199,16 +199,16 @@ a_collate_task_is_not_left_over(void)
     CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING);
     mn_tasks_publish_collate(&s.tasks, block, &death);
     CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING); /* its part has not even begun */
-    CHECK_EQ(mn_tasks_publish(&s.tasks, tasks[0], MN_LANE_NORMAL), MN_OK);
-    CHECK_EQ(mn_board_claim(&s.shm, 0, &claimed), MN_OK);
+    CHECK_EQ(mn_tasks_publish(&s.tasks, tasks[0], MN_QUEUE_NORMAL), MN_OK);
+    CHECK_EQ(mn_runqueue_claim(&s.shm, 0, &claimed), MN_OK);
     uint64_t word = mn_a64_load_acquire(&s.t->tasks[claimed].word);
     mn_a64_store_release(&s.t->tasks[claimed].word,
                          mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_DONE));
     mn_tasks_publish_collate(&s.tasks, block, &death);
     mn_tasks_publish_collate(&s.tasks, block, &death);
-    CHECK_EQ(mn_board_claim(&s.shm, 1, &claimed), MN_OK);
+    CHECK_EQ(mn_runqueue_claim(&s.shm, 1, &claimed), MN_OK);
     CHECK_EQ(claimed, tasks[1]);
-    CHECK_EQ(mn_board_claim(&s.shm, 2, &claimed), MN_EMPTY);
+    CHECK_EQ(mn_runqueue_claim(&s.shm, 2, &claimed), MN_EMPTY);
     tear_down(&s);
 }
 
@@ -223,13 +223,13 @@ a_row_of_deaths_makes_pauses(void)
         for (uint32_t death = 0; death < 200; death++) {
             (void)die(&s, 1, -9, false);
             CHECK_EQ(s.t->workers[1].pause_ms, pauses[death < 6 ? death : 6]);
-            CHECK_EQ(mn_crew_barren(&s.crew), death + 1);
+            CHECK_EQ(mn_crew_crash_loop(&s.crew), death + 1);
             s.now_ns += 50 * MS;
         }
         mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7 + row); /* it finished something */
         (void)die(&s, 1, -9, false);
         CHECK_EQ(s.t->workers[1].pause_ms, 0);
-        CHECK_EQ(mn_crew_barren(&s.crew), 0);
+        CHECK_EQ(mn_crew_crash_loop(&s.crew), 0);
     }
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     s.t->workers[0].retired = 1; /* the user ended it */
@@ -316,10 +316,10 @@ a_lost_executor_is_told_once(void)
     mn_watch_look(&watch, 1000000000);
     CHECK(!s.crew.lost);
     mn_a32_store_seqcst(&s.t->ctl.stop, 0);
-    mn_bell_announce(&s.t->ctl.trainer);
+    mn_event_prepare_wait(&s.t->ctl.trainer);
     mn_watch_look(&watch, 1000000000);
     CHECK(s.crew.lost && !s.crew.hung);
-    CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_BELL_AWAKE);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_EVENT_AWAKE);
     mn_crew_lose_executor(&s.crew, true);
     CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).everybody);
     mn_mutex_fini(&guard);
@@ -333,17 +333,17 @@ rings_go_to_who_may_take_the_task(void)
     struct bench s;
     set_up(&s, 2);
     for (uint32_t w = 0; w < WORKERS; w++) {
-        mn_bell_announce(&s.t->workers[w].bell);
+        mn_event_prepare_wait(&s.t->workers[w].event);
     }
-    mn_crew_ring(&s.crew, 3);
-    for (uint32_t w = 0; w < WORKERS; w++) { /* nothing is on any lane */
-        CHECK_EQ(mn_a32_load_acquire(&s.t->workers[w].bell.word), MN_BELL_ASLEEP);
+    mn_crew_notify(&s.crew, 3);
+    for (uint32_t w = 0; w < WORKERS; w++) { /* nothing is on any queue */
+        CHECK_EQ(mn_a32_load_acquire(&s.t->workers[w].event.word), MN_EVENT_ASLEEP);
     }
     uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 1);
-    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_LANE_WORKER + 2), MN_OK);
-    mn_crew_ring(&s.crew, 1);
-    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[0].bell.word), MN_BELL_ASLEEP);
-    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].bell.word), MN_BELL_AWAKE);
+    CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_QUEUE_WORKER + 2), MN_OK);
+    mn_crew_notify(&s.crew, 1);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[0].event.word), MN_EVENT_ASLEEP);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].event.word), MN_EVENT_AWAKE);
     tear_down(&s);
 }
 

@@ -149,7 +149,7 @@ churn(struct plant *p, uint64_t *dice)
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
     }
     mn_mutex_unlock(&e->mutex);
-    mn_bell_ring(&k->bell);
+    mn_event_notify(&k->event);
 }
 
 static void
@@ -232,7 +232,7 @@ dismissed_threads_end(void)
         }
         mn_a32_store_seqcst(&p.e->shm.ctl->dismissed, 1);
         for (uint32_t w = 0; w < THREADS; w++) {
-            mn_bell_ring(&mn_worker_at(&p.e->shm, w)->bell);
+            mn_event_notify(&mn_worker_at(&p.e->shm, w)->event);
         }
         close_plant(&p);
     }

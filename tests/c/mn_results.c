@@ -168,7 +168,7 @@ SPOIL(part_within_a_page,
 
 /* The trainer's own words, and times for people: nothing follows from what they are. */
 SPOIL(trainers_own,
-      r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->lane = r->t->why = 12345)
+      r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->queue = r->t->why = 12345)
 
 struct spoiled {
     const char *name;
@@ -405,7 +405,7 @@ no_room_of_a_damaged_worker(void)
     tear_down(&s);
 }
 
-/* Whatever stands in the rest of the entry and in the lanes, the trainer goes on. */
+/* Whatever stands in the rest of the entry and in the queues, the trainer goes on. */
 static void
 entries_that_make_no_sense(void)
 {
@@ -423,17 +423,17 @@ entries_that_make_no_sense(void)
         }
         k->pid = k->tid = k->starts = UINT32_MAX;
         k->exit_status = INT32_MIN;
-        mn_a32_store_relaxed(&k->bell.word, 77);
+        mn_a32_store_relaxed(&k->event.word, 77);
         mn_a32_store_relaxed(&k->room.word, 77);
         mn_a32_store_relaxed(&k->lease_state, 77);
-        mn_a64_store_relaxed(&mn_lane_at(&e->shm, MN_LANE_NORMAL)->hint, value);
+        mn_a64_store_relaxed(&mn_queue_at(&e->shm, MN_QUEUE_NORMAL)->hint, value);
         (void)rig_step(e);
         mn_mutex_lock(&e->mutex);
         mn_scheduler_saw(e, 0, 4);
         mn_scheduler_tick(e, now += 3000000000u);
         mn_engine_unlock(e);
     }
-    CHECK_EQ(mn_bell_sleep(&k->bell, WAIT_NS), 0); /* it does not spin */
+    CHECK_EQ(mn_event_commit_wait(&k->event, WAIT_NS), 0); /* it does not spin */
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t task = claim(&s.w[1]);
         CHECK_EQ(rig_run(&s.w[1], task), 0);

@@ -1,4 +1,4 @@
-/* What the tests of boards, engines and workers share: blocks whose bytes can be checked.
+/* What the tests of run queues, engines and workers share: blocks whose bytes can be checked.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Every byte of a row follows from the row's position and the field's number, every byte of
@@ -265,14 +265,14 @@ rig_index(const struct rig *r, uint32_t nrows)
 
 /* Static: 0 and the block, or what mn_engine_submit says. */
 static MN_UNUSED int
-rig_submit(struct rig *r, uint32_t nrows, uint32_t lane, struct rig_block *out)
+rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
     struct mn_submit s = {.number = r->number,
                           .position = r->position,
                           .nrows = nrows,
                           .kind = r->form.kind,
-                          .lane = lane,
+                          .queue = queue,
                           .layout = r->form.layout,
                           .nfields = r->form.nfields,
                           .row_bytes = r->form.row_bytes,

@@ -106,7 +106,7 @@ look_after(struct nursery *n, uint32_t number)
     n->deaths += info.si_code == CLD_KILLED;
     k->exit_status = info.si_code == CLD_KILLED ? -info.si_status : info.si_status;
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
-    mn_bell_kick(&e->shm.ctl->engine); /* the dead one may have claimed it */
+    mn_event_notify_always(&e->shm.ctl->engine); /* the dead one may have claimed it */
     while (mn_a32_load_acquire(&k->state) != MN_WORKER_SWEPT) {
         usleep(200);
     }
@@ -172,7 +172,7 @@ static void
 start_nursery(struct nursery *n)
 {
     /* The parent of workers is another process in the product. Here their deaths would break
-     * off the trainer's sleep, which then looks at its bell: no lost wake-up would be seen. */
+     * off the trainer's sleep, which then looks at its event: no lost wake-up would be seen. */
     sigset_t deaths;
     CHECK(sigemptyset(&deaths) == 0 && sigaddset(&deaths, SIGCHLD) == 0);
     CHECK_EQ(pthread_sigmask(SIG_BLOCK, &deaths, NULL), 0);
@@ -273,13 +273,13 @@ die_at(const char *label, const char *after, uint32_t every, uint64_t least, uin
 static void
 die_before_claim(void)
 {
-    die_at("board.claim.before", NULL, 30, 0, 0);
+    die_at("runqueue.claim.before", NULL, 30, 0, 0);
 }
 
 static void
 die_after_claim(void)
 {
-    die_at("board.claim.after", NULL, 30, 1, 1);
+    die_at("runqueue.claim.after", NULL, 30, 1, 1);
 }
 
 static void
@@ -298,20 +298,20 @@ die_after_done(void)
 static void
 die_announced(void)
 {
-    die_at("bell.announced", NULL, 6, 0, 1);
+    die_at("event.announced", NULL, 6, 0, 1);
 }
 
-/* Dies with a sleeper's bell in its hand: no other ring will wake that sleeper. */
+/* Dies with a sleeper's event in its hand: no other ring will wake that sleeper. */
 static void
 die_before_waking_engine(void)
 {
-    die_at("bell.claimed", "board.claim.after", 8, 1, 1);
+    die_at("event.claimed", "runqueue.claim.after", 8, 1, 1);
 }
 
 static void
 die_before_waking_trainer(void)
 {
-    die_at("bell.claimed", "worker.done.after", 2, 0, 0);
+    die_at("event.claimed", "worker.done.after", 2, 0, 0);
 }
 
 static void

@@ -166,7 +166,7 @@ class Large(Numbers):
 
 def test_copies_past_the_ceiling_go_back_to_the_system(own: Kind) -> None:
     # Half of the limit may be kept in the arena; from there on the caller gets copies. Nine
-    # are kept and one is in hand; what malloc keeps of dropped ones would be several times that.
+    # are kept and one is prefetched; what malloc keeps of dropped ones would be several times that.
     made = own(Large(120), batch_size=2, num_workers=2, memory_limit="64MiB")
     kept, most, before = [], 0, None
     for number, batch in enumerate(made):

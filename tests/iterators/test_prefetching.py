@@ -101,7 +101,7 @@ def test_they_are_received_at_a_time() -> None:
     assert firsts(got) == list(range(0, BATCH * BATCHES, BATCH))
 
 
-def in_hand(loader: minato.DataLoader) -> Any:
+def prefetched(loader: minato.DataLoader) -> Any:
     """An iterator that has given one batch of its second epoch and has the rest of AT_A_TIME."""
     iterator = second(loader)
     complete(iterator, WINDOW)
@@ -111,7 +111,7 @@ def in_hand(loader: minato.DataLoader) -> Any:
 
 def test_they_are_handed_out_without_python() -> None:
     loader = make(Numbers())
-    iterator = in_hand(loader)
+    iterator = prefetched(loader)
     iterator._next = None
     assert firsts(next(iterator) for _ in range(3)) == [2, 4, 6]
     assert iterator._num_yielded == iterator._rcvd_idx == loader.state_dict()["delivered"] == 4
@@ -134,7 +134,7 @@ def test_a_class_that_fails_in_the_trainer_costs_its_batch_and_no_other() -> Non
 
 
 def test_a_profiler_that_begins_later_sees_each() -> None:
-    iterator = in_hand(make(Numbers()))
+    iterator = prefetched(make(Numbers()))
     next(iterator)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert firsts(next(iterator) for _ in range(2)) == [4, 6]
@@ -146,7 +146,7 @@ def test_a_profiler_that_begins_later_sees_each() -> None:
 @pytest.mark.parametrize("of", [dataloader._BaseDataLoaderIter,
                                 dataloader._MultiProcessingDataLoaderIter])  # fmt: skip
 def test_who_watches_torchs_next_sees_each(of: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    iterator = in_hand(make(Numbers()))
+    iterator = prefetched(make(Numbers()))
     next(iterator)
     plain, seen = of.__next__, []
     with monkeypatch.context() as patch:
@@ -165,7 +165,7 @@ def after_a_break(loader: Any, generator: torch.Generator, at: int) -> tuple[byt
     got = []
     for batch in loader:
         got.append(int(batch[0, 0]))
-        time.sleep(0.006)  # so that some are in hand
+        time.sleep(0.006)  # so that some are prefetched
         if len(got) == at:
             break
     return generator.get_state().numpy().tobytes(), got
@@ -193,7 +193,7 @@ def past_the_window(iterator: Any) -> int:
     return int(early) + int(ahead)
 
 
-def test_what_is_in_hand_is_in_the_window() -> None:
+def test_what_is_prefetched_is_in_the_window() -> None:
     """torch's: so many are made before the program has taken the first of them. Of smaller
     batches the engine makes more where the machine has paused for some samples."""
     iterator = second(make(Numbers(floats=LEAST_FLOATS)))
@@ -285,7 +285,7 @@ def test_none_of_the_next_epoch() -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_slow_program_gets_all(ahead: bool) -> None:
-    """Also of epochs whose end is met, or whose next is begun, with some in hand: they are
+    """Also of epochs whose end is met, or whose next is begun, with some prefetched: they are
     longer than what is planned at first."""
     dataset = Numbers(batches=5 * BATCHES)
     order, sampler = (

@@ -13,7 +13,7 @@ from minato.options import Options
 
 from .parts import Loader, position_of
 
-HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "barren": 0, "live": 2,
+HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "crash_loop": 0, "live": 2,
            "retries": 0, "pid": 0, "status": 0}  # fmt: skip
 
 
@@ -111,9 +111,9 @@ def test_one_that_could_not_be_started_is_told_of_once() -> None:
 
 
 def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
-    supervisor = supervisor_of(pool := Pool(deaths=4, barren=2, live=1, pid=5, status=-9))
+    supervisor = supervisor_of(pool := Pool(deaths=4, crash_loop=2, live=1, pid=5, status=-9))
     supervisor.check(never)
-    pool.health["barren"] = 3
+    pool.health["crash_loop"] = 3
     with pytest.warns(UserWarning, match=r"pid 5\) is killed .* one of 3 deaths in a row") as told:
         supervisor.check(never)
         supervisor.check(never)

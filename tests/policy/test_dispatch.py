@@ -43,7 +43,7 @@ class Rates(NamedTuple):
     consumer: int = 0
     typical: int = 10
     window: int = 4
-    hungry: int = 2
+    starved_below: int = 2
     workers: int = 4
 
 
@@ -92,13 +92,13 @@ def drain(d: _policy.PolicyDispatch, batch: int = 1) -> list[Choice]:
 costs = st.lists(st.integers(0, 2000), min_size=1, max_size=60)
 rates_strategy = st.builds(Rates, period=st.integers(1, 500), consumer=st.integers(0, 500),
                            typical=st.integers(0, 300), window=st.integers(1, 8),
-                           hungry=st.integers(0, 4), workers=st.integers(1, 16))
+                           starved_below=st.integers(0, 4), workers=st.integers(1, 16))
 
 
 @given(costs, st.integers(1, 5), rates_strategy, st.booleans())
 def test_every_task_once(values, batch, rates, close):
     tasks = tasks_of(values, batch)
-    rates = rates._replace(hungry=max(1, rates.hungry))
+    rates = rates._replace(starved_below=max(1, rates.starved_below))
     out = drain(dispatch(tasks, rates, close))
     assert sorted(c.position for c in out) == [t.position for t in tasks]
     assert {c[:3] for c in out} == set(tasks)
@@ -110,14 +110,14 @@ def test_equal_costs_keep_the_samplers_order(n, cost, batch, rates, close, rng):
     tasks = tasks_of([cost] * n, batch)
     shuffled = list(tasks)
     rng.shuffle(shuffled)
-    out = drain(dispatch(shuffled, rates._replace(hungry=max(1, rates.hungry)), close))
+    out = drain(dispatch(shuffled, rates._replace(starved_below=max(1, rates.starved_below)), close))
     assert [c.position for c in out] == list(range(n))
 
 
 @given(costs, st.integers(1, 5), rates_strategy)
 def test_least_slack_first(values, batch, rates):
     tasks = tasks_of(values, batch)
-    rates = rates._replace(hungry=max(1, rates.hungry))
+    rates = rates._replace(starved_below=max(1, rates.starved_below))
     out = drain(dispatch(tasks, rates))
     assert [Task(*c[:3]) for c in out] == sorted(tasks, key=lambda t: key(t, rates))
     assert all(c.slack == excess_slack(Task(*c[:3]), rates) for c in out)
@@ -125,7 +125,7 @@ def test_least_slack_first(values, batch, rates):
 
 @given(costs, st.integers(1, 5), rates_strategy, st.randoms(use_true_random=False))
 def test_order_does_not_depend_on_insertion(values, batch, rates, rng):
-    rates = rates._replace(hungry=max(1, rates.hungry))
+    rates = rates._replace(starved_below=max(1, rates.starved_below))
     tasks = tasks_of(values, batch)
     shuffled = list(tasks)
     rng.shuffle(shuffled)
@@ -145,10 +145,10 @@ def test_the_window(values, batch, rates, head, ready, last):
     starts = [t for t in allowed
               if t.batch < head + rates.window or excess_slack(t, rates) <= edge]
     if choice is None:
-        # Nothing may start: none at all, or the window is full and nobody is hungry. A
+        # Nothing may start: none at all, or the window is full and nobody is starved. A
         # task past last_batch at the top hides no task of the head batch.
         assert not [t for t in starts if t.batch == head]
-        assert not allowed or ready >= rates.hungry
+        assert not allowed or ready >= rates.starved_below
         return
     task = Task(*choice[:3])
     assert task in allowed
@@ -156,12 +156,12 @@ def test_the_window(values, batch, rates, head, ready, last):
     assert choice.why == (WINDOW if task.batch < head + rates.window else
                           EARLY if slack <= edge else AHEAD)
     if choice.why == AHEAD:
-        assert ready < rates.hungry
+        assert ready < rates.starved_below
 
 
 @given(st.integers(0, 3000), st.integers(1, 300), st.integers(1, 10))
 def test_a_slow_sample_moves_ahead_exactly_as_far_as_it_must(excess, period, window):
-    rates = Rates(period=period, typical=10, window=window, hungry=0)
+    rates = Rates(period=period, typical=10, window=window, starved_below=0)
     batch = 200
     d = dispatch([Task(0, batch, 10 + excess)], rates)
     heads = [h for h in range(batch + 1) if peek(d, h, 0) is not None]
@@ -172,7 +172,7 @@ def test_a_slow_sample_moves_ahead_exactly_as_far_as_it_must(excess, period, win
 
 
 def test_ordinary_samples_start_only_in_the_window():
-    rates = Rates(window=3, hungry=1)
+    rates = Rates(window=3, starved_below=1)
     d = dispatch(tasks_of([10] * 20, 2), rates)
     taken = 0
     while (choice := peek(d, 0, 1)) is not None:
@@ -234,7 +234,7 @@ def test_known_costs_end_about_as_early_as_longest_first(values, workers):
 
 
 def test_past_the_last_batch_only_what_is_known_to_be_slow():
-    rates = Rates(period=100, typical=10, window=50, hungry=1)
+    rates = Rates(period=100, typical=10, window=50, starved_below=1)
     d = dispatch(tasks_of([10] * 20 + [510] + [10], 1), rates)
     taken = []
     while (choice := peek(d, 0, 0, 14)) is not None:
@@ -321,7 +321,7 @@ def test_against_a_model(seed):
 @given(costs, st.integers(1, 5), rates_strategy, st.booleans())
 def test_reopening_is_as_if_it_had_not_been_closed(values, batch, rates, clear):
     """And clearing as if nothing had ever been there."""
-    rates = rates._replace(hungry=max(1, rates.hungry))
+    rates = rates._replace(starved_below=max(1, rates.starved_below))
     tasks = tasks_of(values, batch)
     d = dispatch(tasks, rates, close=True)
     if clear:
@@ -336,7 +336,7 @@ def test_reopening_is_as_if_it_had_not_been_closed(values, batch, rates, clear):
 
 @given(costs, st.integers(1, 5), rates_strategy, st.booleans(), st.sets(st.integers(0, 20)))
 def test_dropping_is_as_if_they_had_not_been_there(values, batch, rates, close, gone):
-    rates = rates._replace(hungry=max(1, rates.hungry))
+    rates = rates._replace(starved_below=max(1, rates.starved_below))
     tasks = tasks_of(values, batch)
     d = dispatch(tasks, rates, close)
     for number in sorted(gone):
@@ -379,7 +379,7 @@ def test_refuses_nodes_that_are_not_held():
 
 def test_survives_extreme_numbers():
     big = 2**62
-    rates = Rates(period=big, consumer=big, typical=0, window=big, hungry=big, workers=9)
+    rates = Rates(period=big, consumer=big, typical=0, window=big, starved_below=big, workers=9)
     d = dispatch([Task(0, big, big), Task(1, 0, 0)], rates, close=True)
     assert sorted(c.position for c in drain(d)) == [0, 1]
 

@@ -55,7 +55,7 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
     if (c->total_bytes > MOST_BYTES || c->workers_off > c->total_bytes
         || c->tasks_off > c->total_bytes /* so the sums above did not wrap */
         || c->nworkers > MOST_WORKERS || c->ntasks > MOST_TASKS || workers_end > c->tasks_off
-        || tasks_end > c->lanes_off || c->lanes_off > c->input_off
+        || tasks_end > c->queues_off || c->queues_off > c->input_off
         || c->input_off > c->arena_off || c->arena_off > c->total_bytes) {
         PyErr_SetString(PyExc_ValueError, "the loader's memory is damaged");
         return -1;

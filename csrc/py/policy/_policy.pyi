@@ -45,7 +45,7 @@ class PolicyDispatch:
         consumer: int,
         typical: int,
         window: int,
-        hungry: int,
+        starved_below: int,
         workers: int,
     ) -> PolicyDispatch: ...
     def __len__(self) -> int: ...
@@ -65,7 +65,7 @@ class PolicyDispatch:
         consumer: int,
         typical: int,
         window: int,
-        hungry: int,
+        starved_below: int,
         workers: int,
         /,
     ) -> bool: ...

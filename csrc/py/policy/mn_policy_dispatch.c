@@ -23,15 +23,15 @@ static PyObject *
 dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"capacity", "period", "consumer", "typical",
-                            "window",   "hungry", "workers",  NULL};
+                            "window",   "starved_below", "workers",  NULL};
     unsigned int capacity, workers;
-    long long period, consumer, typical, window, hungry;
+    long long period, consumer, typical, window, starved_below;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ILLLLLI:PolicyDispatch", names,
                                      &capacity, &period, &consumer, &typical, &window,
-                                     &hungry, &workers)) {
+                                     &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
     struct dispatch_object *self = (struct dispatch_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -135,13 +135,13 @@ dispatch_take(PyObject *self, PyObject *arg)
 static PyObject *
 dispatch_retime(PyObject *self, PyObject *args)
 {
-    long long period, consumer, typical, window, hungry;
+    long long period, consumer, typical, window, starved_below;
     unsigned int workers;
     if (!PyArg_ParseTuple(args, "LLLLLI:retime", &period, &consumer, &typical, &window,
-                          &hungry, &workers)) {
+                          &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, hungry, workers};
+    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
     return PyBool_FromLong(mn_dispatch_retime(dispatch_of(self), &rates));
 }
 
@@ -209,7 +209,7 @@ static PyMethodDef dispatch_methods[] = {
     {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
     {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
     {"retime", dispatch_retime, METH_VARARGS,
-     "retime(period, consumer, typical, window, hungry, workers, /) -> were the keys renewed?"},
+     "retime(period, consumer, typical, window, starved_below, workers, /) -> were the keys renewed?"},
     {"close", dispatch_close, METH_NOARGS, "all tasks of the epoch are inserted"},
     {"reopen", dispatch_reopen, METH_NOARGS, "more tasks will come"},
     {"drop", dispatch_drop, METH_O, "drop(batch, /): takes out all tasks of a batch"},
@@ -223,8 +223,8 @@ static PyGetSetDef dispatch_getset[] = {
 };
 
 PyDoc_STRVAR(dispatch_doc,
-"PolicyDispatch(capacity, period, consumer, typical, window, hungry, workers)\n--\n\n"
-"Least slack first within a window that costs widen. Times in ns, window and hungry in\n"
+"PolicyDispatch(capacity, period, consumer, typical, window, starved_below, workers)\n--\n\n"
+"Least slack first within a window that costs widen. Times in ns, window and starved_below in\n"
 "batches.");
 
 static PyType_Slot dispatch_slots[] = {

@@ -1,9 +1,9 @@
-/* mn_delivery.c - HandsOut: next() of iterators, without Python for a batch that is in hand.
+/* mn_delivery.c - HandsOut: next() of iterators, without Python for a batch that is prefetched.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program whose steps take milliseconds comes back to cold caches. Then the Python that a
  * next() runs costs twenty times what it does in a loop, some 40 us even where the batch was
- * received long ago. So the iterator says when it takes some in hand how many of them may be
+ * received long ago. So the iterator says when it takes some ahead how many of them may be
  * given out with nothing else to do, and those are, here.
  *
  * Owner: whoever holds the GIL. Nothing here lets it go before all is written that belongs
@@ -17,7 +17,7 @@
 struct mn_delivery {
     PyObject_HEAD
     struct mn_state *st;
-    PyObject *in_hand;  /* deque of [what, batch] */
+    PyObject *prefetched;  /* deque of [what, batch] */
     PyObject *engine;
     PyObject *progress; /* what was delivered, its .head counts on */
     Py_ssize_t granted; /* so many may be handed out here; 0: the three above are NULL */
@@ -28,7 +28,7 @@ static void
 revoke(struct mn_delivery *h)
 {
     h->granted = 0;
-    Py_CLEAR(h->in_hand);
+    Py_CLEAR(h->prefetched);
     Py_CLEAR(h->engine);
     Py_CLEAR(h->progress);
 }
@@ -66,7 +66,7 @@ deliver(struct mn_delivery *h)
     if (e == NULL || count_on(h->st, h->progress) < 0) {
         return NULL;
     }
-    PyObject *entry = PyObject_CallMethodNoArgs(h->in_hand, h->st->str_popleft);
+    PyObject *entry = PyObject_CallMethodNoArgs(h->prefetched, h->st->str_popleft);
     if (entry == NULL) {
         return NULL;
     }
@@ -115,22 +115,22 @@ new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 }
 
 PyDoc_STRVAR(grant_doc,
-"_grant(count, in_hand, engine, progress)\n\n"
-"The next count calls of next() may give batches of the deque in_hand, of [what, batch], and\n"
+"_grant(count, prefetched, engine, progress)\n\n"
+"The next count calls of next() may give batches of the deque prefetched, of [what, batch], and\n"
 "tell the engine and progress.head. 0 takes that back.");
 
 static PyObject *
 grant(PyObject *self, PyObject *args)
 {
     struct mn_delivery *h = (struct mn_delivery *)self;
-    PyObject *in_hand = NULL, *engine = NULL, *progress = NULL;
+    PyObject *prefetched = NULL, *engine = NULL, *progress = NULL;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "n|OOO", &count, &in_hand, &engine, &progress)) {
+    if (!PyArg_ParseTuple(args, "n|OOO", &count, &prefetched, &engine, &progress)) {
         return NULL;
     }
     revoke(h);
     if (count > 0) {
-        h->in_hand = Py_NewRef(in_hand);
+        h->prefetched = Py_NewRef(prefetched);
         h->engine = Py_NewRef(engine);
         h->progress = Py_NewRef(progress);
         h->granted = count;
@@ -143,7 +143,7 @@ traverse(PyObject *self, visitproc visit, void *arg)
 {
     struct mn_delivery *h = (struct mn_delivery *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(h->in_hand);
+    Py_VISIT(h->prefetched);
     Py_VISIT(h->engine);
     Py_VISIT(h->progress);
     return 0;

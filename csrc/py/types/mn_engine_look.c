@@ -353,7 +353,7 @@ mn_engine_py_note_failed(PyObject *self, PyObject *arg)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, zygote_hung, deaths, barren, live, retries, worker, pid, status}\n\n"
+    "health() -> {zygote_lost, zygote_hung, deaths, crash_loop, live, retries, worker, pid, status}\n\n"
     "Unexpected deaths so far, the longest row of them up to now in one place without a finished\n"
     "task, workers that may still finish something, and the last death.";
 
@@ -368,7 +368,7 @@ mn_engine_py_health(PyObject *self, PyObject *ignored)
     struct mn_health h = mn_engine_health(e);
     return Py_BuildValue("{sO sO sI sI sI sK sI sI si}", "zygote_lost",
                          h.zygote_lost ? Py_True : Py_False, "zygote_hung",
-                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "barren", h.barren,
+                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "crash_loop", h.crash_loop,
                          "live", h.live,
                          "retries", (unsigned long long)h.retries, "worker", h.last.worker, "pid",
                          h.last.pid, "status", h.last.status);

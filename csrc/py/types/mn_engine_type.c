@@ -239,9 +239,9 @@ no_room(const struct mn_memory *m)
 }
 
 PyDoc_STRVAR(submit_doc,
-"submit(indices, dumps, kind, number, epoch, base_seed, lane, seeded, user_epoch=0,\n"
+"submit(indices, dumps, kind, number, epoch, base_seed, queue, seeded, user_epoch=0,\n"
 "       layout=None, layout_at=0, nrows=1, spares=0) -> int | None\n\n"
-"Static scheduling: publishes one batch to a worker's lane and returns its block. indices\n"
+"Static scheduling: publishes one batch to a worker's queue and returns its block. indices\n"
 "that are no list of machine integers travel as dumps(indices), bytes. layout: how the worker\n"
 "may place the batch's nrows samples, if there is room for them now (form() says so); layout_at\n"
 "is what post() gave for it. The last spares of the indices are of other samples, to take the\n"
@@ -270,7 +270,7 @@ static PyObject *
 engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
-                            "lane", "seeded", "user_epoch", "layout", "layout_at", "nrows",
+                            "queue", "seeded", "user_epoch", "layout", "layout_at", "nrows",
                             "spares", NULL};
     struct mn_engine *e = mn_engine_get(self);
     struct mn_submit s = {.nrows = 1};
@@ -279,15 +279,15 @@ engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
     int seeded;
     if (e == NULL
         || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOIII", names, &indices,
-                                        &dumps, &s.kind, &number, &epoch, &seed, &s.lane,
+                                        &dumps, &s.kind, &number, &epoch, &seed, &s.queue,
                                         &seeded, &user_epoch, &layout, &s.layout, &s.nrows,
                                         &s.spares)
         || fill_rows(self, &s, layout) < 0) {
         return NULL;
     }
-    if (s.lane < MN_LANE_WORKER || s.lane >= mn_engine_shm(e)->ctl->nlanes
+    if (s.queue < MN_QUEUE_WORKER || s.queue >= mn_engine_shm(e)->ctl->nqueues
         || (s.kind != MN_KIND_BATCH && s.kind != MN_KIND_RESUME)) {
-        PyErr_SetString(PyExc_ValueError, "no such lane or kind");
+        PyErr_SetString(PyExc_ValueError, "no such queue or kind");
         return NULL;
     }
     s.number = number;

@@ -14,7 +14,7 @@
 #include "os/mn_thread.h"
 #include "py/seeding/mn_seed_mix.h"
 
-/* Rings that are lost with their ringer cost so long at most. */
+/* Notifications that are lost with their notifier cost so long at most. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
 
 int
@@ -90,12 +90,12 @@ enter(struct mn_worker_side *w)
             mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
         }
         else {
-            mn_bell_announce(&me->bell);
+            mn_event_prepare_wait(&me->event);
             if (must_wait(w)) {
-                (void)mn_bell_sleep(&me->bell, IDLE_NS);
+                (void)mn_event_commit_wait(&me->event, IDLE_NS);
             }
             else {
-                mn_bell_retract(&me->bell);
+                mn_event_cancel_wait(&me->event);
             }
         }
     }
@@ -107,7 +107,7 @@ mn_native_die(struct mn_worker_side *w, int32_t status)
 {
     w->me->exit_status = status;
     mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
-    mn_bell_ring(&w->shm.ctl->engine);
+    mn_event_notify(&w->shm.ctl->engine);
 }
 
 /* Asked to leave: as an orderly end, or as what terminate() does to a process. */
@@ -148,7 +148,7 @@ static uint64_t
 epoch_of(const struct mn_native_pipeline *p, const struct mn_block *b)
 {
     if (p->epoch != NULL) {
-        /* Relaxed: a number by itself. An epoch begins after it was set, by the board's
+        /* Relaxed: a number by itself. An epoch begins after it was set, by the run queue's
          * [T1]. Python code writes the word as a whole. */
         return mn_a64_load_relaxed((const mn_a64 *)(const void *)p->epoch);
     }

@@ -1,4 +1,4 @@
-/* The bell: no wake-up is lost, whoever dies.
+/* The event: no wake-up is lost, whoever dies.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The stress bodies sleep without a timeout and every publish is answered before the next,
@@ -12,13 +12,13 @@
 #include "base/mn_assert.h"
 #include "mn_test.h"
 #include "os/mn_futex.h"
-#include "sync/mn_bell.h"
+#include "sync/mn_event.h"
 
 /* ---- a scripted kernel ---- */
 
 struct script {
     int rc;      /* what the wait returns; 1: end of script, the real thing */
-    bool rings;  /* somebody rings meanwhile */
+    bool notified; /* by somebody, meanwhile */
 };
 
 static const struct script *script;
@@ -52,8 +52,8 @@ __wrap_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
     CHECK(waits < 8);
     waited_ns[waits++] = timeout_ns;
     now_ns += TICK_NS;
-    if (script->rings) {
-        CHECK(mn_bell_ring((struct mn_bell *)(void *)word));
+    if (script->notified) {
+        CHECK(mn_event_notify((struct mn_event *)(void *)word));
     }
     return script++->rc;
 }
@@ -68,60 +68,60 @@ __wrap_mn_now_ns(void)
 }
 
 static int
-sleep_with(struct mn_bell *bell, const struct script *lines, int64_t timeout_ns)
+sleep_with(struct mn_event *event, const struct script *lines, int64_t timeout_ns)
 {
-    mn_bell_announce(bell);
+    mn_event_prepare_wait(event);
     script = lines;
     waits = 0;
-    int rc = mn_bell_sleep(bell, timeout_ns);
+    int rc = mn_event_commit_wait(event, timeout_ns);
     script = NULL;
-    CHECK_EQ(mn_a32_load_relaxed(&bell->word), MN_BELL_AWAKE);
+    CHECK_EQ(mn_a32_load_relaxed(&event->word), MN_EVENT_AWAKE);
     return rc;
 }
 
 static void
 results_of_a_sleep(void)
 {
-    struct mn_bell bell = {0};
-    const struct script rung[] = {{0, true}, {1, false}};
+    struct mn_event event = {0};
+    const struct script notified[] = {{0, true}, {1, false}};
     const struct script spurious[] = {{0, false}, {0, false}, {-EAGAIN, true}, {1, false}};
     const struct script late[] = {{0, false}, {-ETIMEDOUT, false}, {1, false}};
     const struct script both[] = {{-ETIMEDOUT, true}, {1, false}};
     const struct script signal[] = {{-EINTR, false}, {1, false}};
     const struct script signal_and_ring[] = {{-EINTR, true}, {1, false}};
-    CHECK_EQ(sleep_with(&bell, rung, -1), 0);
-    CHECK_EQ(sleep_with(&bell, spurious, -1), 0);
-    CHECK_EQ(sleep_with(&bell, spurious, 1000000000), 0);
-    CHECK_EQ(sleep_with(&bell, late, -1), -ETIMEDOUT);
-    CHECK_EQ(sleep_with(&bell, both, -1), 0);
-    CHECK_EQ(sleep_with(&bell, signal, -1), -EINTR);
-    CHECK_EQ(sleep_with(&bell, signal_and_ring, -1), 0);
+    CHECK_EQ(sleep_with(&event, notified, -1), 0);
+    CHECK_EQ(sleep_with(&event, spurious, -1), 0);
+    CHECK_EQ(sleep_with(&event, spurious, 1000000000), 0);
+    CHECK_EQ(sleep_with(&event, late, -1), -ETIMEDOUT);
+    CHECK_EQ(sleep_with(&event, both, -1), 0);
+    CHECK_EQ(sleep_with(&event, signal, -1), -EINTR);
+    CHECK_EQ(sleep_with(&event, signal_and_ring, -1), 0);
 }
 
 static void
 a_timeout_holds_through_spurious_wakes(void)
 {
-    struct mn_bell bell = {0};
+    struct mn_event event = {0};
     const struct script spurious[] = {{0, false}, {-EAGAIN, false}, {0, false}, {-EIO, false}};
-    CHECK_EQ(sleep_with(&bell, spurious, 3 * TICK_NS - 1), -ETIMEDOUT);
+    CHECK_EQ(sleep_with(&event, spurious, 3 * TICK_NS - 1), -ETIMEDOUT);
     CHECK_EQ(waits, 3);
     for (int i = 0; i < 3; i++) {
         CHECK_EQ(waited_ns[i], (3 - i) * TICK_NS - 1);
     }
-    CHECK_EQ(sleep_with(&bell, spurious, -1), -EIO);
+    CHECK_EQ(sleep_with(&event, spurious, -1), -EIO);
     CHECK_EQ(waited_ns[2], -1);
-    CHECK_EQ(sleep_with(&bell, NULL, 0), -ETIMEDOUT);
+    CHECK_EQ(sleep_with(&event, NULL, 0), -ETIMEDOUT);
 }
 
 /* Whoever looks again after each sleep takes no core for it. */
 static void
 a_kernel_that_refuses_is_not_asked_all_the_time(void)
 {
-    struct mn_bell bell = {0};
+    struct mn_event event = {0};
     const struct script refused[] = {{-ENOSYS, false}, {-EINVAL, false}, {-EFAULT, false}};
     for (int i = 0; i < 3; i++) {
         uint64_t start = mn_test_clock_ns();
-        CHECK_EQ(sleep_with(&bell, &refused[i], -1), refused[i].rc);
+        CHECK_EQ(sleep_with(&event, &refused[i], -1), refused[i].rc);
         CHECK(mn_test_clock_ns() - start >= 1000000);
     }
 }
@@ -130,36 +130,36 @@ a_kernel_that_refuses_is_not_asked_all_the_time(void)
 static void
 a_word_that_is_none_ends_the_sleep(void)
 {
-    struct mn_bell bell = {0};
-    mn_bell_announce(&bell);
-    mn_a32_store_relaxed(&bell.word, 77);
-    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
-    CHECK_EQ(mn_a32_load_relaxed(&bell.word), MN_BELL_AWAKE);
+    struct mn_event event = {0};
+    mn_event_prepare_wait(&event);
+    mn_a32_store_relaxed(&event.word, 77);
+    CHECK_EQ(mn_event_commit_wait(&event, -1), 0);
+    CHECK_EQ(mn_a32_load_relaxed(&event.word), MN_EVENT_AWAKE);
 }
 
 static void
 rings_tell_whether_somebody_slept(void)
 {
-    struct mn_bell bell = {0};
-    CHECK(!mn_bell_ring(&bell) && !mn_bell_ring_released(&bell));
-    mn_bell_announce(&bell);
-    CHECK(mn_bell_ring(&bell) && !mn_bell_ring(&bell));
-    CHECK_EQ(mn_bell_sleep(&bell, -1), 0); /* rung before the sleep began */
-    mn_bell_announce(&bell);
-    CHECK(mn_bell_ring_released(&bell) && !mn_bell_ring_released(&bell));
-    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
-    mn_bell_announce(&bell);
-    mn_bell_retract(&bell);
-    CHECK(!mn_bell_ring(&bell));
-    mn_bell_announce(&bell);
-    mn_bell_kick(&bell);
-    CHECK_EQ(mn_bell_sleep(&bell, -1), 0);
+    struct mn_event event = {0};
+    CHECK(!mn_event_notify(&event) && !mn_event_notify_released(&event));
+    mn_event_prepare_wait(&event);
+    CHECK(mn_event_notify(&event) && !mn_event_notify(&event));
+    CHECK_EQ(mn_event_commit_wait(&event, -1), 0); /* notified before the sleep began */
+    mn_event_prepare_wait(&event);
+    CHECK(mn_event_notify_released(&event) && !mn_event_notify_released(&event));
+    CHECK_EQ(mn_event_commit_wait(&event, -1), 0);
+    mn_event_prepare_wait(&event);
+    mn_event_cancel_wait(&event);
+    CHECK(!mn_event_notify(&event));
+    mn_event_prepare_wait(&event);
+    mn_event_notify_always(&event);
+    CHECK_EQ(mn_event_commit_wait(&event, -1), 0);
 }
 
 /* ---- two that answer each other ---- */
 
 struct side {
-    MN_ALIGNED(MN_CACHELINE) struct mn_bell bell;
+    MN_ALIGNED(MN_CACHELINE) struct mn_event event;
     MN_ALIGNED(MN_CACHELINE) mn_a32 said; /* published by this side */
     MN_ALIGNED(MN_CACHELINE) uint32_t plain[2]; /* ordinary data that goes with it */
 };
@@ -181,11 +181,11 @@ say(struct talk *t, int me, uint32_t value)
     mine->plain[value & 1] = value;
     if (t->released) {
         mn_a32_store_release(&mine->said, value);
-        (void)mn_bell_ring_released(&t->side[1 - me].bell);
+        (void)mn_event_notify_released(&t->side[1 - me].event);
     }
     else {
         mn_a32_store_seqcst(&mine->said, value);
-        (void)mn_bell_ring(&t->side[1 - me].bell);
+        (void)mn_event_notify(&t->side[1 - me].event);
     }
 }
 
@@ -201,7 +201,7 @@ hear(struct talk *t, int me)
 static uint32_t
 await(struct talk *t, int me, uint32_t not_this, uint64_t *random)
 {
-    struct mn_bell *bell = &t->side[me].bell;
+    struct mn_event *event = &t->side[me].event;
     uint32_t heard = not_this;
     for (uint64_t spins = mn_test_random(random) % 128; spins > 0; spins--) {
         if ((heard = hear(t, me)) != not_this) {
@@ -209,12 +209,12 @@ await(struct talk *t, int me, uint32_t not_this, uint64_t *random)
         }
     }
     while (heard == not_this) {
-        mn_bell_announce(bell);
+        mn_event_prepare_wait(event);
         if ((heard = hear(t, me)) != not_this) {
-            mn_bell_retract(bell);
+            mn_event_cancel_wait(event);
             break;
         }
-        CHECK_EQ(mn_bell_sleep(bell, -1), 0);
+        CHECK_EQ(mn_event_commit_wait(event, -1), 0);
         heard = hear(t, me);
     }
     CHECK(t->side[1 - me].plain[heard & 1] == heard);
@@ -320,18 +320,18 @@ processes_converse_released(void)
     converse(true, true);
 }
 
-/* ---- several ringers ---- */
+/* ---- several notifiers ---- */
 
-enum { RINGERS = 3 };
+enum { NOTIFIERS = 3 };
 
 struct crowd {
-    struct mn_bell bell;
+    struct mn_event event;
     mn_a32 next;
     uint64_t stop_ns;
     struct {
         MN_ALIGNED(MN_CACHELINE) mn_a32 asked;
         mn_a32 served;
-    } each[RINGERS];
+    } each[NOTIFIERS];
     mn_a32 left;
 };
 
@@ -342,20 +342,20 @@ crowd_ring(void *arg)
     uint32_t me = mn_a32_add_relaxed(&c->next, 1);
     for (uint32_t n = 1; n < 100 || mn_test_clock_ns() < c->stop_ns; n++) {
         mn_a32_store_seqcst(&c->each[me].asked, n);
-        (void)mn_bell_ring(&c->bell);
+        (void)mn_event_notify(&c->event);
         while (mn_a32_load_acquire(&c->each[me].served) != n) {
             sched_yield();
         }
     }
     (void)mn_a32_add_seqcst(&c->left, 1);
-    (void)mn_bell_ring(&c->bell);
+    (void)mn_event_notify(&c->event);
 }
 
 static bool
 crowd_serve(struct crowd *c)
 {
-    bool any = mn_a32_load_seqcst(&c->left) == RINGERS;
-    for (int i = 0; i < RINGERS; i++) {
+    bool any = mn_a32_load_seqcst(&c->left) == NOTIFIERS;
+    for (int i = 0; i < NOTIFIERS; i++) {
         uint32_t asked = mn_a32_load_seqcst(&c->each[i].asked);
         if (asked != mn_a32_load_relaxed(&c->each[i].served)) {
             mn_a32_store_release(&c->each[i].served, asked);
@@ -368,16 +368,16 @@ crowd_serve(struct crowd *c)
 static void
 crowd_sleep(struct crowd *c)
 {
-    while (mn_a32_load_seqcst(&c->left) != RINGERS) {
+    while (mn_a32_load_seqcst(&c->left) != NOTIFIERS) {
         if (crowd_serve(c)) {
             continue;
         }
-        mn_bell_announce(&c->bell);
+        mn_event_prepare_wait(&c->event);
         if (crowd_serve(c)) {
-            mn_bell_retract(&c->bell);
+            mn_event_cancel_wait(&c->event);
         }
         else {
-            CHECK_EQ(mn_bell_sleep(&c->bell, -1), 0);
+            CHECK_EQ(mn_event_commit_wait(&c->event, -1), 0);
         }
     }
 }
@@ -393,13 +393,13 @@ static void
 threads_ring_one_sleeper(void)
 {
     struct crowd *c = mn_test_shared(sizeof(*c));
-    pthread_t t[RINGERS];
+    pthread_t t[NOTIFIERS];
     c->stop_ns = mn_test_stop_ns();
-    for (int i = 0; i < RINGERS; i++) {
+    for (int i = 0; i < NOTIFIERS; i++) {
         CHECK(pthread_create(&t[i], NULL, crowd_ring_in_thread, c) == 0);
     }
     crowd_sleep(c);
-    for (int i = 0; i < RINGERS; i++) {
+    for (int i = 0; i < NOTIFIERS; i++) {
         CHECK(pthread_join(t[i], NULL) == 0);
     }
     CHECK(munmap(c, sizeof(*c)) == 0);
@@ -409,22 +409,22 @@ static void
 processes_ring_one_sleeper(void)
 {
     struct crowd *c = mn_test_shared(sizeof(*c));
-    pid_t pid[RINGERS];
+    pid_t pid[NOTIFIERS];
     c->stop_ns = mn_test_stop_ns();
-    for (int i = 0; i < RINGERS; i++) {
+    for (int i = 0; i < NOTIFIERS; i++) {
         pid[i] = mn_test_fork(crowd_ring, c);
     }
     crowd_sleep(c);
-    for (int i = 0; i < RINGERS; i++) {
+    for (int i = 0; i < NOTIFIERS; i++) {
         CHECK_EQ(mn_test_reap(pid[i]), 0);
     }
     CHECK(munmap(c, sizeof(*c)) == 0);
 }
 
-/* ---- what a ring carries ---- */
+/* ---- what a notification carries ---- */
 
 struct parcel {
-    struct mn_bell bell;
+    struct mn_event event;
     uint32_t plain;
 };
 
@@ -433,13 +433,13 @@ ring_with_parcel(void *arg)
 {
     struct parcel *p = arg;
     p->plain = 7;
-    while (!mn_bell_ring(&p->bell)) {
+    while (!mn_event_notify(&p->event)) {
         sched_yield();
     }
     return NULL;
 }
 
-/* No look at an atomic word between the sleep and the plain read: the ring itself must
+/* No look at an atomic word between the sleep and the plain read: the notification itself must
  * order them. For ThreadSanitizer to judge. */
 static void
 a_ring_carries_what_came_before(void)
@@ -448,8 +448,8 @@ a_ring_carries_what_came_before(void)
         struct parcel p = {.plain = 0};
         pthread_t t;
         CHECK(pthread_create(&t, NULL, ring_with_parcel, &p) == 0);
-        mn_bell_announce(&p.bell);
-        CHECK_EQ(mn_bell_sleep(&p.bell, -1), 0);
+        mn_event_prepare_wait(&p.event);
+        CHECK_EQ(mn_event_commit_wait(&p.event, -1), 0);
         CHECK_EQ(p.plain, 7);
         CHECK(pthread_join(t, NULL) == 0);
     }
@@ -468,7 +468,7 @@ die_here(const char *name)
 }
 
 struct pair {
-    struct mn_bell bell;
+    struct mn_event event;
     mn_a32 announced;
 };
 
@@ -476,9 +476,9 @@ static void
 sleep_once(void *arg)
 {
     struct pair *p = arg;
-    mn_bell_announce(&p->bell);
+    mn_event_prepare_wait(&p->event);
     mn_a32_store_seqcst(&p->announced, 1);
-    CHECK_EQ(mn_bell_sleep(&p->bell, -1), 0);
+    CHECK_EQ(mn_event_commit_wait(&p->event, -1), 0);
 }
 
 static void
@@ -486,7 +486,7 @@ ring_and_die(void *arg)
 {
     struct pair *p = arg;
     mn_fault_hook = die_here;
-    (void)mn_bell_ring(&p->bell);
+    (void)mn_event_notify(&p->event);
 }
 
 static pid_t
@@ -513,20 +513,20 @@ a_sleeper_killed_leaks_nothing(void)
     struct pair *p = mn_test_shared(sizeof(*p));
     pid_t pid = start_sleeper(p);
     CHECK(kill(pid, SIGKILL) == 0 && was_killed(pid));
-    CHECK_EQ(mn_a32_load_relaxed(&p->bell.word), MN_BELL_ASLEEP);
-    CHECK(mn_bell_ring(&p->bell)); /* one call in vain */
-    CHECK(!mn_bell_ring(&p->bell));
+    CHECK_EQ(mn_a32_load_relaxed(&p->event.word), MN_EVENT_ASLEEP);
+    CHECK(mn_event_notify(&p->event)); /* one call in vain */
+    CHECK(!mn_event_notify(&p->event));
     pid = start_sleeper(p);
-    CHECK(mn_bell_ring(&p->bell));
+    CHECK(mn_event_notify(&p->event));
     CHECK_EQ(mn_test_reap(pid), 0);
 
-    die_at = "bell.announced";
+    die_at = "event.announced";
     mn_fault_hook = die_here;
     CHECK(was_killed(mn_test_fork(sleep_once, p)));
     mn_fault_hook = NULL;
     mn_a32_store_seqcst(&p->announced, 0);
     pid = start_sleeper(p); /* without anybody cleaning up */
-    CHECK(mn_bell_ring(&p->bell));
+    CHECK(mn_event_notify(&p->event));
     CHECK_EQ(mn_test_reap(pid), 0);
     CHECK(munmap(p, sizeof(*p)) == 0);
 }
@@ -536,11 +536,11 @@ a_kick_repairs_a_ringer_killed(void)
 {
     struct pair *p = mn_test_shared(sizeof(*p));
     pid_t sleeper = start_sleeper(p);
-    die_at = "bell.claimed";
+    die_at = "event.claimed";
     CHECK(was_killed(mn_test_fork(ring_and_die, p)));
-    CHECK(!mn_bell_ring(&p->bell)); /* the dead one claimed the sleeper */
+    CHECK(!mn_event_notify(&p->event)); /* the dead one claimed the sleeper */
     CHECK_EQ(mn_test_state(sleeper, sleeper), 'S');
-    mn_bell_kick(&p->bell);
+    mn_event_notify_always(&p->event);
     CHECK_EQ(mn_test_reap(sleeper), 0);
     CHECK(munmap(p, sizeof(*p)) == 0);
 }

@@ -1,7 +1,7 @@
-/* mn_board.c - see mn_board.h for the argument.
+/* mn_runqueue.c - see mn_runqueue.h for the argument.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 
 #include <stdbool.h>
 
@@ -9,9 +9,9 @@
 #include "base/mn_error.h"
 
 static inline mn_a64 *
-ring_of(const struct mn_shm *shm, const struct mn_lane *lane)
+ring_of(const struct mn_shm *shm, const struct mn_queue *queue)
 {
-    return (mn_a64 *)mn_at(shm, lane->ring_off);
+    return (mn_a64 *)mn_at(shm, queue->ring_off);
 }
 
 static inline uint64_t
@@ -31,10 +31,10 @@ claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
 }
 
 int
-mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t lane,
+mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                  uint32_t task, uint32_t gen, uint32_t attempt)
 {
-    struct mn_lane *l = mn_lane_at(shm, lane);
+    struct mn_queue *l = mn_queue_at(shm, queue);
     mn_a64 *ring = ring_of(shm, l);
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t word;
@@ -46,7 +46,7 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
         return MN_FULL;
     }
     struct mn_task *t = mn_task_at(shm, task);
-    t->lane = lane;
+    t->queue = queue;
     mn_a64_store_release(&t->word, mn_task_word(gen, 0, attempt, MN_TASK_QUEUED)); /* [T1] */
     mn_a64_store_relaxed(&ring[tail & l->mask], entry_of(gen, task));
     mn_a64_store_seqcst(&l->tail, tail + 1); /* [P1] */
@@ -54,7 +54,7 @@ mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t l
 }
 
 static int
-claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_t *task)
+claim_lane(const struct mn_shm *shm, struct mn_queue *l, uint32_t worker, uint32_t *task)
 {
     mn_a64 *ring = ring_of(shm, l);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* so that tail below is no older */
@@ -74,9 +74,9 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
         }
         uint64_t mine = mn_task_word(mn_word_gen(word), worker, mn_word_attempt(word),
                                      MN_TASK_RUNNING);
-        MN_FAULT("board.claim.before");
+        MN_FAULT("runqueue.claim.before");
         if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, &word, mine)) { /* [T2] */
-            MN_FAULT("board.claim.after");
+            MN_FAULT("runqueue.claim.after");
             *task = (uint32_t)entry;
             if (at == from) {
                 from++;
@@ -97,21 +97,21 @@ claim_lane(const struct mn_shm *shm, struct mn_lane *l, uint32_t worker, uint32_
 }
 
 int
-mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
+mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
 {
-    if (claim_lane(shm, mn_lane_at(shm, MN_LANE_WORKER + worker), worker, task) == MN_OK) {
+    if (claim_lane(shm, mn_queue_at(shm, MN_QUEUE_WORKER + worker), worker, task) == MN_OK) {
         return MN_OK;
     }
-    if (claim_lane(shm, mn_lane_at(shm, MN_LANE_EXPRESS), worker, task) == MN_OK) {
+    if (claim_lane(shm, mn_queue_at(shm, MN_QUEUE_EXPRESS), worker, task) == MN_OK) {
         return MN_OK;
     }
-    return claim_lane(shm, mn_lane_at(shm, MN_LANE_NORMAL), worker, task);
+    return claim_lane(shm, mn_queue_at(shm, MN_QUEUE_NORMAL), worker, task);
 }
 
 bool
-mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
+mn_runqueue_waits(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task)
 {
-    const struct mn_lane *l = mn_lane_at(shm, lane);
+    const struct mn_queue *l = mn_queue_at(shm, queue);
     uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
     uint64_t word;
     *task = (uint32_t)entry;
@@ -119,31 +119,31 @@ mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *t
 }
 
 uint64_t
-mn_board_own_entries(const struct mn_shm *shm, uint32_t lane, uint64_t *first)
+mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first)
 {
-    const struct mn_lane *l = mn_lane_at(shm, lane);
+    const struct mn_queue *l = mn_queue_at(shm, queue);
     uint64_t hint = mn_a64_load_acquire(&l->hint); /* the worker's word: no more than it may be */
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
     uint64_t n = tail > hint ? tail - hint : 0;
-    *first = tail - (n < MN_LANE_OWN_TASKS ? n : MN_LANE_OWN_TASKS);
+    *first = tail - (n < MN_QUEUE_OWN_TASKS ? n : MN_QUEUE_OWN_TASKS);
     return tail;
 }
 
 uint64_t
-mn_board_waiting(const struct mn_shm *shm, uint32_t lane)
+mn_runqueue_waiting(const struct mn_shm *shm, uint32_t queue)
 {
-    uint64_t at, waiting = 0, end = mn_board_own_entries(shm, lane, &at);
+    uint64_t at, waiting = 0, end = mn_runqueue_own_entries(shm, queue, &at);
     for (; at < end; at++) {
         uint32_t task;
-        waiting += mn_board_waits(shm, lane, at, &task);
+        waiting += mn_runqueue_waits(shm, queue, at, &task);
     }
     return waiting;
 }
 
 bool
-mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task)
+mn_runqueue_withdraw(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task)
 {
-    const struct mn_lane *l = mn_lane_at(shm, lane);
+    const struct mn_queue *l = mn_queue_at(shm, queue);
     uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
     uint64_t word;
     if (!claimable(shm, entry, &word)) {
@@ -155,7 +155,7 @@ mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t
 }
 
 bool
-mn_board_cancel(const struct mn_shm *shm, uint32_t task)
+mn_runqueue_cancel(const struct mn_shm *shm, uint32_t task)
 {
     struct mn_task *t = mn_task_at(shm, task);
     uint64_t word = mn_a64_load_relaxed(&t->word); /* the CAS decides */

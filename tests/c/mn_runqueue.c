@@ -1,52 +1,52 @@
-/* mn_board: each task is claimed once, whoever claims, stalls or dies.
+/* mn_runqueue: each task is claimed once, whoever claims, stalls or dies.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The boards are made by hand with small rings, so that they wrap all the time.
+ * The run queues are made by hand with small rings, so that they wrap all the time.
  */
 #define _GNU_SOURCE
 #include "mn_test.h"
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_board.h"
+#include "workers/mn_runqueue.h"
 #include "os/mn_thread.h"
 
 #define TASKS 48u
 #define WORKERS 4u
-#define LANES (MN_LANE_WORKER + WORKERS)
+#define QUEUES (MN_QUEUE_WORKER + WORKERS)
 #define RING 16u
 
-struct board {
+struct runqueue {
     struct mn_ctl ctl;
     struct mn_worker workers[WORKERS];
     struct mn_task tasks[TASKS];
-    struct mn_lane lanes[LANES];
-    mn_a64 rings[LANES][RING];
+    struct mn_queue queues[QUEUES];
+    mn_a64 rings[QUEUES][RING];
     mn_a32 claimed[TASKS]; /* generation in which it was claimed last */
     mn_a32 dying;
 };
 
 struct trainer {
-    struct board *b;
+    struct runqueue *b;
     struct mn_shm shm;
-    struct mn_lane_head heads[LANES];
+    struct mn_queue_head heads[QUEUES];
     uint32_t gens[TASKS];
 };
 
 static struct trainer
 make_board(uint32_t gen)
 {
-    struct board *b = mn_test_shared(sizeof(*b));
+    struct runqueue *b = mn_test_shared(sizeof(*b));
     struct trainer t = {.b = b, .shm = {(char *)b, &b->ctl}};
     b->ctl.nworkers = WORKERS;
     b->ctl.ntasks = TASKS;
-    b->ctl.nlanes = LANES;
-    b->ctl.workers_off = offsetof(struct board, workers);
-    b->ctl.tasks_off = offsetof(struct board, tasks);
-    b->ctl.lanes_off = offsetof(struct board, lanes);
-    for (uint32_t i = 0; i < LANES; i++) {
-        b->lanes[i].ring_off = offsetof(struct board, rings) + i * sizeof(b->rings[0]);
-        b->lanes[i].mask = RING - 1;
+    b->ctl.nqueues = QUEUES;
+    b->ctl.workers_off = offsetof(struct runqueue, workers);
+    b->ctl.tasks_off = offsetof(struct runqueue, tasks);
+    b->ctl.queues_off = offsetof(struct runqueue, queues);
+    for (uint32_t i = 0; i < QUEUES; i++) {
+        b->queues[i].ring_off = offsetof(struct runqueue, rings) + i * sizeof(b->rings[0]);
+        b->queues[i].mask = RING - 1;
     }
     for (uint32_t i = 0; i < TASKS; i++) {
         t.gens[i] = gen;
@@ -62,9 +62,9 @@ drop_board(struct trainer *t)
 }
 
 static int
-publish(struct trainer *t, uint32_t lane, uint32_t task)
+publish(struct trainer *t, uint32_t queue, uint32_t task)
 {
-    int rc = mn_board_publish(&t->shm, &t->heads[lane], lane, task, t->gens[task] + 1, 0);
+    int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, t->gens[task] + 1, 0);
     t->gens[task] += rc == MN_OK;
     return rc;
 }
@@ -81,21 +81,21 @@ own_lane_then_express_then_normal(void)
     struct trainer t = make_board(0);
     const uint32_t order[] = {5, 6, 3, 4, 1, 2};
     uint32_t task;
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 1), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 2), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_EXPRESS, 3), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_EXPRESS, 4), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_WORKER + 1, 5), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_WORKER + 1, 6), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_WORKER + 2, 7), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 1), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 2), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_EXPRESS, 3), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_EXPRESS, 4), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_WORKER + 1, 5), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_WORKER + 1, 6), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_WORKER + 2, 7), MN_OK);
     for (uint32_t i = 0; i < 6; i++) {
-        CHECK_EQ(mn_board_claim(&t.shm, 1, &task), MN_OK);
+        CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_OK);
         CHECK_EQ(task, order[i]);
         uint64_t word = mn_a64_load_relaxed(&t.b->tasks[task].word);
         CHECK(word == mn_task_word(1, 1, 0, MN_TASK_RUNNING));
     }
-    CHECK_EQ(mn_board_claim(&t.shm, 1, &task), MN_EMPTY);
-    CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_OK);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_EMPTY);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 2, &task), MN_OK);
     CHECK_EQ(task, 7);
     drop_board(&t);
 }
@@ -105,24 +105,24 @@ entries_of_the_past_claim_nothing(void)
 {
     struct trainer t = make_board(UINT32_MAX - 1);
     uint32_t task;
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 9), MN_OK);
-    CHECK(mn_board_cancel(&t.shm, 9));
-    CHECK(!mn_board_cancel(&t.shm, 9));
-    CHECK_EQ(mn_board_claim(&t.shm, 0, &task), MN_EMPTY);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 9), MN_OK);
+    CHECK(mn_runqueue_cancel(&t.shm, 9));
+    CHECK(!mn_runqueue_cancel(&t.shm, 9));
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_EMPTY);
     for (uint32_t i = 0; i < 5; i++) { /* its generation passes zero */
-        CHECK_EQ(publish(&t, MN_LANE_EXPRESS, 9), MN_OK);
-        mn_a64_store_relaxed(&t.b->lanes[MN_LANE_NORMAL].hint, 0);
-        CHECK_EQ(mn_board_claim(&t.shm, 3, &task), MN_OK);
+        CHECK_EQ(publish(&t, MN_QUEUE_EXPRESS, 9), MN_OK);
+        mn_a64_store_relaxed(&t.b->queues[MN_QUEUE_NORMAL].hint, 0);
+        CHECK_EQ(mn_runqueue_claim(&t.shm, 3, &task), MN_OK);
         CHECK_EQ(task, 9);
-        CHECK_EQ(mn_board_claim(&t.shm, 3, &task), MN_EMPTY);
-        CHECK(!mn_board_cancel(&t.shm, 9)); /* it is running */
+        CHECK_EQ(mn_runqueue_claim(&t.shm, 3, &task), MN_EMPTY);
+        CHECK(!mn_runqueue_cancel(&t.shm, 9)); /* it is running */
         mn_a64_store_relaxed(&t.b->tasks[9].word, 0);
     }
-    /* Queued again, but for another worker: the old entry on the shared lane is void. */
-    CHECK_EQ(publish(&t, MN_LANE_WORKER + 2, 9), MN_OK);
-    mn_a64_store_relaxed(&t.b->lanes[MN_LANE_NORMAL].hint, 0);
-    CHECK_EQ(mn_board_claim(&t.shm, 3, &task), MN_EMPTY);
-    CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_OK);
+    /* Queued again, but for another worker: the old entry on the shared queue is void. */
+    CHECK_EQ(publish(&t, MN_QUEUE_WORKER + 2, 9), MN_OK);
+    mn_a64_store_relaxed(&t.b->queues[MN_QUEUE_NORMAL].hint, 0);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 3, &task), MN_EMPTY);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 2, &task), MN_OK);
     drop_board(&t);
 }
 
@@ -133,24 +133,24 @@ full_lanes_refuse(void)
     struct trainer t = make_board(0);
     uint32_t task;
     for (uint32_t i = 0; i < RING; i++) {
-        CHECK_EQ(publish(&t, MN_LANE_NORMAL, i), MN_OK);
+        CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, i), MN_OK);
     }
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 20), MN_FULL);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 20), MN_FULL);
     CHECK_EQ(status(&t, 20), MN_TASK_FREE);
-    CHECK(mn_board_cancel(&t.shm, 5));
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 20), MN_FULL); /* the oldest is still there */
-    CHECK(mn_board_cancel(&t.shm, 0));
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 20), MN_OK);
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 21), MN_FULL);
+    CHECK(mn_runqueue_cancel(&t.shm, 5));
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 20), MN_FULL); /* the oldest is still there */
+    CHECK(mn_runqueue_cancel(&t.shm, 0));
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 20), MN_OK);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 21), MN_FULL);
     for (uint32_t i = 1; i < RING; i++) {
         if (i != 5) {
-            CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_OK);
+            CHECK_EQ(mn_runqueue_claim(&t.shm, 2, &task), MN_OK);
             CHECK_EQ(task, i);
         }
     }
-    CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_OK);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 2, &task), MN_OK);
     CHECK_EQ(task, 20);
-    CHECK_EQ(mn_board_claim(&t.shm, 2, &task), MN_EMPTY);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 2, &task), MN_EMPTY);
     drop_board(&t);
 }
 
@@ -160,14 +160,14 @@ late_hints_catch_up(void)
     struct trainer t = make_board(0);
     uint32_t task;
     for (uint32_t i = 0; i < 5 * RING; i++) {
-        CHECK_EQ(publish(&t, MN_LANE_NORMAL, 1), MN_OK);
-        CHECK(mn_board_cancel(&t.shm, 1)); /* nobody scans meanwhile */
+        CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 1), MN_OK);
+        CHECK(mn_runqueue_cancel(&t.shm, 1)); /* nobody scans meanwhile */
     }
-    CHECK_EQ(mn_a64_load_relaxed(&t.b->lanes[MN_LANE_NORMAL].hint), 0);
-    CHECK_EQ(publish(&t, MN_LANE_NORMAL, 2), MN_OK);
-    CHECK_EQ(mn_board_claim(&t.shm, 0, &task), MN_OK);
+    CHECK_EQ(mn_a64_load_relaxed(&t.b->queues[MN_QUEUE_NORMAL].hint), 0);
+    CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 2), MN_OK);
+    CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
     CHECK_EQ(task, 2);
-    CHECK_EQ(mn_a64_load_relaxed(&t.b->lanes[MN_LANE_NORMAL].hint), 5 * RING + 1);
+    CHECK_EQ(mn_a64_load_relaxed(&t.b->queues[MN_QUEUE_NORMAL].hint), 5 * RING + 1);
     drop_board(&t);
 }
 
@@ -184,10 +184,10 @@ static void
 claimer_main(void *arg)
 {
     struct claimer *c = arg;
-    struct board *b = c->t->b;
+    struct runqueue *b = c->t->b;
     uint32_t task;
     while (mn_a32_load_acquire(c->stop) == 0) {
-        if (mn_board_claim(&c->t->shm, c->number, &task) != MN_OK) {
+        if (mn_runqueue_claim(&c->t->shm, c->number, &task) != MN_OK) {
             sched_yield();
             continue;
         }
@@ -197,7 +197,7 @@ claimer_main(void *arg)
         CHECK_EQ(mn_word_worker(word), c->number);
         /* Plain fields of the descriptor are ours from the claim on. */
         CHECK_EQ(t->env_len, mn_word_gen(word));
-        CHECK(t->lane < MN_LANE_WORKER || t->lane == MN_LANE_WORKER + c->number);
+        CHECK(t->queue < MN_QUEUE_WORKER || t->queue == MN_QUEUE_WORKER + c->number);
         t->wall_ns = mn_word_gen(word);
         uint32_t before = mn_a32_load_relaxed(&b->claimed[task]);
         CHECK(before != mn_word_gen(word));
@@ -223,25 +223,25 @@ everything_is_claimed_once(void)
     }
     while (mn_test_clock_ns() < stop || reaped + cancelled < published) {
         uint64_t r = mn_test_random(&seed);
-        uint32_t task = (uint32_t)(r % TASKS), lane = (uint32_t)(r / 64 % LANES);
+        uint32_t task = (uint32_t)(r % TASKS), queue = (uint32_t)(r / 64 % QUEUES);
         enum mn_task_status st = status(&t, task);
         if (st == MN_TASK_DONE) {
             CHECK_EQ(t.b->tasks[task].wall_ns, t.gens[task]);
             mn_a64_store_relaxed(&t.b->tasks[task].word, 0);
             reaped++;
         }
-        else if (st == MN_TASK_QUEUED && r / 4096 % 4 == 0 && mn_board_cancel(&t.shm, task)) {
+        else if (st == MN_TASK_QUEUED && r / 4096 % 4 == 0 && mn_runqueue_cancel(&t.shm, task)) {
             mn_a64_store_relaxed(&t.b->tasks[task].word, 0);
             cancelled++;
         }
         else if (st == MN_TASK_FREE && mn_test_clock_ns() < stop) {
             t.b->tasks[task].env_len = (uint32_t)(t.gens[task] + 1);
-            int rc = publish(&t, lane, task);
+            int rc = publish(&t, queue, task);
             published += rc == MN_OK;
             full += rc == MN_FULL;
         }
         if (r % 1024 == 7) { /* a stale hint costs time and nothing else */
-            mn_a64_store_relaxed(&t.b->lanes[lane].hint, 0);
+            mn_a64_store_relaxed(&t.b->queues[queue].hint, 0);
         }
     }
     mn_a32_store_release(&end, 1);
@@ -277,7 +277,7 @@ claim_until_dead(void *arg)
     mn_fault_hook = die_here;
     dice += c->number;
     for (;;) {
-        if (mn_board_claim(&c->t->shm, c->number, &task) == MN_OK) {
+        if (mn_runqueue_claim(&c->t->shm, c->number, &task) == MN_OK) {
             struct mn_task *t = &c->t->b->tasks[task];
             uint64_t word = mn_a64_load_relaxed(&t->word);
             CHECK(mn_a64_cas_seqcst(&t->word, &word, (word & ~UINT64_C(0xff)) | MN_TASK_DONE));
@@ -296,7 +296,7 @@ feed(struct trainer *t)
         enum mn_task_status st = status(t, i);
         if (st == MN_TASK_DONE || st == MN_TASK_FREE) {
             mn_a64_store_relaxed(&t->b->tasks[i].word, 0);
-            (void)publish(t, MN_LANE_NORMAL, i);
+            (void)publish(t, MN_QUEUE_NORMAL, i);
         }
     }
 }
@@ -334,13 +334,13 @@ dead_claimers_own_by_name(const char *where, uint32_t owned)
 static void
 killed_before_the_claim(void)
 {
-    dead_claimers_own_by_name("board.claim.before", 0);
+    dead_claimers_own_by_name("runqueue.claim.before", 0);
 }
 
 static void
 killed_after_the_claim(void)
 {
-    dead_claimers_own_by_name("board.claim.after", 1);
+    dead_claimers_own_by_name("runqueue.claim.after", 1);
 }
 
 static const struct mn_test tests[] = {

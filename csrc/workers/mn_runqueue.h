@@ -1,10 +1,10 @@
-/* mn_board.h - the claim order: lanes of tasks, filled by the trainer, emptied by workers.
+/* mn_runqueue.h - the claim order: queues of tasks, filled by the trainer, emptied by workers.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors.  One producer (the trainer, under the engine's mutex); any number of workers.
  *
- * A lane is a ring of 64-bit entries {generation, task number}.  An entry is only advice:
- * what decides is the task word.  A worker reads entries from the lane's hint on and claims
+ * A queue is a ring of 64-bit entries {generation, task number}.  An entry is only advice:
+ * what decides is the task word.  A worker reads entries from the queue's hint on and claims
  * the first whose task word is QUEUED with the entry's generation, by one compare-and-swap
  * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
  *
@@ -22,10 +22,10 @@
  * Order pairs.
  *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, acquire load: the entry and,
  *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
- *        at sleepers' bells next (mn_bell.h: publish, then look).
+ *        at sleepers' events next (mn_event.h: publish, then look).
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
- *        announce and sleep. A worker that takes the board under its low water mark rings the
- *        engine next (mn_bell.h): the engine sees the hint, or is rung.
+ *        announce and sleep. A worker that takes the run queues under its low water mark notifies the
+ *        engine next (mn_event.h): the engine sees the hint, or is notified.
  *   [T1]/[T2] the task word itself, see mn_message.h.
  *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
  *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
@@ -41,46 +41,46 @@
  *   claim                  yes       yes     yes
  *   cancel (trainer)       no        yes     no
  */
-#ifndef MN_BOARD_H
-#define MN_BOARD_H
+#ifndef MN_RUNQUEUE_H
+#define MN_RUNQUEUE_H
 
 #include "workers/mn_message.h"
 
-/* The trainer's private side of a lane. */
-struct mn_lane_head {
+/* The trainer's private side of a queue. */
+struct mn_queue_head {
     uint64_t head;
 };
 
 /* Makes task claimable. Its descriptor and block are complete. MN_OK or MN_FULL. */
 int
-mn_board_publish(const struct mn_shm *shm, struct mn_lane_head *head, uint32_t lane,
+mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                  uint32_t task, uint32_t gen, uint32_t attempt);
 
-/* Claims the next task for worker: its own lane, express, normal. MN_OK or MN_EMPTY. */
+/* Claims the next task for worker: its own queue, express, normal. MN_OK or MN_EMPTY. */
 int
-mn_board_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
+mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
-/* The entries of a worker's own lane that may wait to be claimed: counts from *first up to, and
+/* The entries of a worker's own queue that may wait to be claimed: counts from *first up to, and
  * without, the one that is returned. */
 uint64_t
-mn_board_own_entries(const struct mn_shm *shm, uint32_t lane, uint64_t *first);
+mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first);
 
-/* Whether the entry of a lane at a count before its tail waits to be claimed, and which task it
+/* Whether the entry of a queue at a count before its tail waits to be claimed, and which task it
  * names: another one may have been claimed, or taken back, while those before it wait. */
 bool
-mn_board_waits(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task);
+mn_runqueue_waits(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task);
 
-/* How many entries of a worker's own lane wait to be claimed. */
+/* How many entries of a worker's own queue wait to be claimed. */
 uint64_t
-mn_board_waiting(const struct mn_shm *shm, uint32_t lane);
+mn_runqueue_waiting(const struct mn_shm *shm, uint32_t queue);
 
-/* Takes back the task of an entry of a lane, at a count before its tail, if nobody has claimed
+/* Takes back the task of an entry of a queue, at a count before its tail, if nobody has claimed
  * it. True, and which task, when it was. */
 bool
-mn_board_withdraw(const struct mn_shm *shm, uint32_t lane, uint64_t at, uint32_t *task);
+mn_runqueue_withdraw(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task);
 
 /* Takes back a task that nobody has claimed yet. True when it was. */
 bool
-mn_board_cancel(const struct mn_shm *shm, uint32_t task);
+mn_runqueue_cancel(const struct mn_shm *shm, uint32_t task);
 
 #endif

@@ -1,0 +1,136 @@
+/* An event count with one sleeper: "wake me if anything happens" without locks.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   One thread (the sleeper) waits until something that others publish elsewhere is true.
+ *   Publishing costs one load while the sleeper is busy and one system call while it
+ *   sleeps. The event count carries no data and counts nothing.
+ *
+ * Actors and owners
+ *   word     the sleeper alone moves AWAKE -> ASLEEP; sleeper and notifiers move it back.
+ *   sleeper  one thread at a time, in any process that maps it.
+ *   notifiers  any number of threads of any processes.
+ *
+ * The two call sequences
+ *
+ *   sleeper                                    notifier
+ *     mn_event_prepare_wait(b)              [B1]      publish X                      [B2]
+ *     if X is there (seq_cst load)     [B3]      mn_event_notify(b)                [B4]
+ *         mn_event_cancel_wait(b)
+ *     else
+ *         mn_event_commit_wait(b, timeout)
+ *     look for X again, whatever came back
+ *
+ * No wake-up is lost (order pairs)
+ *   [B1] -> [B4], [B2] -> [B3]  all four seq_cst. In their single total order either B1
+ *         precedes B4, which then reads ASLEEP and wakes; or B4 precedes B1, hence B2
+ *         precedes B3, which then reads X. Acquire and release are not enough: both
+ *         sides store one word and load another, and both loads may run first.
+ *         [B2] (caller) and [B3] (caller) are written where the event is used.
+ *         The publish MUST be a seq_cst store or read-modify-write (mn_a32_..._seqcst),
+ *         and the look between announce and sleep a seq_cst load of the same word.
+ *   [B5] -> [B6]  for a publish that is release only, use mn_event_notify_released: B5, its
+ *         read-modify-write of the event (acq_rel), and B6, the announce, are exchanges of
+ *         one word and so are ordered. B5 after B6 reads ASLEEP and wakes. B6 after B5 reads
+ *         from it, directly or through the chain of exchanges between them (no plain store
+ *         ever touches the word after init, which is why retract is an exchange too), so
+ *         the publish happens before the look, for which acquire is then enough.
+ *   [B7] -> [B8]  B7, the notifier's exchange to AWAKE, releases; B8, the sleeper's read of
+ *         AWAKE in mn_event_commit_wait, acquires: what was published before the notification is visible
+ *         after a sleep that returns 0.
+ *   A notifier writes before it wakes, and the kernel compares the word under its own lock
+ *   before it puts the sleeper to bed, so a notification between announce and sleep is not lost
+ *   either.
+ *
+ * Spurious wake-ups
+ *   0 from mn_event_commit_wait means that somebody notified since the announce, maybe about something
+ *   that an earlier look had found already, as a late notifier may meet the next announce.
+ *   Always look again. Wake-ups of the futex without a notification go back to sleep inside.
+ *
+ * Wrap and ABA: two values and no counter, so nothing wraps. AWAKE -> ASLEEP -> AWAKE seen
+ *   by a slow notifier costs one useless system call or one spurious notification, nothing else.
+ *
+ * What a crash leaves behind
+ *   Dead sleeper: the word stays ASLEEP. The next notification sets it AWAKE and wakes nobody, at
+ *   the price of one system call; no count is off. Whoever sleeps there next just announces.
+ *   Dead notifier: killed after B7 but before its system call, it leaves the word AWAKE and
+ *   the sleeper in the kernel, where later notifications would not see it. So a sleeper whose
+ *   notifiers can be killed bounds its sleep, or whoever confirms such a death calls
+ *   mn_event_notify_always, which wakes without looking at the word first.
+ *   Dead after B2, before B4: published and not notified; the same kick repairs it.
+ *   A notifier that is stopped (SIGSTOP, or off its core for long) between B7 and its system
+ *   call mutes the others in the same way and is nobody's death. Only the bound of the sleep
+ *   helps, so every sleeper here has one: the engine a tenth of a second, a worker that waits
+ *   for room a fifth, the program's thread half a second, an idle worker one.
+ *
+ *   call                 pairs with
+ *   mn_event_prepare_wait     exactly one of mn_event_cancel_wait, mn_event_commit_wait
+ */
+#ifndef MN_EVENT_H
+#define MN_EVENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mn_atomic.h"
+#include "base/mn_attr.h"
+
+#define MN_EVENT_AWAKE 0u
+#define MN_EVENT_ASLEEP 1u
+
+/* Zeroed memory is one. Put each on a cache line that its sleeper's peers seldom write. */
+struct mn_event {
+    mn_a32 word;
+};
+
+MN_STATIC_ASSERT(sizeof(struct mn_event) == 4, "layout shared between processes");
+
+/* Sleeper: from now on notifications count. Look at the condition after this. */
+static inline void
+mn_event_prepare_wait(struct mn_event *event)
+{
+    (void)mn_a32_xchg_seqcst(&event->word, MN_EVENT_ASLEEP); /* [B1] [B6] */
+}
+
+/* Sleeper: the look found something, no sleep. */
+static inline void
+mn_event_cancel_wait(struct mn_event *event)
+{
+    (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* keeps the chain of B5, B6 */
+}
+
+/* Sleeper, after announce: waits for a notification for at most timeout_ns (< 0: forever, 0: only
+ * looks). 0 notified, -ETIMEDOUT, -EINTR; another error after a millisecond, where the kernel refuses. A notification that comes together with a timeout or a signal
+ * counts as a notification. On every return the event is AWAKE again. */
+int
+mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns);
+
+/* The rare half of notifying: claims the sleeper and wakes it. True if this call did. */
+bool
+mn_event_wake(struct mn_event *event);
+
+/* Notifier, after a seq_cst publish. True when an announced sleeper was told. */
+static inline bool
+mn_event_notify(struct mn_event *event)
+{
+    if (mn_likely(mn_a32_load_seqcst(&event->word) == MN_EVENT_AWAKE)) { /* [B4] */
+        return false;
+    }
+    return mn_event_wake(event);
+}
+
+/* Notifier, after a publish of release order: always one read-modify-write. */
+static inline bool
+mn_event_notify_released(struct mn_event *event)
+{
+    if (mn_likely(mn_a32_add_acqrel(&event->word, 0) == MN_EVENT_AWAKE)) { /* [B5] */
+        return false;
+    }
+    return mn_event_wake(event);
+}
+
+/* Anyone, after a notifier's death was confirmed: ends the current sleep, if there is one. */
+void
+mn_event_notify_always(struct mn_event *event);
+
+#endif /* MN_EVENT_H */
