@@ -49,7 +49,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    own = {"common", "loader", "startup", "balance", "leaks", "operators", "volumes", "locality",
+    own = {"common", "kills", "loader", "startup", "balance", "leaks", "operators", "volumes", "locality",
            "locality_data"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
@@ -360,3 +360,12 @@ def test_waiting_for_quiet_ends(benchmark: Any, monkeypatch: pytest.MonkeyPatch)
     quiet = common.Quiet(share=0.05, minutes=0.0)
     assert quiet.run(lambda: {"run": "only"})["run"] == "only"
     assert quiet.report()["others_most"] > 0.05
+
+
+def test_kills(tmp_path: Path) -> None:
+    result, text = quick("kills.py", tmp_path)
+    whole = result["rows"]["all"]
+    assert whole["kills"] == 6 and whole["epochs"] >= 3
+    assert whole["lost"] == whole["doubled"] == whole["changed"] == whole["out of order"] == 0
+    assert not any(whole["left"].values())
+    assert "torch, one kill: " in text
