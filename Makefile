@@ -53,6 +53,7 @@ bench: build
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/balance.py
 	$(BIN)/python benchmarks/workers.py
+	$(BIN)/python benchmarks/many_workers.py
 
 # From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
 stress: build

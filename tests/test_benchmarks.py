@@ -362,6 +362,12 @@ def test_waiting_for_quiet_ends(benchmark: Any, monkeypatch: pytest.MonkeyPatch)
     assert quiet.report()["others_most"] > 0.05
 
 
+def test_many_workers(tmp_path: Path) -> None:
+    result, text = quick("many_workers.py", tmp_path)
+    assert set(result["runs"]["4"]) == {"torch", "minato"}
+    assert "all samples delivered, in order" in text
+
+
 def test_kills(tmp_path: Path) -> None:
     result, text = quick("kills.py", tmp_path)
     whole = result["rows"]["all"]
