@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct mn_costs;
+struct mn_shared_costs;
 struct mn_scheduler_keep;
 
 struct mn_engine_config {
@@ -23,7 +23,7 @@ struct mn_engine_config {
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
     uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
-    struct mn_costs *costs; /* balanced: outlives the engine */
+    struct mn_shared_costs *costs; /* balanced: outlives the engine */
     uint32_t ready_batch;   /* 0: what is planned is delivered. Else batches of so many samples */
     uint32_t ready_bound;   /* are formed of what is ready; none moves by more than so many */
     bool ready_mixes;       /* of several, where that is of use; else as they were planned */

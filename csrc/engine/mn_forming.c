@@ -170,7 +170,7 @@ mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nrows, const 
     if (mn_ready_is_marked(r, u->first + row0 + nrows - 1)) {
         return;
     }
-    int64_t slow = p->costs != NULL ? mn_costs_look(p->costs).timeout_ns : MN_SLOW_NEVER;
+    int64_t slow = p->costs != NULL ? p->known.timeout_ns : MN_SLOW_NEVER;
     for (uint32_t row = row0; row < row0 + nrows; row++) {
         bool late = b != NULL && b->reports[row].wall_ns > (uint64_t)slow;
         u->unmarked -= mn_ready_mark(r, u->first + row, late) == 0;

@@ -12,6 +12,7 @@
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_forming.h"
 #include "engine/mn_plan_internal.h"
+#include "engine/mn_shared_costs.h"
 #include "schedule/policy_memory.h"
 
 /* Depth of the run queues: work for so long, or a quarter of a task a worker. */
@@ -60,9 +61,13 @@ mn_plan_open(struct mn_plan **out, const struct mn_engine_config *cfg, uint32_t 
     p->window = cfg->window;
     p->horizon = INT64_MAX;
     p->in_order = cfg->in_order;
-    p->costs = cfg->costs;
-    if (p->costs != NULL) {
+    p->shared = cfg->costs;
+    if (p->shared != NULL) {
+        p->costs = &p->shared->costs;
+        mn_shared_costs_lock(p->shared);
         mn_costs_new_workers(p->costs);
+        p->known = mn_costs_look(p->costs);
+        mn_shared_costs_unlock(p->shared);
     }
     *out = p;
     return 0;
@@ -205,8 +210,8 @@ retime(struct mn_engine *e, uint32_t nrows, bool whole)
     }
 }
 
-int
-mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
+static int
+add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     struct mn_plan *p = e->plan;
     if (b->sequence != p->next) {
@@ -254,6 +259,15 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
     }
     free(cost);
     return MN_OK;
+}
+
+int
+mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
+{
+    mn_shared_costs_lock(e->plan->shared);
+    int rc = add(e, b);
+    mn_shared_costs_unlock(e->plan->shared);
+    return rc;
 }
 
 /* ---- starting ---------------------------------------------------------------------- */
@@ -395,7 +409,9 @@ uint32_t
 mn_plan_start_due(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
+    mn_shared_costs_lock(p->shared);
     mn_plan_settle(e);
+    mn_shared_costs_unlock(p->shared);
     uint32_t started = p->moved;
     p->moved = 0;
     if (p->by_piece) {

@@ -18,12 +18,13 @@
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "engine/mn_costs.h"
+#include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
 
 struct mn_engine;
 struct mn_batch;
 struct mn_refusal;
+struct mn_shared_costs;
 
 /* How the rows of a batch travel, decided when it starts. */
 struct mn_form {
@@ -81,7 +82,8 @@ struct mn_plan {
     uint32_t room;               /* a power of two */
     uint32_t nfound, found_at;   /* out of order: done ones, as found, and how many are taken */
     struct mn_found *found;      /* [room] */
-    struct mn_costs *costs;      /* NULL: costs are not learned */
+    struct mn_shared_costs *shared; /* NULL: costs are not learned */
+    struct mn_costs *costs;      /* of that: under its lock */
     struct mn_form form;
     uint64_t head;               /* sequence of the next batch to deliver */
     uint64_t next;               /* sequence of the next batch to plan */

@@ -3,6 +3,7 @@
  */
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_plan_internal.h"
+#include "engine/mn_shared_costs.h"
 
 /* A sample that is slower than most by this and was not known to be: what the next epoch has
  * planned of it is cut anew. */
@@ -103,7 +104,9 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
                                      .newcomer = how == MN_MADE_FIRST,
                                      .edge = t->row0 == 0};
         sum += mn_costs_observe_rows(e->plan->costs, index != NULL ? index + t->row0 : NULL,
-                                     batch->reports + t->row0, t->nrows, &made);
+                                     &batch->reports[t->row0].wall_ns,
+                                     sizeof(struct mn_report) / sizeof(uint64_t), t->nrows,
+                                     &made);
     }
     return sum;
 }
@@ -116,6 +119,7 @@ mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
         return;
     }
     batch->learned = true;
+    mn_shared_costs_lock(e->plan->shared);
     const struct mn_report *r = batch->reports;
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
     bool news = find_news(e->plan, b->epoch, index, r, b->nrows);
@@ -132,4 +136,5 @@ mn_plan_learn(struct mn_engine *e, struct mn_batch *batch)
         mn_plan_recut(e);
     }
     mn_plan_look(e->plan); /* the next dispatch acts on it */
+    mn_shared_costs_unlock(e->plan->shared);
 }

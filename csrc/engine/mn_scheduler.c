@@ -413,7 +413,7 @@ straggler_after(struct mn_engine *e)
     if (e->cfg.straggler_ns != 0) {
         return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
     }
-    return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
+    return e->plan->costs != NULL ? e->plan->known.timeout_ns : INT64_MAX;
 }
 
 /* Whether a flagged sample was watched for long enough, and there is a core for the standby
