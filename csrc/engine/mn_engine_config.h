@@ -1,4 +1,4 @@
-/* mn_engine_config.h - what an engine is opened with, and why it refuses a batch.
+/* mn_engine_config.h - what an engine is opened with.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_ENGINE_CONFIG_H
@@ -30,21 +30,6 @@ struct mn_engine_config {
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
-};
-
-/* Why a batch cannot be made. */
-enum mn_refusal_why {
-    MN_REFUSED_NOT = 0,
-    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
-    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
-    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
-    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
-};
-
-struct mn_refusal {
-    enum mn_refusal_why why;
-    uint64_t need;
-    uint64_t all; /* that there are, in use or not */
 };
 
 #endif

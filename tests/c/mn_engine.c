@@ -7,8 +7,9 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
+#include "engine/mn_engine_snapshot.h"
 #include "engine/mn_forming.h"
-#include "engine/mn_plan_internal.h"
+#include "engine/mn_planned.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_cputime.h"
@@ -1299,7 +1300,7 @@ balanced_take(struct crew *c)
     CHECK_EQ(rc, MN_OK);
     for (uint32_t i = 0; i < c->nflight; i++) {
         if (c->flight[i].sequence == sequence) {
-            CHECK(i == 0 || !c->rig.e->plan->in_order);
+            CHECK(i == 0 || !c->rig.e->plan->cfg.in_order);
             c->flight[i].off = off;
             look_at(c, &c->flight[i]);
             mn_engine_taken(c->rig.e, sequence, off);
