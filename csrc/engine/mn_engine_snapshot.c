@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "engine/mn_engine_internal.h"
-#include "engine/mn_forming.h"
+#include "schedule/mn_forming.h"
 #include "engine/mn_next_delivery.h"
-#include "engine/mn_planned.h"
+#include "schedule/mn_planned.h"
 
 const struct mn_shm *
 mn_engine_shm(const struct mn_engine *e)

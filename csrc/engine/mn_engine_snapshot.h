@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_waits.h"
 #include "workers/mn_message.h"

@@ -33,7 +33,7 @@
 
 #include "engine/mn_blocks.h"
 #include "engine/mn_engine_config.h"
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 #include "engine/mn_waits.h"
 #include "engine/mn_worker_views.h"
 #include "memory/mn_arena.h"

@@ -3,7 +3,7 @@
  */
 #include "engine/mn_learn.h"
 
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 #include "engine/mn_shared_costs.h"
 
 /* What the batch took beside its samples: its collate task, or the rest of its only one. */

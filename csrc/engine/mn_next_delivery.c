@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-#include "engine/mn_forming.h"
-#include "engine/mn_planned.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_planned.h"
 #include "engine/mn_ready_rows.h"
 
 /* Whether the batch is there to be delivered, as data or as an error. */

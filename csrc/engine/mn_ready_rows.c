@@ -4,9 +4,9 @@
 #include "engine/mn_ready_rows.h"
 
 #include "base/mn_assert.h"
-#include "engine/mn_forming.h"
+#include "schedule/mn_forming.h"
 #include "engine/mn_learn.h"
-#include "engine/mn_planned.h"
+#include "schedule/mn_planned.h"
 #include "os/mn_clock.h"
 
 static void

@@ -6,7 +6,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_learn.h"
 #include "engine/mn_next_delivery.h"
-#include "engine/mn_planned.h"
+#include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 

@@ -8,7 +8,7 @@
 #ifndef MN_WORKER_VIEWS_H
 #define MN_WORKER_VIEWS_H
 
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 #include "workers/mn_tasks.h"
 
 /* A worker that has something on its own queue and runs nothing. */

@@ -8,8 +8,8 @@
 #include "mn_rig.h"
 
 #include "engine/mn_engine_snapshot.h"
-#include "engine/mn_forming.h"
-#include "engine/mn_planned.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_planned.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_cputime.h"

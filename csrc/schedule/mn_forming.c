@@ -1,7 +1,7 @@
 /* mn_forming.c - see mn_forming.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_forming.h"
+#include "schedule/mn_forming.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_plan_internal.h"
+#include "schedule/mn_plan_internal.h"
 
 /* What it takes to mix a batch of its rows: a copy, at what one core moves where memory is cold,
  * and some bookkeeping for each. Whoever waits that long before it mixes loses no more by waiting

@@ -4,7 +4,7 @@
 #ifndef MN_PLAN_INTERNAL_H
 #define MN_PLAN_INTERNAL_H
 
-#include "engine/mn_planned.h"
+#include "schedule/mn_planned.h"
 
 /* Tasks of one batch at most, so that the head always finds descriptors. */
 #define MN_PLAN_BATCH_TASKS 1024u

@@ -1,7 +1,7 @@
 /* mn_plan.c - see mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_forming.h"
-#include "engine/mn_plan_internal.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_plan_internal.h"
 
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
  * is at least so much work, as long as its batches are not large. And as much as lasts while

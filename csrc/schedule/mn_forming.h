@@ -21,7 +21,7 @@
 #ifndef MN_FORMING_H
 #define MN_FORMING_H
 
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 #include "schedule/policy_ready.h"
 
 /* A planned batch, until its last row was taken. */

@@ -14,7 +14,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_plan_internal.h"
+#include "schedule/mn_plan_internal.h"
 
 /* ---- shares ------------------------------------------------------------------------- */
 

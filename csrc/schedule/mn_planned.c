@@ -1,7 +1,7 @@
 /* mn_planned.c - see mn_planned.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_planned.h"
+#include "schedule/mn_planned.h"
 
 #include <stdlib.h>
 #include <string.h>

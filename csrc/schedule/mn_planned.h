@@ -4,7 +4,7 @@
 #ifndef MN_PLANNED_H
 #define MN_PLANNED_H
 
-#include "engine/mn_plan.h"
+#include "schedule/mn_plan.h"
 
 struct mn_planned {
     uint64_t sequence;

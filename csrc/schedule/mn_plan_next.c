@@ -3,8 +3,8 @@
  */
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_forming.h"
-#include "engine/mn_plan_internal.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_plan_internal.h"
 #include "schedule/policy_memory.h"
 
 /* How much should be queued: work for so long, or a quarter of a task a worker. */
