@@ -496,7 +496,7 @@ MUTANTS = {
         ENGINE + "mn_blocks.c", "if (e->plan == NULL && mn_arena_exceeds",
         "if (mn_arena_exceeds", "mn_engine", kinds=("plain",)),
     "engine: large batches are refused": Mutant(
-        ENGINE + "mn_plan_cut.c",
+        "csrc/schedule/mn_plan_chunks.c",
         "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "engine: a kept range goes back with its block": Mutant(

@@ -10,6 +10,14 @@
 
 #include "engine/mn_batch.h"
 
+/* How the rows of a batch travel, decided when it starts. */
+struct mn_form {
+    uint32_t kind;   /* enum mn_task_kind */
+    uint32_t layout; /* offset of the posted layout, 0 without */
+    uint32_t nfields;
+    const uint64_t *row_bytes; /* [nfields], the caller's, alive while the form is set */
+};
+
 struct mn_submit {
     uint64_t sequence; /* place in the order of delivery, counted over epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;

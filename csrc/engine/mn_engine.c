@@ -12,8 +12,11 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_engine_sizes.h"
-#include "engine/mn_forming.h"
+#include "engine/mn_next_delivery.h"
+#include "engine/mn_ready_rows.h"
 #include "engine/mn_scheduler.h"
+#include "engine/mn_shared_costs.h"
+#include "engine/mn_start_due.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
@@ -48,6 +51,33 @@ map_arena(struct mn_engine *e)
 }
 
 static int
+open_plan(struct mn_engine *e)
+{
+    const struct mn_engine_config *c = &e->cfg;
+    struct mn_plan_config cfg = {.workers = c->workers,
+                                 .max_workers = c->max_workers,
+                                 .window = c->window,
+                                 .batches = c->blocks,
+                                 .own_tasks = MN_QUEUE_OWN_TASKS,
+                                 .parts = MN_PARTS_MOST,
+                                 .in_order = c->in_order,
+                                 .keeps = c->keeps,
+                                 .costs = c->costs != NULL ? &c->costs->costs : NULL,
+                                 .ready_batch = c->ready_batch,
+                                 .ready_bound = c->ready_bound,
+                                 .ready_mixes = c->ready_mixes};
+    mn_shared_costs_lock(c->costs);
+    int rc = mn_plan_open(&e->plan, &cfg);
+    mn_shared_costs_unlock(c->costs);
+    if (rc == 0) {
+        e->plan->active = e->active;
+        e->done.found = calloc(e->plan->room, sizeof(*e->done.found));
+        rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(&e->views, &e->shm);
+    }
+    return rc;
+}
+
+static int
 open_parts(struct mn_engine *e)
 {
     const struct mn_ctl *c = e->shm.ctl;
@@ -71,7 +101,7 @@ open_parts(struct mn_engine *e)
         rc = e->flight.by_task == NULL ? -ENOMEM : 0;
     }
     if (rc == 0 && e->cfg.window != 0) {
-        rc = mn_plan_open(&e->plan, &e->cfg, c->ntasks);
+        rc = open_plan(e);
     }
     return rc;
 }
@@ -80,6 +110,8 @@ static void
 destroy(struct mn_engine *e)
 {
     mn_plan_close(e->plan);
+    mn_worker_views_close(&e->views);
+    free(e->done.found);
     mn_scheduler_close(e->scheduler);
     free(e->flight.by_task);
     mn_crew_close(&e->crew);
@@ -186,7 +218,7 @@ engine_main(void *arg)
             mn_scheduler_tick(e, mn_now_ns());
         }
         int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
-        nap = e->plan != NULL ? mn_plan_nap(e->plan, nap) : nap;
+        nap = e->plan != NULL ? mn_plan_nap(e->plan, mn_now_ns(), nap) : nap;
         mn_engine_unlock(e);
         if (closing || busy) {
             mn_event_cancel_wait(event);
@@ -383,7 +415,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
 static int64_t
 nap_ns(const struct mn_engine *e, uint64_t want)
 {
-    int64_t lasts = mn_plan_lasts(e->plan, e->active), mix = mn_forming_nap(e);
+    int64_t lasts = mn_plan_lasts(e->plan), mix = mn_ready_rows_nap(e);
     int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
     return mix < nap ? mix : nap;
 }
@@ -396,19 +428,19 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
      uint64_t *want, int64_t *nap, bool *starving)
 {
     mn_mutex_lock(&e->mutex);
-    bool got = mn_plan_pick(e, sequence, block_off);
+    bool got = mn_next_delivery_pick(e, sequence, block_off);
     bool seen = e->scheduler != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
         int64_t before = (int64_t)mn_a64_load_relaxed(&p->prefetched) + ahead;
-        mn_scheduler_saw(e, mn_plan_ready(e) + before, p->dispatch.rates.window);
+        mn_scheduler_saw(e, mn_next_delivery_ready(e) + before, p->dispatch.rates.window);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
-    uint32_t n = got ? 0 : mn_plan_start_due(e);
-    uint64_t head = e->plan->in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
-    *want = head != 0 ? head : e->plan->in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    uint32_t n = got ? 0 : mn_start_due(e);
+    uint64_t head = e->plan->cfg.in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
+    *want = head != 0 ? head : e->plan->cfg.in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
     e->held += got && e->plan->held;
-    *starving = !got && mn_plan_starving(e);
+    *starving = !got && mn_start_due_starving(e);
     *nap = nap_ns(e, *want);
     e->crew.wakes.workers += n;
     mn_engine_unlock(e);
@@ -457,8 +489,7 @@ mn_engine_asked(struct mn_engine *e)
     int64_t used = mn_waits_ask(&e->waits, now);
     mn_a64_store_relaxed(&e->shm.ctl->waiting_since_ns, now);
     if (used >= 0 && e->plan != NULL) {
-        struct mn_plan *p = e->plan;
-        p->consumer_ns = p->consumer_ns == 0 ? used : (3 * p->consumer_ns + used) / 4;
+        mn_plan_used(e->plan, used);
     }
 }
 

@@ -2,23 +2,30 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "engine/mn_engine.h"
-#include "engine/mn_forming.h"
 
 #include "base/mn_assert.h"
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_learn.h"
+#include "engine/mn_ready_rows.h"
+#include "engine/mn_shared_costs.h"
+#include "engine/mn_start_due.h"
 
 static void
 start_due_and_unlock(struct mn_engine *e)
 {
-    e->crew.wakes.workers += mn_plan_start_due(e);
+    e->crew.wakes.workers += mn_start_due(e);
     mn_engine_unlock(e);
 }
 
 int
 mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
 {
+    struct mn_plan_batch own = *b;
+    own.integers = b->index_kind == MN_INDEX_INT64;
     mn_mutex_lock(&e->mutex);
-    int rc = mn_plan_add(e, b);
+    mn_shared_costs_lock(e->cfg.costs);
+    int rc = mn_plan_add(e->plan, &own);
+    mn_shared_costs_unlock(e->cfg.costs);
     start_due_and_unlock(e);
     return rc;
 }
@@ -27,7 +34,8 @@ void
 mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
-    e->plan->form = *form;
+    e->form = *form;
+    e->plan->rows_of = (struct mn_plan_rows){form->nfields, form->row_bytes, MN_ARENA_PAGE};
     mn_engine_unlock(e);
 }
 
@@ -35,10 +43,7 @@ void
 mn_engine_plan_end(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    mn_dispatch_close(&e->plan->dispatch);
-    if (e->plan->forming != NULL) {
-        mn_forming_end(e->plan);
-    }
+    mn_plan_end(e->plan);
     mn_engine_unlock(e);
 }
 
@@ -52,10 +57,12 @@ mn_engine_plan_clear(struct mn_engine *e)
             mn_batch_abandon(e, off);
         }
     }
-    mn_plan_clear(e->plan);
     if (e->plan->forming != NULL) {
-        mn_forming_clear(e);
+        mn_ready_rows_drop(e);
     }
+    mn_plan_clear(e->plan);
+    e->done.n = e->done.at = 0;
+    e->stuck_ns = 0;
     mn_waits_forget(&e->waits); /* what the caller does between epochs */
     mn_engine_unlock(e);
 }
@@ -66,7 +73,7 @@ retire(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
-    mn_plan_learn(e, b);
+    mn_learn(e, b);
     mn_batch_learn_envelopes(e, block_off);
     mn_batch_drop(e, b);
 }
@@ -84,7 +91,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
     if (e->plan->forming != NULL) {
-        mn_forming_taken(e);
+        mn_ready_rows_taken(e);
     }
     else {
         if (block_off != 0) { /* else it was refused */

@@ -1,4 +1,4 @@
-/* mn_engine_config.h - what an engine is opened with, and why it refuses a batch.
+/* mn_engine_config.h - what an engine is opened with.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_ENGINE_CONFIG_H
@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct mn_costs;
+struct mn_shared_costs;
 struct mn_scheduler_keep;
 
 struct mn_engine_config {
@@ -23,28 +23,13 @@ struct mn_engine_config {
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
     uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */
     bool in_order;
-    struct mn_costs *costs; /* balanced: outlives the engine */
+    struct mn_shared_costs *costs; /* balanced: outlives the engine */
     uint32_t ready_batch;   /* 0: what is planned is delivered. Else batches of so many samples */
     uint32_t ready_bound;   /* are formed of what is ready; none moves by more than so many */
     bool ready_mixes;       /* of several, where that is of use; else as they were planned */
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
     const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
-};
-
-/* Why a batch cannot be made. */
-enum mn_refusal_why {
-    MN_REFUSED_NOT = 0,
-    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
-    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
-    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
-    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
-};
-
-struct mn_refusal {
-    enum mn_refusal_why why;
-    uint64_t need;
-    uint64_t all; /* that there are, in use or not */
 };
 
 #endif

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "engine/mn_engine_internal.h"
-#include "engine/mn_forming.h"
-#include "engine/mn_plan.h"
+#include "schedule/mn_forming.h"
+#include "engine/mn_next_delivery.h"
+#include "schedule/mn_planned.h"
 
 const struct mn_shm *
 mn_engine_shm(const struct mn_engine *e)
@@ -165,7 +166,7 @@ mn_engine_progress(struct mn_engine *e)
         out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
     }
     if (p->forming != NULL) {
-        out.ready = (uint64_t)mn_plan_ready(e);
+        out.ready = (uint64_t)mn_next_delivery_ready(e);
     }
     memcpy(out.starts, p->starts, sizeof(out.starts));
     mn_mutex_unlock(&e->mutex);
@@ -183,6 +184,19 @@ void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples)
 {
     mn_a64_store_relaxed(&e->shm.ctl->failed, samples);
+}
+
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence)
+{
+    mn_mutex_lock(&e->mutex);
+    const struct mn_planned *q = mn_plan_at(e->plan, sequence);
+    struct mn_refusal r = e->plan->forming != NULL
+                              ? mn_forming_refused(e->plan->forming, sequence)
+                          : q != NULL ? q->refusal
+                                      : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
+    mn_mutex_unlock(&e->mutex);
+    return r;
 }
 
 /* ---- batches that are formed ----------------------------------------------------------- */

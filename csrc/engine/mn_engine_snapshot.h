@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "schedule/mn_plan.h"
 #include "engine/mn_scheduler.h"
 #include "engine/mn_waits.h"
 #include "workers/mn_message.h"
@@ -136,6 +137,10 @@ mn_engine_waits(const struct mn_engine *e, uint64_t *held);
  * The caller's thread. */
 void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
+
+/* Why a batch that next() gave without a block cannot be made. */
+struct mn_refusal
+mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
 /* ---- batches that are formed (mn_forming.h) --------------------------------------------- */
 

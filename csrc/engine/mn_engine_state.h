@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The engine composes parts that do not know each other: the arena (memory/mn_arena.h), tasks,
- * leases and the crew of workers (workers/), the plan (mn_plan.h) and the caller's waits
+ * leases and the crew of workers (workers/), the plan (schedule/) and the caller's waits
  * (mn_waits.h).  What others ask of it is answered by mn_engine_snapshot.h.  Its files build on
  * each other, and include downwards only:
  *
@@ -11,8 +11,11 @@
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_scheduler    how many workers there should be
- *     mn_plan*        what starts next
- *     mn_forming      a part of the plan: batches of what is ready
+ *     mn_start_due    what the plan says should start: blocks, run queues
+ *     mn_next_delivery   which batch is delivered next
+ *     mn_ready_rows   batches formed of what is ready
+ *     mn_learn        what batches have cost
+ *     mn_worker_views what each worker does
  *     mn_blocks       batches made and ended
  *     mn_results      what workers wrote, copied out and checked
  *     mn_batch        batches in flight
@@ -28,8 +31,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/mn_blocks.h"
 #include "engine/mn_engine_config.h"
+#include "schedule/mn_plan.h"
 #include "engine/mn_waits.h"
+#include "engine/mn_worker_views.h"
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
@@ -40,7 +46,6 @@
 #include "workers/mn_watch.h"
 
 struct mn_scheduler;
-struct mn_plan;
 
 /* A block in flight as the trainer knows it; private memory. */
 struct mn_batch {
@@ -65,6 +70,17 @@ struct mn_flight {
     uint64_t mean_envelope_bytes; /* what the results of one take outside of rows */
 };
 
+struct mn_found {
+    uint64_t sequence;
+    uint64_t done_ns;
+};
+
+/* Out of order: the batches that were found done, by when, and how many of them are taken. */
+struct mn_done {
+    struct mn_found *found; /* [plan->room] */
+    uint32_t n, at;
+};
+
 struct mn_engine {
     struct mn_shm shm;       /* the mapping, as the parts see it */
     struct mn_memory_file file; /* where it comes from */
@@ -81,6 +97,10 @@ struct mn_engine {
     uint32_t active;         /* workers that should be there, standby ones not counted */
     struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
     struct mn_plan *plan;    /* balanced scheduling; NULL: static */
+    struct mn_form form;     /* of what starts now */
+    struct mn_worker_views views;
+    struct mn_done done;
+    uint64_t stuck_ns;       /* since when there is no room for the plan's head; 0: there is */
     struct mn_flight flight;
     struct mn_refusal refusal; /* of the last batch that could not be made */
     struct mn_waits waits;   /* the caller's thread only */

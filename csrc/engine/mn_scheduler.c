@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_internal.h"
-#include "engine/mn_plan.h"
+#include "engine/mn_next_delivery.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_cputime.h"
@@ -151,6 +151,7 @@ move_to(struct mn_engine *e, int32_t target)
     while ((int32_t)e->active > target && end_one(e)) {
         e->active--;
     }
+    e->plan->active = e->active;
     if (wake) {
         mn_engine_wake_zygote(e);
     }
@@ -284,7 +285,7 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
     }
     uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
     if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
-        mn_scheduler_saw(e, mn_plan_ready(e), e->plan->dispatch.rates.window);
+        mn_scheduler_saw(e, mn_next_delivery_ready(e), e->plan->dispatch.rates.window);
     }
     *sign = s->occupancy_n != 0;
     return took >= INTERVALS_MOST * INTERVAL_NS
@@ -361,9 +362,9 @@ static int64_t
 backlog(struct mn_engine *e, const struct mn_workers_input *in)
 {
     const struct mn_plan *p = e->plan;
-    int64_t queued = (int64_t)mn_plan_queued(e);
+    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, p->by_piece);
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
-    return idle ? queued : queued + (int64_t)(p->by_piece ? p->piece_tasks : p->dispatch.count);
+    return idle ? queued : queued + (int64_t)mn_plan_waiting(p);
 }
 
 /* How many workers more memory has room for, by what the one that has done most takes, beside
@@ -413,7 +414,7 @@ straggler_after(struct mn_engine *e)
     if (e->cfg.straggler_ns != 0) {
         return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
     }
-    return e->plan->costs != NULL ? mn_costs_look(e->plan->costs).timeout_ns : INT64_MAX;
+    return e->plan->costs != NULL ? e->plan->known.timeout_ns : INT64_MAX;
 }
 
 /* Whether a flagged sample was watched for long enough, and there is a core for the standby

@@ -3,7 +3,8 @@
  */
 #include "engine/mn_supervise.h"
 
-#include "engine/mn_plan.h"
+#include "engine/mn_next_delivery.h"
+#include "engine/mn_start_due.h"
 #include "os/mn_clock.h"
 
 bool
@@ -13,7 +14,7 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
         return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
     }
     if (e->plan != NULL) {
-        return mn_plan_any_done(e);
+        return mn_next_delivery_any(e);
     }
     bool done = false;
     for (struct mn_batch *b = e->flight.first; b != NULL && !done; b = b->next) {
@@ -216,7 +217,7 @@ mn_engine_step(struct mn_engine *e)
     }
     any |= drop_abandoned(e);
     if (e->plan != NULL && !e->closing) {
-        uint32_t n = mn_plan_start_due(e);
+        uint32_t n = mn_start_due(e);
         e->crew.wakes.workers += n;
         any |= n != 0;
     }

@@ -168,6 +168,8 @@ struct mn_report {
     uint64_t wall_ns;
 };
 MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
+/* From one wall_ns to the next, as an array of uint64_t. */
+#define MN_REPORT_STEP (sizeof(struct mn_report) / sizeof(uint64_t))
 
 enum mn_index_kind {
     MN_INDEX_INT64 = 0,   /* nrows + spares machine integers that were a list of int */

@@ -1,7 +1,7 @@
 """``batching="ready"``: batches from whichever samples are ready first.
 
 The sampler's batches are planned and made as they are in order. The engine forms batches of the
-rows that are ready (csrc/engine/mn_forming.h): slow samples with their natural share, none
+rows that are ready (csrc/schedule/mn_forming.h): slow samples with their natural share, none
 further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end. Where
 nothing is slow they are the sampler's, delivered as they lie. Else rows of several are gathered
 by one copy.
@@ -36,7 +36,7 @@ from .window import Window
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-#: tasks of a batch at most (csrc/engine/mn_plan_internal.h)
+#: tasks of a batch at most (csrc/schedule/mn_plan_internal.h)
 BATCH_TASKS = 1024
 #: what the engine says of a row that was written in place (csrc/workers/mn_message.h)
 WRITTEN = 1

@@ -7,9 +7,11 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "engine/mn_forming.h"
-#include "engine/mn_plan_internal.h"
+#include "engine/mn_engine_snapshot.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_planned.h"
 #include "engine/mn_scheduler.h"
+#include "engine/mn_shared_costs.h"
 #include "os/mn_cputime.h"
 #include "os/mn_thread.h"
 #include "workers/mn_worker_clock.h"
@@ -625,10 +627,10 @@ memory_limit_is_kept(void)
 static void
 head_over_the_limit_starts(void)
 {
-    struct mn_costs costs;
-    CHECK_EQ(mn_costs_init(&costs, 100000), 0);
+    struct mn_shared_costs costs;
+    CHECK_EQ(mn_shared_costs_init(&costs, 100000), 0);
     for (int64_t i = 0; i < 4100; i++) {
-        mn_costs_observe(&costs, i, i == 3950 ? 3000000000 : 1000);
+        mn_costs_observe(&costs.costs, i, i == 3950 ? 3000000000 : 1000);
     }
     struct mn_engine_config cfg = {.workers = 1, .memory_limit = 4 * MIB, .window = 8,
                                    .arena_bytes = 256 * MIB, .in_order = true,
@@ -648,7 +650,7 @@ head_over_the_limit_starts(void)
         mn_engine_taken(e, b[i].sequence, b[i].off);
     }
     mn_engine_close(e);
-    mn_costs_fini(&costs);
+    mn_shared_costs_fini(&costs);
 }
 
 /* ---- what cannot be made ---- */
@@ -1298,7 +1300,7 @@ balanced_take(struct crew *c)
     CHECK_EQ(rc, MN_OK);
     for (uint32_t i = 0; i < c->nflight; i++) {
         if (c->flight[i].sequence == sequence) {
-            CHECK(i == 0 || !c->rig.e->plan->in_order);
+            CHECK(i == 0 || !c->rig.e->plan->cfg.in_order);
             c->flight[i].off = off;
             look_at(c, &c->flight[i]);
             mn_engine_taken(c->rig.e, sequence, off);
@@ -1331,12 +1333,13 @@ balanced_step(struct crew *c, bool more)
 
 /* The answer to whether batches are split changes while some are planned and some have begun. */
 static void
-change_split(struct crew *c, struct mn_costs *costs)
+change_split(struct crew *c, struct mn_shared_costs *shared)
 {
-    mn_mutex_lock(&costs->mutex);
+    struct mn_costs *costs = &shared->costs;
+    mn_mutex_lock(&shared->mutex);
     costs->send_ns = mn_test_random(&c->seed) % 2 == 0 ? 0 : MN_SPLIT_CANNOT;
     costs->split = costs->send_ns == 0;
-    mn_mutex_unlock(&costs->mutex);
+    mn_mutex_unlock(&shared->mutex);
 }
 
 static void
@@ -1344,8 +1347,8 @@ drive_balanced_as(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, 
                   bool parts)
 {
     static struct crew c;
-    struct mn_costs costs;
-    CHECK_EQ(mn_costs_init(&costs, POSITIONS), 0);
+    struct mn_shared_costs costs;
+    CHECK_EQ(mn_shared_costs_init(&costs, POSITIONS), 0);
     struct mn_engine_config cfg = {.workers = n, .max_retries = 1, .respawn = true,
                                    .memory_limit = limit, .arena_bytes = 256 * MIB,
                                    .window = 4, .in_order = in_order, .costs = &costs};
@@ -1366,7 +1369,7 @@ drive_balanced_as(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, 
     mn_engine_plan_clear(e);
     c.abandoned++;
     end_crew(&c);
-    mn_costs_fini(&costs);
+    mn_shared_costs_fini(&costs);
 }
 
 static void
@@ -1474,8 +1477,8 @@ static void
 formed_of_what_is_ready(void)
 {
     static struct crew c;
-    struct mn_costs costs;
-    CHECK_EQ(mn_costs_init(&costs, POSITIONS), 0);
+    struct mn_shared_costs costs;
+    CHECK_EQ(mn_shared_costs_init(&costs, POSITIONS), 0);
     struct mn_engine_config cfg = {.workers = RIG_WORKERS, .max_retries = 1, .respawn = true,
                                    .arena_bytes = 256 * MIB, .window = 4, .costs = &costs,
                                    .ready_batch = FORMED_ROWS, .ready_bound = 3,
@@ -1489,7 +1492,7 @@ formed_of_what_is_ready(void)
         formed_epoch(&c, 1 + (uint32_t)(mn_test_random(&c.seed) % 40));
     }
     end_crew(&c);
-    mn_costs_fini(&costs);
+    mn_shared_costs_fini(&costs);
 }
 
 static void

@@ -86,7 +86,7 @@ PyObject *
 mn_native_info(PyObject *module, PyObject *capsule);
 
 /* The model in a CostModel, NULL with an exception for another object. */
-struct mn_costs *
+struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
 /* A look at a loader from outside: mn_peek.c. */

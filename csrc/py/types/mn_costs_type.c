@@ -4,12 +4,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/mn_costs.h"
+#include "engine/mn_shared_costs.h"
 #include "py/module/mn_state.h"
 
 struct costs_object {
     PyObject_HEAD
-    struct mn_costs costs;
+    struct mn_shared_costs shared;
     bool open;
     pid_t pid; /* process whose threads may hold the lock */
 };
@@ -17,17 +17,32 @@ struct costs_object {
 /* In a forked child the model is a copy. The lock is made anew: the engine's thread may have held
  * it at the moment of the fork, and is not here. What it was about to write are numbers, and any
  * will do. With the GIL. */
-static struct mn_costs *
+static struct mn_shared_costs *
 own(PyObject *self)
 {
     struct costs_object *o = (struct costs_object *)self;
-    if (o->pid != getpid() && mn_mutex_init(&o->costs.mutex) == 0) {
+    if (o->pid != getpid() && mn_mutex_init(&o->shared.mutex) == 0) {
         o->pid = getpid();
     }
-    return &o->costs;
+    return &o->shared;
 }
 
-struct mn_costs *
+/* The model, locked until unlock. */
+static struct mn_costs *
+lock(PyObject *self)
+{
+    struct mn_shared_costs *s = own(self);
+    mn_shared_costs_lock(s);
+    return &s->costs;
+}
+
+static void
+unlock(PyObject *self)
+{
+    mn_shared_costs_unlock(own(self));
+}
+
+struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs)
 {
     if (!Py_IS_TYPE(costs, st->costs_type)) {
@@ -50,7 +65,7 @@ costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct costs_object *o = (struct costs_object *)type->tp_alloc(type, 0);
-    if (o != NULL && mn_costs_init(&o->costs, n) < 0) {
+    if (o != NULL && mn_shared_costs_init(&o->shared, n) < 0) {
         Py_DECREF(o);
         return PyErr_NoMemory();
     }
@@ -66,7 +81,7 @@ costs_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     if (((struct costs_object *)self)->open) {
-        mn_costs_fini(own(self)); /* destroying a lock that is held is not allowed */
+        mn_shared_costs_fini(own(self)); /* destroying a lock that is held is not allowed */
     }
     type->tp_free(self);
     Py_DECREF(type);
@@ -79,7 +94,8 @@ costs_observe(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
         return NULL;
     }
-    mn_costs_observe(own(self), index, wall);
+    mn_costs_observe(lock(self), index, wall);
+    unlock(self);
     Py_RETURN_NONE;
 }
 
@@ -90,10 +106,9 @@ costs_hint(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
         return NULL;
     }
-    struct mn_costs *c = own(self);
-    mn_mutex_lock(&c->mutex);
+    struct mn_costs *c = lock(self);
     int rc = mn_cost_hint(&c->model, index, wall);
-    mn_mutex_unlock(&c->mutex);
+    unlock(self);
     return mn_raise_errno(rc, "no such index") < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -104,10 +119,9 @@ PyDoc_STRVAR(save_doc,
 static PyObject *
 costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_costs *c = own(self);
-    mn_mutex_lock(&c->mutex);
+    struct mn_costs *c = lock(self);
     int64_t n = c->model.known, cursor = 0;
-    mn_mutex_unlock(&c->mutex);
+    unlock(self);
     PyObject *out[2] = {NULL, NULL};
     for (int i = 0; i < 2; i++) {
         out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 8);
@@ -116,10 +130,10 @@ costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
         }
         memset(PyBytes_AS_STRING(out[i]), 0, (size_t)n * 8);
     }
-    mn_mutex_lock(&c->mutex); /* cells only become known; those since then wait */
+    c = lock(self); /* cells only become known; those since then wait */
     (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
                        (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
-    mn_mutex_unlock(&c->mutex);
+    unlock(self);
     return Py_BuildValue("(NN)", out[0], out[1]);
 fail:
     for (int i = 0; i < 2; i++) {
@@ -138,15 +152,13 @@ PyDoc_STRVAR(slowest_doc,
 static PyObject *
 costs_slowest(PyObject *self, PyObject *arg)
 {
-    struct mn_costs *c = own(self);
     int64_t most = PyLong_AsLongLong(arg), index[MOST_SLOWEST], wall[MOST_SLOWEST];
     if (PyErr_Occurred()) {
         return NULL;
     }
     most = most < 0 ? 0 : most < MOST_SLOWEST ? most : MOST_SLOWEST;
-    mn_mutex_lock(&c->mutex);
-    int64_t n = mn_cost_slowest(&c->model, most, index, wall);
-    mn_mutex_unlock(&c->mutex);
+    int64_t n = mn_cost_slowest(&lock(self)->model, most, index, wall);
+    unlock(self);
     PyObject *out = PyList_New((Py_ssize_t)n);
     for (Py_ssize_t i = 0; out != NULL && i < n; i++) {
         PyObject *pair = Py_BuildValue("LL", (long long)index[i], (long long)wall[i]);
@@ -168,11 +180,10 @@ costs_load(PyObject *self, PyObject *args)
     }
     int64_t n = b[0].len / 8, taken = -1;
     if (b[0].len == b[1].len && b[0].len % 8 == 0) {
-        struct mn_costs *c = own(self);
-        mn_mutex_lock(&c->mutex);
+        struct mn_costs *c = lock(self);
         taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf);
         c->since = 0;
-        mn_mutex_unlock(&c->mutex);
+        unlock(self);
     }
     for (int i = 0; i < 2; i++) {
         PyBuffer_Release(&b[i]);
@@ -191,7 +202,8 @@ costs_sends(PyObject *self, PyObject *arg)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    mn_costs_sends(own(self), ns);
+    mn_costs_sends(lock(self), ns);
+    unlock(self);
     Py_RETURN_NONE;
 }
 
@@ -216,8 +228,7 @@ answer(enum mn_contrast_answer a)
 static PyObject *
 costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_costs *c = own(self);
-    mn_mutex_lock(&c->mutex);
+    struct mn_costs *c = lock(self);
     long long q[5];
     static const int permille[5] = {500, 750, 900, 990, 995};
     for (int i = 0; i < 5; i++) {
@@ -229,7 +240,7 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     bool split = c->split;
     struct mn_locality place = c->locality;
     unsigned long long samples = c->model.samples;
-    mn_mutex_unlock(&c->mutex);
+    unlock(self);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
     PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);

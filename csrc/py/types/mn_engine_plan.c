@@ -6,7 +6,7 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_engine_snapshot.h"
-#include "engine/mn_forming.h"
+#include "schedule/mn_forming.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
 

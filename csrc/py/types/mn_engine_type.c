@@ -124,7 +124,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (st == NULL) {
         return NULL;
     }
-    struct mn_costs *shared = NULL;
+    struct mn_shared_costs *shared = NULL;
     if (costs != Py_None && (shared = mn_costs_of(st, costs)) == NULL) {
         return NULL;
     }

@@ -1,9 +1,7 @@
 /* mn_costs.c - see mn_costs.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_costs.h"
-
-#include "workers/mn_message.h"
+#include "schedule/mn_costs.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -23,8 +21,7 @@ mn_costs_init(struct mn_costs *c, int64_t n)
 {
     memset(c, 0, sizeof(*c));
     c->cells = n > 0 ? malloc(mn_cost_bytes(n)) : NULL;
-    if ((n > 0 && c->cells == NULL) || mn_mutex_init(&c->mutex) < 0) {
-        free(c->cells);
+    if (n > 0 && c->cells == NULL) {
         return -ENOMEM;
     }
     mn_slow_init(&c->slow);
@@ -37,12 +34,11 @@ mn_costs_init(struct mn_costs *c, int64_t n)
 void
 mn_costs_fini(struct mn_costs *c)
 {
-    mn_mutex_fini(&c->mutex);
     free(c->cells);
 }
 
-static void
-observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns)
+void
+mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
     mn_cost_observe(&c->model, index, wall_ns);
     if (c->since == 0
@@ -58,14 +54,6 @@ observe_locked(struct mn_costs *c, int64_t index, int64_t wall_ns)
                                   c->send_ns);
     }
     c->since++;
-}
-
-void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
-{
-    mn_mutex_lock(&c->mutex);
-    observe_locked(c, index, wall_ns);
-    mn_mutex_unlock(&c->mutex);
 }
 
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
@@ -102,7 +90,7 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
 
 /* What a sample will cost where it is best made. */
 static int64_t
-predict_locked(const struct mn_costs *c, int64_t index)
+predict(const struct mn_costs *c, int64_t index)
 {
     int64_t wall = mn_cost_wall(&c->model, index);
     const struct mn_contrast *home = &c->locality.home;
@@ -117,29 +105,23 @@ predict_locked(const struct mn_costs *c, int64_t index)
 void
 mn_costs_new_workers(struct mn_costs *c)
 {
-    mn_mutex_lock(&c->mutex);
     if (++c->term == 0) { /* it has wrapped: nothing of then may be taken for new */
         for (int64_t i = 0; i < c->model.n; i++) {
             c->model.cells[i].home = 0;
         }
     }
-    mn_mutex_unlock(&c->mutex);
 }
 
 bool
 mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place)
 {
-    mn_mutex_lock(&c->mutex);
-    bool breaks = mn_locality_breaks(&c->locality, place);
-    mn_mutex_unlock(&c->mutex);
-    return breaks;
+    return mn_locality_breaks(&c->locality, place);
 }
 
 void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks)
 {
-    mn_mutex_lock(&c->mutex);
     /* A guess at homes must not part neighbours that are known to be cheaper together. */
     enum mn_contrast_answer answer = c->locality.home.answer;
     bool near = c->locality.near.answer == MN_CONTRAST_YES;
@@ -152,7 +134,6 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
         home[i] = cell != NULL && homes && cell->term == c->term ? cell->home : 0;
         marks[i] = cell != NULL ? cell->marks : 0;
     }
-    mn_mutex_unlock(&c->mutex);
 }
 
 /* Whether it is learned how a task's rows depend on where they were made: of cheap ones, which
@@ -166,34 +147,32 @@ looks_at_place(struct mn_costs *c)
 }
 
 uint64_t
-mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
-                      uint32_t n, const struct mn_costs_made *made)
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
+                      size_t step, uint32_t n, const struct mn_costs_made *made)
 {
     uint64_t sum = 0;
-    mn_mutex_lock(&c->mutex);
     bool looks = made->keeps && looks_at_place(c);
     for (uint32_t i = 0; i < n; i++) {
         if (index != NULL && i + FETCH_AHEAD < n) {
             mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
         }
-        if (rows[i].wall_ns != 0) {
-            sum += rows[i].wall_ns;
-            int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)rows[i].wall_ns;
+        uint64_t wall = wall_ns[i * step];
+        if (wall != 0) {
+            sum += wall;
+            int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)wall;
             if (looks && (i > 0 || !made->newcomer)) {
                 cost = observe_place(c, at, cost, made, i > 0 || made->follows,
                                      i == 0 && made->edge);
             }
-            observe_locked(c, at, cost);
+            mn_costs_observe(c, at, cost);
         }
     }
-    mn_mutex_unlock(&c->mutex);
     return sum;
 }
 
 void
 mn_costs_sends(struct mn_costs *c, int64_t send_ns)
 {
-    mn_mutex_lock(&c->mutex);
     c->refused = c->refused || send_ns < 0;
     if (c->refused) {
         c->send_ns = MN_SPLIT_CANNOT;
@@ -205,41 +184,33 @@ mn_costs_sends(struct mn_costs *c, int64_t send_ns)
         c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
                                   c->send_ns);
     }
-    mn_mutex_unlock(&c->mutex);
 }
 
 void
 mn_costs_collated(struct mn_costs *c, int64_t ns)
 {
-    mn_mutex_lock(&c->mutex);
     c->collate_ns = c->collate_ns == 0 ? ns : (3 * c->collate_ns + ns) / 4;
-    mn_mutex_unlock(&c->mutex);
 }
 
 void
 mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns)
 {
-    mn_mutex_lock(&c->mutex);
     for (uint32_t i = 0; i < n; i++) {
         if (index != NULL && i + FETCH_AHEAD < n) {
             mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
         }
-        out_ns[i] = predict_locked(c, index != NULL ? index[i] : -1);
+        out_ns[i] = predict(c, index != NULL ? index[i] : -1);
     }
-    mn_mutex_unlock(&c->mutex);
 }
 
 struct mn_costs_view
 mn_costs_look(struct mn_costs *c)
 {
-    mn_mutex_lock(&c->mutex);
-    struct mn_costs_view v = {(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
-                              c->timeout_ns, c->collate_ns, c->split, c->model.samples,
-                              c->locality.near.answer, c->locality.home.answer,
-                              mn_locality_joins(&c->locality),
-                              mn_locality_opening(&c->locality),
-                              mn_locality_away(&c->locality),
-                              mn_locality_length(&c->locality)};
-    mn_mutex_unlock(&c->mutex);
-    return v;
+    return (struct mn_costs_view){(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
+                                  c->timeout_ns, c->collate_ns, c->split, c->model.samples,
+                                  c->locality.near.answer, c->locality.home.answer,
+                                  mn_locality_joins(&c->locality),
+                                  mn_locality_opening(&c->locality),
+                                  mn_locality_away(&c->locality),
+                                  mn_locality_length(&c->locality)};
 }

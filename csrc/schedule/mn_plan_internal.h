@@ -1,64 +1,22 @@
-/* mn_plan_internal.h - a planned batch, for the files of the plan.
+/* mn_plan_internal.h - what the files of the plan have of each other. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_PLAN_INTERNAL_H
 #define MN_PLAN_INTERNAL_H
 
-#include "engine/mn_engine_internal.h"
-#include "engine/mn_plan.h"
-
-#include "schedule/policy_dispatch.h"
+#include "schedule/mn_planned.h"
 
 /* Tasks of one batch at most, so that the head always finds descriptors. */
 #define MN_PLAN_BATCH_TASKS 1024u
-
-struct mn_planned {
-    uint64_t sequence;
-    uint64_t block_off; /* 0: not started */
-    uint64_t rows;      /* planned before it */
-    uint32_t ntasks;
-    bool stale;         /* cut by what is known better now */
-    bool done;          /* its block was seen done, or lost: both are final */
-    struct mn_chain chain;   /* as it was before its first row */
-    struct mn_piece *pieces; /* [ntasks] of room, while neighbours are kept together */
-    uint32_t npieces;
-    int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
-    int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
-    uint8_t *sent;           /* [ntasks] it is queued, or was; behind row0 */
-    uint8_t *border;         /* [nrows] a piece begins here; behind that */
-    uint64_t first_chain;    /* that its first row belongs to; 0: it was not cut for pieces */
-    uint64_t later_chain;    /* the first of those that begin after that row */
-    int32_t maker;           /* 1 + the worker that was given a task of it last; 0: nobody */
-    struct mn_refusal refusal; /* it cannot be made */
-    struct mn_plan_batch batch; /* index points behind row0 */
-    uint32_t row0[];            /* [ntasks + 1] */
-};
-
-/* NULL when it is not planned, or was taken. */
-struct mn_planned *
-mn_plan_at(const struct mn_plan *p, uint64_t sequence);
 
 /* Looks up what is known of costs now, and what follows for neighbours. */
 void
 mn_plan_look(struct mn_plan *p);
 
-/* What the rows of a batch take in the arena. */
-uint64_t
-mn_form_bytes(const struct mn_form *f, uint32_t nrows);
-
-/* Whether the batch is there to be delivered, as data or as an error. */
-bool
-mn_planned_done(struct mn_engine *e, struct mn_planned *q);
-
-/* Makes the block of a batch that has none. MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot be
- * made and is an error, and its tasks are planned no more. */
-int
-mn_plan_begin(struct mn_engine *e, struct mn_planned *q);
-
 /* Cuts a batch that has not started into tasks and hands them on, with room left for one task
  * of each of `others`. cost: room for its rows'. 0 or -ENOMEM. */
 int
-mn_plan_cut(struct mn_engine *e, struct mn_planned *q, int64_t *cost, uint64_t others);
+mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others);
 
 /* Whether there is room for as many tasks as the batch may be cut into, and for others. */
 bool
@@ -72,33 +30,26 @@ mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint6
 void
 mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
 
-/* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
- * changed. */
-void
-mn_plan_settle(struct mn_engine *e);
-
 /* Cuts anew what is stale and has not started. */
 void
-mn_plan_recut(struct mn_engine *e);
+mn_plan_recut(struct mn_plan *p);
 
-/* Whether memory allows a task of the batch to start. Mutex held, as for all below. */
+/* Whether memory allows a task of the batch to start. */
 bool
-mn_plan_memory_allows(struct mn_engine *e, const struct mn_planned *q);
+mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
+                      const struct mn_planned *q);
 
-/* Puts a task on a run queue; its block is made first if it has to be. MN_OK; MN_EMPTY:
- * not now; MN_CLOSED: the batch cannot be made. */
-int
-mn_plan_start(struct mn_engine *e, struct mn_planned *q, uint32_t task, uint32_t queue,
-              enum mn_dispatch_why why);
+int64_t
+mn_plan_sum(const int64_t *v, uint32_t n);
 
 /* How many of the first n rows make a task. */
 uint32_t
-mn_plan_chunk(const struct mn_engine *e, const struct mn_plan_batch *b, const int64_t *cost,
+mn_plan_chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
               uint32_t n, bool parts, int64_t limit);
 
 /* The most rows that a task of a stretch of n may have. */
 int64_t
-mn_plan_chunk_limit(const struct mn_engine *e, const struct mn_plan_batch *b,
+mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
                     const int64_t *cost, uint32_t n);
 
 /* What a task that costs so much counts as slow by. */
@@ -125,17 +76,13 @@ struct mn_piece {
 /* Cuts a batch that has not started into tasks and pieces. 0 or -ENOMEM. cost: predicted, of
  * each row; others: batches for which room for a task is left. */
 int
-mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
               uint64_t others);
 
 /* Gives what has not started of a batch to the dispatcher, or to the worker whose it is. 0 or
  * -ENOMEM. */
 int
-mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost);
-
-/* Moves the tasks that wait on a worker's own queue to another one. Returns how many. */
-uint32_t
-mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t queue);
+mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost);
 
 /* No shares any more. */
 void
@@ -178,13 +125,5 @@ mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, str
 /* What a worker that has died, or was asked to leave, has before it is anybody's again. */
 void
 mn_share_disown(struct mn_plan *p, uint32_t w);
-
-/* Whether the worker is there to do what it is given. */
-bool
-mn_share_usable(const struct mn_engine *e, uint32_t w);
-
-/* mn_plan_start_due while neighbours are kept together. */
-uint32_t
-mn_pieces_start_due(struct mn_engine *e);
 
 #endif

@@ -1,9 +1,9 @@
-/* mn_costs.h - what samples have cost so far, shared by all iterators of one loader.
+/* mn_costs.h - what samples have cost so far, and what follows for those to come.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The cost model (policy_cost.h) behind a lock: several iterators of a loader may be alive,
- * each with an engine of its own, and all of them teach and ask.  Private memory of the
- * trainer; a forked child has a copy, whose lock it must make anew before it uses it.
+ * The cost model (policy_cost.h) with what the policies of slow samples, of splitting and of
+ * locality make of the same observations.  No clock, no lock: several iterators of a loader share
+ * one, under the lock of mn_shared_costs.h.
  */
 #ifndef MN_COSTS_H
 #define MN_COSTS_H
@@ -12,12 +12,7 @@
 #include "schedule/policy_locality.h"
 #include "schedule/policy_slow.h"
 #include "schedule/policy_split.h"
-#include "os/mn_thread.h"
-
-struct mn_report;
-
 struct mn_costs {
-    struct mn_mutex mutex;
     struct mn_cost model;
     struct mn_slow slow;
     void *cells;
@@ -53,11 +48,11 @@ struct mn_costs_made {
     bool edge;     /* the first one is the first of its batch */
 };
 
-/* The reports of a task's rows; those with wall_ns 0 did not run. index: of each row, or
- * NULL. Returns the sum of wall_ns. */
+/* The rows of a task: wall_ns[i * step] is what row i took, 0 where it did not run. index: of each
+ * row, or NULL. Returns the sum of wall_ns. */
 uint64_t
-mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const struct mn_report *rows,
-                      uint32_t n, const struct mn_costs_made *made);
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
+                      size_t step, uint32_t n, const struct mn_costs_made *made);
 
 /* New workers begin: what earlier ones kept is gone. */
 void

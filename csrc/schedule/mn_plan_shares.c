@@ -17,66 +17,21 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_runqueue.h"
-#include "engine/mn_engine_internal.h"
-#include "engine/mn_plan_internal.h"
-#include "os/mn_clock.h"
+#include "schedule/mn_plan_internal.h"
 
 /* Work that waits on a worker's own queue beside the task in hand: while the engine is woken,
  * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the
  * risk to wait behind a slow one. */
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
-#define QUEUED_MOST (MN_QUEUE_OWN_TASKS)
 /* A task runs for so long, and so many times the typical cost, before what waits behind it
  * goes to somebody else. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
-/* A worker that has not taken what it was given for so long does not run. */
-#define STOPPED_NS (INT64_C(200) * 1000 * 1000)
+/* ... and longer, while it is not known what it costs to open a group. */
+#define UNKNOWN_NS (INT64_C(200) * 1000 * 1000)
 
 /* ---- who starts what ---------------------------------------------------------------- */
-
-/* A look at a worker, and at the work that waits on its own queue. */
-struct look {
-    uint64_t queued;
-    int64_t running_ns; /* -1: nothing runs */
-    int64_t left_ns;    /* what it has to do before it comes to its share */
-};
-
-static struct look
-look_at(const struct mn_engine *e, uint32_t w, uint64_t now)
-{
-    struct mn_share *s = &e->plan->shares[w];
-    const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    uint64_t hint, end = mn_runqueue_own_entries(&e->shm, MN_QUEUE_WORKER + w, &hint);
-    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    struct look v = {0, -1, 0};
-    for (uint64_t at = hint; at < end; at++) {
-        uint32_t task;
-        if (mn_runqueue_waits(&e->shm, MN_QUEUE_WORKER + w, at, &task)) {
-            v.queued++;
-            v.left_ns += task < e->plan->nsent ? e->plan->sent_ns[task] : 0;
-        }
-    }
-    uint64_t running = mn_a64_load_relaxed(&k->running);
-    if (running != 0) {
-        v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
-        /* One that has gone on for longer than expected is taken to last as long again. */
-        int64_t whole = running <= e->plan->nsent ? e->plan->sent_ns[running - 1] : 0;
-        v.left_ns += whole > v.running_ns ? whole - v.running_ns : v.running_ns;
-    }
-    bool waits = running == 0 && v.queued != 0;
-    if (!waits || s->hint != hint || s->idle_ns == 0) { /* it has taken one meanwhile */
-        s->idle_ns = waits ? now : 0;
-        s->hint = hint;
-    }
-    if (waits && now - s->idle_ns > (uint64_t)STOPPED_NS) { /* stopped: as if it ran since then */
-        v.running_ns = (int64_t)(now - s->idle_ns);
-        v.left_ns += v.running_ns;
-    }
-    return v;
-}
 
 /* What a task takes, as far as known. */
 static int64_t
@@ -94,31 +49,20 @@ depth(const struct mn_plan *p)
         return 0;
     }
     uint64_t n = ns > 0 && ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
-    return n < QUEUED_MOST ? n : QUEUED_MOST;
+    return n < p->cfg.own_tasks ? n : p->cfg.own_tasks;
 }
 
-/* What a dispatch knows of the plan while it runs. */
-struct round {
-    struct mn_dispatch_view view;
-    uint64_t now;
-    int64_t ready;
-    bool idle; /* the worker that is looked at has nothing at all, */
-    bool soon; /* and once it has idled for longer it may start something past the window */
-    bool held; /* memory does not allow what it would start */
-};
-
 static bool
-may_ahead(struct mn_engine *e, struct round *r)
+may_ahead(struct mn_plan *p, struct mn_plan_round *r)
 {
-    bool may = r->idle && mn_plan_starved(e, r->ready, 0);
+    bool may = r->idle && mn_plan_starved(p, &r->facts);
     r->soon = r->soon || (r->idle && !may);
     return may;
 }
 
 static bool
-may_start(struct mn_engine *e, struct round *r, const struct mn_piece *x)
+may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x)
 {
-    struct mn_plan *p = e->plan;
     if (x->batch->block_off != 0) {
         return true;
     }
@@ -126,10 +70,10 @@ may_start(struct mn_engine *e, struct round *r, const struct mn_piece *x)
                                     .cost_ns = mn_piece_samples_ns(x)};
     enum mn_dispatch_why why;
     if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
-        || (why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
+        || (why == MN_DISPATCH_AHEAD && !may_ahead(p, r))) {
         return false;
     }
-    if (!mn_plan_memory_allows(e, x->batch)) {
+    if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
         r->held = true;
         return false;
     }
@@ -190,27 +134,26 @@ piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
 
 /* The piece of least slack that nobody has, or NULL when none may start. */
 static struct mn_piece *
-unowned(struct mn_engine *e, struct round *r)
+unowned(struct mn_plan *p, struct mn_plan_round *r)
 {
-    struct mn_plan *p = e->plan;
     struct mn_dispatch_choice c;
     if (mn_dispatch_peek(&p->dispatch, &r->view, &c) != MN_OK
-        || (c.why == MN_DISPATCH_AHEAD && !may_ahead(e, r))) {
+        || (c.why == MN_DISPATCH_AHEAD && !may_ahead(p, r))) {
         return NULL;
     }
     struct mn_dispatch_choice head;
-    if (p->in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
+    if (p->cfg.in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
         && head.task.batch == (int64_t)p->head) {
         c = head; /* it is waited for, or will be first */
     }
     struct mn_piece *x = piece_of(p, &c);
-    if (!mn_plan_memory_allows(e, x->batch)) {
+    if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
         r->held = true;
         if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
             return NULL;
         }
         x = piece_of(p, &c);
-        return mn_plan_memory_allows(e, x->batch) ? x : NULL;
+        return mn_plan_memory_allows(p, &r->facts, x->batch) ? x : NULL;
     }
     return x;
 }
@@ -298,14 +241,13 @@ struct border {
 
 /* The border of two groups nearest to the middle, or else the middle itself. */
 static struct border
-best_border(struct mn_engine *e, struct round *r, uint32_t victim, int64_t before_ns)
+best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t before_ns)
 {
-    const struct mn_plan *p = e->plan;
     const struct mn_share *s = &p->shares[victim];
     uint32_t tasks = 0;
     int64_t ns = 0, done_ns = 0, nearest = INT64_MAX;
     const struct mn_piece *last = NULL;
-    for (const struct mn_piece *x = s->first; x != NULL && may_start(e, r, x); x = x->next) {
+    for (const struct mn_piece *x = s->first; x != NULL && may_start(p, r, x); x = x->next) {
         tasks += mn_piece_tasks(x);
         ns += x->cost_ns;
         last = x;
@@ -339,12 +281,11 @@ best_border(struct mn_engine *e, struct round *r, uint32_t victim, int64_t befor
 
 /* Whether half of what a worker has to do may go to one that idles; does it. */
 static bool
-help(struct mn_engine *e, struct round *r, uint32_t helper, uint32_t victim)
+help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victim)
 {
-    struct mn_plan *p = e->plan;
-    struct look v = look_at(e, victim, r->now);
-    struct border b = best_border(e, r, victim, v.left_ns);
-    bool idles = b.keeps == 0 && v.running_ns < 0 && v.queued == 0; /* it is about to begin */
+    const struct mn_worker_view *v = &r->facts.workers[victim];
+    struct border b = best_border(p, r, victim, v->left_ns);
+    bool idles = b.keeps == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
     if (r->soon && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
         return false; /* what nobody is at costs nothing to begin with */
     }
@@ -356,16 +297,15 @@ help(struct mn_engine *e, struct round *r, uint32_t helper, uint32_t victim)
 }
 
 static bool
-find_help(struct mn_engine *e, struct round *r, uint32_t helper)
+find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
 {
-    struct mn_plan *p = e->plan;
     int64_t most = -1, each_ns = task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
     each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
-    if (p->next - p->head < p->window && !p->dispatch.closed && !r->held && !p->full) {
+    if (p->next - p->head < p->cfg.window && !p->dispatch.closed && !r->held && !p->full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
-    if (r->ready >= p->dispatch.rates.starved_below) {
+    if (r->facts.ready >= p->dispatch.rates.starved_below) {
         return false; /* it is the program that takes its time: there is none to win */
     }
     for (uint32_t w = 0; w < p->nshares; w++) {
@@ -382,47 +322,30 @@ find_help(struct mn_engine *e, struct round *r, uint32_t helper)
             victim = w;
         }
     }
-    if (head != UINT32_MAX && help(e, r, helper, head)) {
+    if (head != UINT32_MAX && help(p, r, helper, head)) {
         return true;
     }
-    return most >= 0 && victim != head && help(e, r, helper, victim);
+    return most >= 0 && victim != head && help(p, r, helper, victim);
 }
 
-uint32_t
-mn_pieces_withdraw(struct mn_engine *e, uint32_t w, uint32_t queue)
+/* The worker behind whose present task, which goes on and on, tasks wait: no more than AHEAD_NS of
+ * work. Or where there is none, how many workers there are. */
+static uint32_t
+find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t helper)
 {
-    uint64_t at, end = mn_runqueue_own_entries(&e->shm, MN_QUEUE_WORKER + w, &at);
-    uint32_t task, moved = 0;
-    for (; at < end; at++) {
-        if (mn_runqueue_withdraw(&e->shm, MN_QUEUE_WORKER + w, at, &task)) {
-            mn_tasks_put(&e->tasks, task, queue);
-            moved++;
-        }
-    }
-    return moved;
-}
-
-/* Takes back the tasks that wait behind one that goes on and on: no more than AHEAD_NS of work. */
-static bool
-rescue(struct mn_engine *e, struct round *r, uint32_t helper)
-{
-    struct mn_plan *p = e->plan;
     int64_t stuck = STUCK_TIMES * task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
     stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something, */
     if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for as long as nobody knows */
-        stuck += STOPPED_NS;
+        stuck += UNKNOWN_NS;
     }
-    for (uint32_t w = 0; w < p->nshares; w++) {
-        struct look v = look_at(e, w, r->now);
-        if (w == helper || v.queued == 0 || v.running_ns < stuck) {
-            continue;
-        }
-        if (mn_pieces_withdraw(e, w, MN_QUEUE_WORKER + helper) != 0) {
-            return true;
-        }
+    uint32_t w = 0;
+    while (w < p->nshares
+           && (w == helper || r->facts.workers[w].queued == 0
+               || r->facts.workers[w].running_ns < stuck)) {
+        w++;
     }
-    return false;
+    return w;
 }
 
 /* ---- dispatch ------------------------------------------------------------------------- */
@@ -430,10 +353,10 @@ rescue(struct mn_engine *e, struct round *r, uint32_t helper)
 /* The first piece of a share that may start. One that may not is no reason to leave out those
  * behind it that have begun, as what was taken over may have. */
 static struct mn_piece *
-startable(struct mn_engine *e, struct round *r, uint32_t w)
+startable(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
 {
-    struct mn_piece *x = e->plan->shares[w].first;
-    if (x == NULL || may_start(e, r, x)) {
+    struct mn_piece *x = p->shares[w].first;
+    if (x == NULL || may_start(p, r, x)) {
         return x;
     }
     for (uint32_t looks = 0; x != NULL && looks < 64; looks++, x = x->next) {
@@ -470,19 +393,18 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
 
 /* What the worker is to start next, in its share; NULL: nothing now. */
 static struct mn_piece *
-next_for(struct mn_engine *e, struct round *r, uint32_t w)
+next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
 {
-    struct mn_plan *p = e->plan;
     r->soon = r->held = false;
-    struct mn_piece *own = startable(e, r, w);
-    struct mn_piece *x = unowned(e, r);
+    struct mn_piece *own = startable(p, r, w);
+    struct mn_piece *x = unowned(p, r);
     bool goes_on = own != NULL && own->chain == p->shares[w].chain;
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
-        return together(p) ? startable(e, r, w) : x;
+        return together(p) ? startable(p, r, w) : x;
     }
-    if (own == NULL && r->idle && find_help(e, r, w)) {
-        own = startable(e, r, w);
+    if (own == NULL && r->idle && find_help(p, r, w)) {
+        own = startable(p, r, w);
     }
     if (own != NULL) {
         p->shares[w].chain = own->chain;
@@ -490,88 +412,74 @@ next_for(struct mn_engine *e, struct round *r, uint32_t w)
     return own;
 }
 
-/* Starts a task for the worker, and adds what it will take. False when there is none for it now. */
-static bool
-start_next(struct mn_engine *e, struct round *r, uint32_t w, int64_t *left_ns)
+enum mn_plan_step
+mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
+                        struct mn_plan_start *out)
 {
-    struct mn_plan *p = e->plan;
-    struct mn_piece *x;
-    int rc = MN_CLOSED;
-    while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
-        x = next_for(e, r, w);
-        if (x == NULL) {
-            p->held = p->held || r->held;
-            return r->idle && rescue(e, r, w);
-        }
-        if (!r->idle && x->batch->block_off == 0 && p->form.nfields == 0) {
-            return false; /* what it will take is not known: it begins when it is made */
-        }
-        struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
-                                        .cost_ns = mn_piece_samples_ns(x)};
-        enum mn_dispatch_why why;
-        bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &why) == MN_OK;
-        rc = mn_plan_start(e, x->batch, x->t0, MN_QUEUE_WORKER + w,
-                           may ? why : MN_DISPATCH_ORDER);
+    const struct mn_worker_view *v = &r->facts.workers[w];
+    r->idle = v->queued == 0 && v->running_ns < 0;
+    struct mn_piece *x = next_for(p, r, w);
+    *out = (struct mn_plan_start){.piece = x};
+    if (x == NULL) {
+        p->held = p->held || r->held;
+        out->helps = r->idle ? find_stuck(p, r, w) : p->nshares;
+        return out->helps < p->nshares ? MN_PLAN_MOVE : MN_PLAN_NOTHING;
     }
-    if (rc != MN_OK) {
-        return false;
+    if (!r->idle && x->batch->block_off == 0 && p->rows_of.nfields == 0) {
+        return MN_PLAN_NOTHING; /* what it will take is not known: it begins when it is made */
     }
-    uint32_t task = mn_block_tasks(mn_block_at(&e->shm, x->batch->block_off))[x->t0];
-    p->sent_ns[task] = x->batch->cost_ns[x->t0];
-    *left_ns += p->sent_ns[task];
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
+    bool may = mn_dispatch_may(&p->dispatch, &r->view, &task, &out->why) == MN_OK;
+    out->why = may ? out->why : MN_DISPATCH_ORDER;
+    out->batch = x->batch;
+    out->task = x->t0;
+    return MN_PLAN_START;
+}
+
+int64_t
+mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w)
+{
+    struct mn_piece *x = s->piece;
+    mn_plan_started(p, s);
+    int64_t cost_ns = x->batch->cost_ns[x->t0];
     x->batch->maker = (int32_t)w + 1;
     mn_share_take(p, w, x);
-    x->cost_ns -= x->batch->cost_ns[x->t0];
+    x->cost_ns -= cost_ns;
     x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
     if (x->t0 != x->t1) {
         mn_share_give(p, w, x);
     }
-    return true;
+    return cost_ns;
 }
 
-uint32_t
-mn_pieces_start_due(struct mn_engine *e)
+void
+mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_round *r)
 {
-    struct mn_plan *p = e->plan;
-    uint32_t started = 0, workers = e->shm.ctl->nworkers;
     int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
     p->held = false;
-    struct round r = {.now = mn_now_ns(), .ready = mn_plan_ready(e)};
-    r.view = (struct mn_dispatch_view){.head_batch = (int64_t)p->head - prefetched,
-                                       .ready_batches = r.ready + prefetched,
-                                       .last_batch = (int64_t)p->horizon - 1,
-                                       .held_ns = p->shared_ns};
-    uint64_t most = depth(p);
-    for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
-        for (uint32_t w = 0; w < workers; w++) {
-            if (!mn_share_usable(e, w)) {
-                mn_share_disown(p, w);
-                continue;
-            }
-            struct look v = look_at(e, w, r.now);
-            uint64_t there = v.queued + (v.running_ns >= 0);
-            uint64_t want = pass == 0 ? 1 : 1 + most;
-            int64_t left_ns = v.left_ns; /* with what it is given now */
-            while (there < want && (there == 0 || left_ns < AHEAD_NS)) {
-                r.idle = there == 0;
-                if (!start_next(e, &r, w, &left_ns)) {
-                    break;
-                }
-                there++;
-                started++;
-            }
+    for (uint32_t w = 0; w < p->nshares; w++) {
+        p->shares[w].usable = f->workers[w].usable;
+        if (!f->workers[w].usable) {
+            mn_share_disown(p, w);
         }
     }
-    mn_a64_store_relaxed(&e->shm.ctl->opening_ns, (uint64_t)p->known.opening_ns); /* for people */
-    mn_a64_store_relaxed(&e->shm.ctl->group_milli,
-                         p->known.opening_ns > 0 ? (uint64_t)(1000.0 * p->known.group) : 0);
-    bool more = p->piece_tasks != 0;
-    for (uint32_t w = 0; w < workers; w++) {
-        mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own,
-                            more ? (uint32_t)(most / 2 + 1) : 0);
-    }
-    mn_a32_store_seqcst(&e->shm.ctl->low_water, 0);
-    return started;
+    *r = (struct mn_plan_round){
+        .facts = *f,
+        .depth = depth(p),
+        .view = {.head_batch = (int64_t)p->head - prefetched,
+                 .ready_batches = f->ready + prefetched,
+                 .last_batch = (int64_t)p->horizon - 1,
+                 .held_ns = p->shared_ns},
+    };
+}
+
+bool
+mn_plan_worker_wants(const struct mn_plan_round *r, uint32_t w, bool first)
+{
+    const struct mn_worker_view *v = &r->facts.workers[w];
+    uint64_t there = v->queued + (v->running_ns >= 0), want = first ? 1 : 1 + r->depth;
+    return v->usable && there < want && (there == 0 || v->left_ns < AHEAD_NS);
 }

@@ -1,8 +1,7 @@
 /* mn_forming.h - batches formed of whichever samples are ready first (batching="ready").
  * SPDX-License-Identifier: Apache-2.0
  *
- * A part of the plan, present where such batches were asked for; called under the engine's
- * mutex.  What is planned are the sampler's batches, here *units*: cut, started and made like
+ * A part of the plan, present where such batches were asked for.  What is planned are the sampler's batches, here *units*: cut, started and made like
  * any other, so that nothing is paid for a sample alone.  The rows of a task are ready when it
  * has ended, one way or another.  policy_ready.h says of which a batch is formed; as a rule
  * that is one unit, which is then delivered as it lies.  Else it is a list of runs of rows from
@@ -22,11 +21,8 @@
 #ifndef MN_FORMING_H
 #define MN_FORMING_H
 
-#include "engine/mn_engine_config.h"
+#include "schedule/mn_plan.h"
 #include "schedule/policy_ready.h"
-
-struct mn_engine;
-struct mn_plan;
 
 /* A planned batch, until its last row was taken. */
 struct mn_unit {
@@ -80,19 +76,28 @@ mn_forming_add(struct mn_plan *p, uint64_t sequence, uint32_t nrows);
 void
 mn_forming_end(struct mn_plan *p);
 
-/* Forms the next batch if it can be, and else notes whether one could be mixed. Whether there
- * is one. */
-bool
-mn_forming_form(struct mn_engine *e);
+/* Rows of a unit are ready, as far as the policy may know. wall_ns[row * step]: what they took,
+ * or NULL where none is slow. */
+void
+mn_forming_mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nrows,
+                const uint64_t *wall_ns, size_t step);
 
-/* Whether there is a batch, or one could be mixed and mn_forming_form does not know it yet: there
- * is something to look at. */
-bool
-mn_forming_any(struct mn_engine *e);
+/* The next unit after that (NULL: the first) that may be of use now, and of which not all is known
+ * to be ready; NULL. */
+struct mn_unit *
+mn_forming_unmarked(struct mn_plan *p, const struct mn_unit *after);
 
-/* How long from now on a batch that could be mixed is not, if nothing happens; INT64_MAX. */
+/* Forms a batch of what is ready, if it can be: of one unit as it lies, or mixed. */
+bool
+mn_forming_form(struct mn_plan *p, bool mix);
+
+/* Whether one could be mixed. */
+bool
+mn_forming_could_mix(const struct mn_forming *f);
+
+/* For how long it is waited then for one that need not be. */
 int64_t
-mn_forming_nap(const struct mn_engine *e);
+mn_forming_patience_ns(const struct mn_plan *p);
 
 /* Batches that could be formed of what is ready, with the one that is. */
 int64_t
@@ -106,12 +111,16 @@ mn_forming_head(const struct mn_plan *p);
 struct mn_refusal
 mn_forming_refused(const struct mn_forming *f, uint64_t sequence);
 
-/* The batch that is formed was read: units of which nothing is left are retired. */
-void
-mn_forming_taken(struct mn_engine *e);
+/* A run of the batch that is formed was read: the unit it is of, of which so much less is left. */
+struct mn_unit *
+mn_forming_take_run(struct mn_plan *p, uint32_t run);
 
-/* Forgets all units, and drops the blocks of those that have left the plan. */
+/* All of them were. */
 void
-mn_forming_clear(struct mn_engine *e);
+mn_forming_taken(struct mn_plan *p);
+
+/* Forgets all units. */
+void
+mn_forming_clear(struct mn_forming *f);
 
 #endif

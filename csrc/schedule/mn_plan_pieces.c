@@ -14,9 +14,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "workers/mn_runqueue.h"
-#include "engine/mn_engine_internal.h"
-#include "engine/mn_plan_internal.h"
+#include "schedule/mn_plan_internal.h"
 
 /* ---- shares ------------------------------------------------------------------------- */
 
@@ -89,19 +87,11 @@ mn_pieces_reset(struct mn_plan *p)
     p->chain.owner = -1;
 }
 
-bool
-mn_share_usable(const struct mn_engine *e, uint32_t w)
-{
-    const struct mn_worker *k = mn_worker_at(&e->shm, w);
-    return mn_a32_load_acquire(&k->state) == MN_WORKER_READY
-           && mn_a32_load_relaxed(&k->leave) == 0 /* ours */ && !k->retired;
-}
-
 static void
 offer(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_planned *q = x->batch;
-    int64_t bytes = (int64_t)mn_form_bytes(&p->form, q->batch.nrows);
+    int64_t bytes = (int64_t)mn_plan_rows_bytes(p, q->batch.nrows);
     struct mn_dispatch_task task = {
         .position = (int64_t)(q->rows + q->row0[x->t0]),
         .batch = (int64_t)q->sequence,
@@ -167,18 +157,17 @@ enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.
 /* Marks the rows at which pieces begin: where chains do, where the home changes, and around
  * samples that are known to be slow, which may have to start alone. */
 static void
-mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
+mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
              const uint8_t *marks, const int64_t *cost)
 {
-    struct mn_plan *p = e->plan;
     const struct mn_plan_batch *b = &q->batch;
     uint64_t ahead = p->next - p->head + 1;
-    uint64_t window = ahead > p->window ? ahead : p->window;
+    uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     /* The first batch is waited for by everybody; so are those of an epoch of which nothing
      * is known. */
     bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
-    uint32_t part = (b->nrows + e->active - 1) / e->active;
+    uint32_t part = (b->nrows + p->active - 1) / p->active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
                                           .begins = b->begins != NULL && b->begins[i] != 0,
@@ -187,7 +176,7 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
                                           .number = q->rows + i,
                                           .length = p->chain.length,
                                           .rows = (int64_t)b->nrows,
-                                          .most = (int64_t)(window * b->nrows / e->active)};
+                                          .most = (int64_t)(window * b->nrows / p->active)};
         bool breaks = spread && i % part == 0;
         breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
         if (breaks) {
@@ -212,7 +201,7 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
 
 /* Cuts a batch into tasks that end where one of these begins. */
 static void
-cut_at(const struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts, int what)
+cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts, int what)
 {
     const struct mn_plan_batch *b = &q->batch;
     uint32_t from = 0;
@@ -223,9 +212,9 @@ cut_at(const struct mn_engine *e, struct mn_planned *q, const int64_t *cost, boo
         while (end < b->nrows && (!(q->border[end] & what) || (b->whole && !parts))) {
             end++;
         }
-        int64_t limit = mn_plan_chunk_limit(e, b, cost + from, end - from);
+        int64_t limit = mn_plan_chunk_limit(p, b, cost + from, end - from);
         while (from < end) {
-            from += mn_plan_chunk(e, b, cost + from, end - from, parts, limit);
+            from += mn_plan_chunk(p, b, cost + from, end - from, parts, limit);
             q->row0[++q->ntasks] = from;
         }
     }
@@ -253,7 +242,7 @@ make_room(struct mn_planned *q)
 }
 
 int
-mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bool parts,
+mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
               uint64_t others)
 {
     const struct mn_plan_batch *b = &q->batch;
@@ -262,19 +251,18 @@ mn_pieces_cut(struct mn_engine *e, struct mn_planned *q, const int64_t *cost, bo
         return -ENOMEM;
     }
     uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
-    mn_costs_places(e->plan->costs, b->index_kind == MN_INDEX_INT64 ? b->index : NULL, b->nrows,
-                    home, marks);
-    q->chain = e->plan->chain;
-    mark_borders(e, q, home, marks, cost);
+    mn_costs_places(p->costs, mn_planned_index(b), b->nrows, home, marks);
+    q->chain = p->chain;
+    mark_borders(p, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
-    uint64_t most = mn_plan_tasks_most(e->plan, b, others);
-    cut_at(e, q, cost, parts, CHAIN | PIECE);
+    uint64_t most = mn_plan_tasks_most(p, b, others);
+    cut_at(p, q, cost, parts, CHAIN | PIECE);
     if (q->ntasks > most) {
-        cut_at(e, q, cost, parts, CHAIN);
+        cut_at(p, q, cost, parts, CHAIN);
     }
     if (q->ntasks > most) {
-        cut_at(e, q, cost, parts, 0);
+        cut_at(p, q, cost, parts, 0);
     }
     if (q->ntasks > most) {
         mn_plan_cut_evenly(q, most);
@@ -287,10 +275,9 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
 {
     uint16_t home = 0;
     uint8_t marks;
-    if (p->known.home != MN_CONTRAST_NO && q->batch.index_kind == MN_INDEX_INT64
-        && q->batch.nrows != 0) {
-        mn_costs_places(p->costs, (const int64_t *)q->batch.index + q->row0[task], 1, &home,
-                        &marks);
+    const int64_t *index = mn_planned_index(&q->batch);
+    if (p->known.home != MN_CONTRAST_NO && index != NULL && q->batch.nrows != 0) {
+        mn_costs_places(p->costs, index + q->row0[task], 1, &home, &marks);
     }
     /* As long as it is not known whether that is cheaper, one in four is made elsewhere. */
     bool tries = p->known.home == MN_CONTRAST_UNKNOWN && (q->rows + q->row0[task]) % 4 == 3;
@@ -319,9 +306,8 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
 /* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
  * dispatcher. */
 static void
-place(struct mn_engine *e, struct mn_piece *x)
+place(struct mn_plan *p, struct mn_piece *x)
 {
-    struct mn_plan *p = e->plan;
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
     int64_t w = mn_piece_slow(p, mn_piece_samples_ns(x)) ? -1 : x->home;
     if (x->chain == p->chain.number && p->chain.owner >= 0) {
@@ -335,7 +321,7 @@ place(struct mn_engine *e, struct mn_piece *x)
     }
     x->node = MN_NO_NODE;
     p->piece_tasks += mn_piece_tasks(x);
-    if (w >= 0 && mn_share_usable(e, (uint32_t)w)) {
+    if (w >= 0 && p->shares[w].usable) {
         mn_share_give(p, (uint32_t)w, x);
     }
     else {
@@ -344,9 +330,8 @@ place(struct mn_engine *e, struct mn_piece *x)
 }
 
 int
-mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
+mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost)
 {
-    struct mn_plan *p = e->plan;
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
         p->chain = (struct mn_chain){++p->chains, 0, -1};
@@ -364,7 +349,7 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         }
         if (q->sent[t] || begins) {
             if (x != NULL) {
-                place(e, x);
+                place(p, x);
             }
             x = NULL;
         }
@@ -382,7 +367,7 @@ mn_pieces_insert(struct mn_engine *e, struct mn_planned *q, const int64_t *cost)
         x->opens_ns += q->opens_ns[t];
     }
     if (x != NULL) {
-        place(e, x);
+        place(p, x);
     }
     return 0;
 }

@@ -1,0 +1,122 @@
+/* mn_next_delivery.c - see mn_next_delivery.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_next_delivery.h"
+
+#include <stdlib.h>
+
+#include "schedule/mn_forming.h"
+#include "schedule/mn_planned.h"
+#include "engine/mn_ready_rows.h"
+
+/* Whether the batch is there to be delivered, as data or as an error. */
+static bool
+is_done(struct mn_engine *e, struct mn_planned *q)
+{
+    if (!q->done /* each look at a block is many cache lines of others */
+        && (q->refusal.why != MN_REFUSED_NOT
+            || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
+                && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY))) {
+        mn_plan_set_done(e->plan, q);
+    }
+    return q->done;
+}
+
+int64_t
+mn_next_delivery_ready(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    int64_t ready = 0;
+    if (p->forming != NULL) {
+        return mn_ready_rows_batches(e);
+    }
+    for (uint64_t n = p->head; n < p->begun; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        bool done = q != NULL && is_done(e, q);
+        ready += done;
+        if (!done && (p->cfg.in_order || ready >= p->dispatch.rates.starved_below)) {
+            break;
+        }
+    }
+    return ready;
+}
+
+/* ---- out of order ------------------------------------------------------------------------- */
+
+static int
+by_time(const void *a, const void *b)
+{
+    uint64_t x = ((const struct mn_found *)a)->done_ns, y = ((const struct mn_found *)b)->done_ns;
+    return (x > y) - (x < y);
+}
+
+/* Looks at all that have begun, once for as many as are found done. */
+static void
+find_done(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_done *d = &e->done;
+    d->n = d->at = 0;
+    for (uint64_t n = p->head; n < p->begun; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && is_done(e, q)) {
+            uint64_t ns = q->block_off != 0 ? mn_engine_done_ns(e, q->block_off) : 0;
+            d->found[d->n++] = (struct mn_found){n, ns};
+        }
+    }
+    if (d->n > 1) {
+        qsort(d->found, d->n, sizeof(*d->found), by_time);
+    }
+}
+
+/* The sequence of the batch to deliver next, or UINT64_MAX. */
+static uint64_t
+first_done(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_done *d = &e->done;
+    if (p->cfg.in_order) {
+        struct mn_planned *q = mn_plan_at(p, p->head);
+        return q != NULL && is_done(e, q) ? p->head : UINT64_MAX;
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        while (d->at < d->n) {
+            uint64_t sequence = d->found[d->at].sequence;
+            if (mn_plan_at(p, sequence) != NULL) {
+                return sequence;
+            }
+            d->at++; /* it was taken */
+        }
+        if (turn == 0) {
+            find_done(e);
+        }
+    }
+    return UINT64_MAX;
+}
+
+/* ---- next --------------------------------------------------------------------------------- */
+
+bool
+mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
+{
+    const struct mn_forming *f = e->plan->forming;
+    if (f != NULL) {
+        bool formed = mn_ready_rows_form(e);
+        *sequence = formed ? f->runs[0].sequence : 0;
+        *block_off = formed ? f->runs[0].block_off : 0;
+        return formed;
+    }
+    uint64_t first = first_done(e);
+    if (first == UINT64_MAX) {
+        return false;
+    }
+    *sequence = first;
+    *block_off = mn_plan_block(e->plan, first);
+    return true;
+}
+
+bool
+mn_next_delivery_any(struct mn_engine *e)
+{
+    return e->plan->forming != NULL ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
+}

@@ -1,0 +1,272 @@
+/* mn_start_due.c - see mn_start_due.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_start_due.h"
+
+#include "base/mn_error.h"
+#include "engine/mn_learn.h"
+#include "engine/mn_next_delivery.h"
+#include "schedule/mn_planned.h"
+#include "engine/mn_shared_costs.h"
+#include "os/mn_clock.h"
+
+/* Threads of the program may let go of what they keep, while it waits for its next batch. */
+#define KEPT_NS UINT64_C(1000000000)
+
+/* ---- blocks ------------------------------------------------------------------------------- */
+
+static int
+make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    bool in_parts = b->whole && q->ntasks > 1; /* which one more task collates */
+    struct mn_submit s = {.sequence = q->sequence,
+                          .number = b->number,
+                          .epoch = b->epoch,
+                          .position = b->position,
+                          .base_seed = b->base_seed,
+                          .nrows = b->nrows,
+                          .spares = b->spares,
+                          .kind = in_parts   ? (uint32_t)MN_KIND_PART
+                                  : b->whole ? (uint32_t)MN_KIND_BATCH
+                                             : e->form.kind,
+                          .queue = MN_QUEUE_NORMAL,
+                          .seeded = b->seeded,
+                          .apart = e->plan->forming != NULL,
+                          .user_epoch = b->user_epoch,
+                          .index_kind = b->index_kind,
+                          .index = b->index,
+                          .index_bytes = b->index_bytes};
+    if (!b->whole) {
+        s.layout = e->form.layout;
+        s.nfields = e->form.nfields;
+        s.row_bytes = e->form.row_bytes;
+    }
+    mn_plan_tries(e->plan, q);
+    return mn_batch_make(e, &s, q->row0, q->ntasks, block_off);
+}
+
+/* Whether something will be freed though the head is not delivered. */
+static bool
+more_comes_back(struct mn_engine *e)
+{
+    bool in_order = e->plan->cfg.in_order;
+    for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
+        if (b->abandoned || (!in_order && !b->detached && b->sequence != UINT64_MAX)) {
+            return true;
+        }
+    }
+    uint64_t now = mn_now_ns();
+    e->stuck_ns = e->stuck_ns == 0 ? now : e->stuck_ns;
+    return e->arena.kept_bytes != 0 && now - e->stuck_ns < KEPT_NS;
+}
+
+/* Makes the block of a batch that has none. MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot be
+ * made and is an error, and its tasks are planned no more. */
+static int
+begin(struct mn_engine *e, struct mn_planned *q)
+{
+    bool head = q->sequence == e->plan->head;
+    uint64_t block_off = q->block_off;
+    if (block_off != 0 || make_block(e, q, &block_off) == 0) {
+        if (q->block_off == 0) {
+            mn_plan_begun(e->plan, q, block_off);
+        }
+        e->stuck_ns = head ? 0 : e->stuck_ns;
+        return MN_OK;
+    }
+    if (mn_arena_lent(&e->arena) != 0) {
+        return MN_EMPTY; /* it comes back in a moment, and may be what is missing */
+    }
+    if (e->refusal.need <= e->refusal.all && (!head || more_comes_back(e))) {
+        return MN_EMPTY;
+    }
+    e->stuck_ns = 0;
+    mn_plan_refuse(e->plan, q, &e->refusal);
+    e->crew.wakes.everybody = true; /* also a caller that waits for whatever is done first */
+    return MN_CLOSED;
+}
+
+/* Puts a task on a run queue. As begin, or MN_EMPTY where that has no room. */
+static int
+start(struct mn_engine *e, const struct mn_plan_start *s, uint32_t queue, uint32_t *task)
+{
+    int rc = begin(e, s->batch);
+    if (rc != MN_OK) {
+        return rc;
+    }
+    *task = mn_block_tasks(mn_block_at(&e->shm, s->batch->block_off))[s->task];
+    mn_task_at(&e->shm, *task)->why = (uint32_t)s->why;
+    /* where that fails the task stays planned, and its block is there already */
+    return mn_tasks_publish(&e->tasks, *task, queue) == MN_OK ? MN_OK : MN_EMPTY;
+}
+
+/* ---- what is the case ---------------------------------------------------------------------- */
+
+static void
+look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
+{
+    f->free_tasks = e->tasks.nfree;
+    f->memory_limit = (int64_t)e->arena.limit;
+    f->memory_used = (int64_t)mn_arena_used(&e->arena);
+    f->result_bytes = e->flight.mean_envelope_bytes;
+}
+
+static int64_t
+running_ns(void *arg, uint64_t block_off)
+{
+    return mn_worker_views_running_ns(&((struct mn_engine *)arg)->shm, block_off, mn_now_ns());
+}
+
+static struct mn_plan_facts
+facts(struct mn_engine *e)
+{
+    struct mn_plan_facts f = {.now_ns = mn_now_ns(), .running_ns = running_ns, .arg = e};
+    look_at_memory(e, &f);
+    return f;
+}
+
+/* ---- for any worker ------------------------------------------------------------------------ */
+
+static int
+start_for_any(struct mn_engine *e, const struct mn_plan_start *s)
+{
+    uint32_t task;
+    int rc = start(e, s, MN_QUEUE_NORMAL, &task);
+    if (rc == MN_OK) {
+        mn_plan_started(e->plan, s);
+    }
+    return rc;
+}
+
+static uint32_t
+start_tasks(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    uint64_t depth = mn_plan_depth(p);
+    uint32_t started = 0;
+    struct mn_plan_facts f = facts(e);
+    f.queued = mn_worker_views_queued(&e->shm, false);
+    f.ready = f.queued < depth ? mn_next_delivery_ready(e) : 0;
+    p->held = false;
+    while (f.queued < depth) {
+        struct mn_plan_start s;
+        int rc = mn_plan_next_task(p, &f, &s) ? start_for_any(e, &s) : MN_FULL;
+        if (rc == MN_EMPTY && !s.in_order && mn_plan_next_in_order(p, &f, &s)) {
+            rc = start_for_any(e, &s);
+        }
+        if (rc != MN_OK && rc != MN_CLOSED) {
+            break;
+        }
+        f.queued += rc == MN_OK;
+        started += rc == MN_OK;
+        look_at_memory(e, &f);
+    }
+    uint32_t mark = p->dispatch.count != 0 ? (uint32_t)(depth / 2 + 1) : 0;
+    if (mn_a32_load_relaxed(&e->shm.ctl->low_water) != mark) { /* ours; every claim reads it */
+        mn_a32_store_seqcst(&e->shm.ctl->low_water, mark);
+    }
+    return started;
+}
+
+/* ---- for each worker ------------------------------------------------------------------------ */
+
+/* Starts what the worker is to do next. False when there is nothing for it now. */
+static bool
+start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
+{
+    int rc = MN_CLOSED;
+    while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
+        struct mn_plan_start s;
+        enum mn_plan_step step = mn_plan_next_for_worker(e->plan, r, w, &s);
+        if (step == MN_PLAN_NOTHING) {
+            return false;
+        }
+        uint32_t task;
+        if (step == MN_PLAN_START) {
+            rc = start(e, &s, MN_QUEUE_WORKER + w, &task);
+        }
+        else if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w)) {
+            return true;
+        } /* else its worker has taken it meanwhile */
+        if (step == MN_PLAN_START && rc == MN_OK) {
+            mn_worker_views_sent(&e->views, w, task, mn_plan_started_for(e->plan, &s, w));
+        }
+        look_at_memory(e, &r->facts);
+    }
+    return rc == MN_OK;
+}
+
+static uint32_t
+start_shares(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_ctl *c = e->shm.ctl;
+    uint32_t started = 0;
+    struct mn_plan_facts f = facts(e);
+    mn_worker_views_look(&e->views, f.now_ns);
+    f.workers = e->views.view;
+    f.ready = mn_next_delivery_ready(e);
+    struct mn_plan_round r;
+    mn_plan_round_begin(p, &f, &r);
+    for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
+        for (uint32_t w = 0; w < c->nworkers; w++) {
+            while (mn_plan_worker_wants(&r, w, pass == 0) && start_for(e, &r, w)) {
+                started++;
+            }
+        }
+    }
+    mn_a64_store_relaxed(&c->opening_ns, (uint64_t)p->known.opening_ns); /* for people */
+    mn_a64_store_relaxed(&c->group_milli,
+                         p->known.opening_ns > 0 ? (uint64_t)(1000.0 * p->known.group) : 0);
+    uint32_t mark = p->piece_tasks != 0 ? (uint32_t)(r.depth / 2 + 1) : 0;
+    for (uint32_t w = 0; w < c->nworkers; w++) {
+        mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, mark);
+    }
+    mn_a32_store_seqcst(&c->low_water, 0);
+    return started;
+}
+
+/* Neighbours are not kept together any more: what waits on workers' queues is anybody's. */
+static uint32_t
+end_shares(struct mn_engine *e)
+{
+    uint32_t moved = 0;
+    mn_a64_store_relaxed(&e->shm.ctl->group_milli, 0);
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
+        moved += mn_worker_views_withdraw(&e->views, &e->tasks, w, MN_QUEUE_EXPRESS);
+    }
+    e->plan->parted = false;
+    return moved;
+}
+
+uint32_t
+mn_start_due(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    if (mn_plan_unsettled(p)) {
+        mn_shared_costs_lock(e->cfg.costs);
+        mn_plan_settle(p);
+        mn_shared_costs_unlock(e->cfg.costs);
+    }
+    uint32_t moved = p->parted ? end_shares(e) : 0;
+    return moved + (p->by_piece ? start_shares(e) : start_tasks(e));
+}
+
+/* ---- nothing to start ------------------------------------------------------------------------ */
+
+bool
+mn_start_due_starving(struct mn_engine *e)
+{
+    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, e->plan->by_piece))) {
+        return false;
+    }
+    struct mn_plan_facts f = facts(e);
+    f.ready = mn_next_delivery_ready(e);
+    bool starving = mn_plan_starving(e->plan, &f);
+    if (starving && e->cfg.costs != NULL) {
+        mn_learn_waiting(e);
+    }
+    return starving;
+}

@@ -1,0 +1,248 @@
+/* mn_plan.c - see mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/mn_plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_plan_internal.h"
+
+/* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
+ * is at least so much work, as long as its batches are not large. And as much as lasts while
+ * the slowest are made: when several of those come together, what the consumer takes
+ * meanwhile has to be there, and no worker to have idled, where it is as fast as they are. */
+#define WINDOW_NS (INT64_C(2) * 1000 * 1000)
+
+int
+mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
+{
+    struct mn_plan *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        return -ENOMEM;
+    }
+    p->cfg = *cfg;
+    p->active = cfg->workers;
+    p->costs = cfg->costs;
+    p->keeps = cfg->keeps && cfg->costs != NULL;
+    p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
+                                                         cfg->ready_mixes)
+                                       : NULL;
+    p->shares = calloc(cfg->max_workers, sizeof(*p->shares));
+    p->nshares = cfg->max_workers;
+    p->chain.owner = -1;
+    p->horizon = INT64_MAX;
+    p->room = MN_PLAN_BATCHES;
+    while (p->room < cfg->batches && p->room < MN_PLAN_BATCHES_MOST) {
+        p->room *= 2;
+    }
+    p->memory = malloc(mn_dispatch_bytes(MN_PLAN_TASKS));
+    p->batches = calloc(p->room, sizeof(struct mn_planned *));
+    struct mn_dispatch_rates rates = {.period_ns = 1000000,
+                                      .window = cfg->window,
+                                      .starved_below = cfg->window,
+                                      .workers = cfg->workers};
+    if (p->memory == NULL || p->batches == NULL || p->shares == NULL
+        || (cfg->ready_batch != 0 && p->forming == NULL)
+        || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
+        mn_plan_close(p);
+        return -ENOMEM;
+    }
+    if (p->costs != NULL) {
+        mn_costs_new_workers(p->costs);
+        p->known = mn_costs_look(p->costs);
+    }
+    *out = p;
+    return 0;
+}
+
+void
+mn_plan_close(struct mn_plan *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    if (p->batches != NULL) {
+        mn_plan_clear(p);
+    }
+    mn_forming_close(p->forming);
+    free(p->batches);
+    free(p->shares);
+    free(p->memory);
+    free(p);
+}
+
+void
+mn_plan_clear(struct mn_plan *p)
+{
+    for (uint32_t i = 0; i < p->room; i++) {
+        mn_planned_free(p->batches[i]);
+        p->batches[i] = NULL;
+    }
+    mn_pieces_reset(p);
+    if (p->forming != NULL) {
+        mn_forming_clear(p->forming);
+    }
+    mn_dispatch_clear(&p->dispatch);
+    mn_dispatch_reopen(&p->dispatch);
+    p->head = p->begun = p->next;
+    p->refused = p->unmade = 0;
+    p->full = false;
+    mn_a64_store_relaxed(&p->prefetched, 0);
+}
+
+/* ---- planning ---------------------------------------------------------------------- */
+
+static int64_t
+min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void
+retime(struct mn_plan *p, uint32_t nrows, bool whole)
+{
+    if (p->costs == NULL) {
+        return;
+    }
+    struct mn_costs_view v = p->known;
+    struct mn_dispatch_rates r = p->dispatch.rates;
+    r.typical_ns = p->cut_tasks != 0 ? v.median_ns * p->cut_rows / p->cut_tasks : v.median_ns;
+    int64_t rows = nrows != 0 ? nrows : 1;
+    int64_t mean = v.mean_ns + (whole ? v.collate_ns / rows : 0);
+    r.period_ns = mn_dispatch_period(p->consumer_ns, mean, rows, p->active);
+    r.workers = p->active;
+    r.window = (int64_t)p->cfg.window * p->active / p->cfg.workers;
+    /* What is planned before any worker is there has made none of its blocks yet. */
+    uint64_t bytes = whole ? 0 : mn_plan_rows_bytes(p, nrows);
+    bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+    if (r.period_ns > 0 && bytes != 0) {
+        int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
+        int64_t cheap = min64(lasts / r.period_ns,
+                              (int64_t)(MN_PLAN_LARGE_BYTES / bytes));
+        r.window = cheap > r.window ? cheap : r.window;
+    }
+    if (p->by_piece) { /* a chain for each worker */
+        int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * p->active;
+        chains = min64(chains, (int64_t)(p->next - p->head) + 1);
+        r.window = chains > r.window ? chains : r.window;
+    }
+    r.starved_below = r.window > 1 ? r.window / 2 : 1;
+    r.consumer_ns = p->consumer_ns;
+    if (r.period_ns > 0) {
+        (void)mn_dispatch_retime(&p->dispatch, &r);
+    }
+}
+
+int
+mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
+{
+    if (b->sequence != p->next) {
+        return -EINVAL;
+    }
+    if (p->next == 0) {
+        p->first_epoch = b->epoch;
+    }
+    if (p->costs != NULL) {
+        p->again = b->epoch != p->first_epoch && b->integers && p->costs->model.n != 0;
+        p->declared = b->begins != NULL;
+        mn_plan_look(p);
+        mn_plan_settle(p);
+    }
+    p->full = *mn_plan_place(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
+    if (p->full) {
+        return MN_FULL;
+    }
+    int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
+    struct mn_planned *q = cost != NULL ? mn_planned_make(b) : NULL;
+    if (q == NULL || (p->forming != NULL && mn_forming_room(p->forming) < 0)) {
+        free(q);
+        free(cost);
+        return -ENOMEM;
+    }
+    if (p->costs != NULL && p->head == p->next) {
+        p->split = mn_costs_look(p->costs).split; /* nothing else is planned */
+    }
+    retime(p, b->nrows, b->whole);
+    q->rows = p->rows;
+    if (mn_plan_cut(p, q, cost, 0) < 0) {
+        mn_planned_free(q);
+        free(cost);
+        return -ENOMEM;
+    }
+    *mn_plan_place(p, b->sequence) = q;
+    mn_dispatch_reopen(&p->dispatch); /* it was not the end, or a next epoch begins */
+    p->cut_rows = b->nrows;
+    p->cut_tasks = p->by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
+    p->next++;
+    p->rows += b->nrows;
+    if (p->forming != NULL) {
+        mn_forming_add(p, b->sequence, b->nrows);
+    }
+    free(cost);
+    return MN_OK;
+}
+
+void
+mn_plan_end(struct mn_plan *p)
+{
+    mn_dispatch_close(&p->dispatch);
+    if (p->forming != NULL) {
+        mn_forming_end(p);
+    }
+}
+
+void
+mn_plan_used(struct mn_plan *p, int64_t used_ns)
+{
+    p->consumer_ns = p->consumer_ns == 0 ? used_ns : (3 * p->consumer_ns + used_ns) / 4;
+}
+
+static bool
+is_of(const struct mn_dispatch_task *t, void *sequence)
+{
+    return (uint64_t)t->batch == *(const uint64_t *)sequence;
+}
+
+void
+mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal *why)
+{
+    uint64_t sequence = q->sequence;
+    q->refusal = *why;
+    p->refused++;
+    p->begun = sequence >= p->begun ? sequence + 1 : p->begun;
+    mn_dispatch_drop(&p->dispatch, is_of, &sequence);
+    mn_pieces_forget(p, q);
+}
+
+bool
+mn_plan_prefetched(struct mn_plan *p, int more)
+{
+    uint64_t n = mn_a64_load_relaxed(&p->prefetched); /* ours */
+    if (!p->cfg.in_order || (n == 0 && more < 0)) {
+        return false;
+    }
+    mn_a64_store_relaxed(&p->prefetched, n + (uint64_t)(int64_t)more);
+    return true;
+}
+
+void
+mn_plan_taken(struct mn_plan *p, uint64_t sequence)
+{
+    struct mn_planned *q = mn_plan_at(p, sequence);
+    if (q != NULL) {
+        p->refused -= q->refusal.why != MN_REFUSED_NOT;
+        p->unmade -= q->block_off != 0 && !q->done;
+        *mn_plan_place(p, sequence) = NULL;
+        mn_pieces_forget(p, q);
+        mn_planned_free(q);
+    }
+    while (p->head < p->next && *mn_plan_place(p, p->head) == NULL) {
+        p->head++;
+        p->starved_ns = 0;
+    }
+}

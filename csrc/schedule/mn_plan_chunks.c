@@ -1,0 +1,92 @@
+/* mn_plan_chunks.c - how many rows make a task, and how many tasks a batch. See mn_plan_internal.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/mn_plan_internal.h"
+#include "schedule/policy_chunk.h"
+
+/* What a task costs beside its samples: claim, report, a share of a wake-up. */
+#define TASK_OVERHEAD_NS 5000
+
+int64_t
+mn_plan_sum(const int64_t *v, uint32_t n)
+{
+    int64_t s = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+/* What a task costs beside its samples. In a piece whose group was dear to open tasks may be
+ * longer: nobody takes a short one over. */
+static int64_t
+overhead_ns(const struct mn_plan *p)
+{
+    int64_t opening = p->by_piece ? p->known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
+    return opening > TASK_OVERHEAD_NS ? opening : TASK_OVERHEAD_NS;
+}
+
+int64_t
+mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
+                    const int64_t *cost, uint32_t n)
+{
+    /* The first batches of an epoch are waited for by everybody: spread them. */
+    int64_t idle = b->number == 0 ? (int64_t)p->active : 0;
+    return mn_chunk_size(mn_plan_sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
+}
+
+uint32_t
+mn_plan_chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
+              uint32_t n, bool parts, int64_t limit)
+{
+    if (b->whole && !parts) {
+        return n;
+    }
+    int64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    int64_t least = (b->nrows + most - 1) / most;
+    int64_t rows = mn_chunk_next(cost, n, overhead_ns(p), limit);
+    rows = rows < least ? least : rows;
+    return rows < n ? (uint32_t)rows : n;
+}
+
+uint64_t
+mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    uint64_t there = mn_plan_waiting(p) + others;
+    uint64_t room = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
+    return most < room ? most : room;
+}
+
+void
+mn_plan_cut_evenly(struct mn_planned *q, uint64_t most)
+{
+    uint32_t nrows = q->batch.nrows;
+    uint32_t each = (uint32_t)((nrows + most - 1) / most);
+    q->ntasks = 0;
+    for (uint32_t from = 0; from < nrows; from += each) {
+        q->row0[++q->ntasks] = nrows - from < each ? nrows : from + each;
+    }
+}
+
+/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
+bool
+mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint32_t most = (b->whole && !b->splits) || b->nrows == 0 ? 1 : b->nrows;
+    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;
+    return mn_plan_waiting(p) + most + others <= MN_PLAN_TASKS;
+}
+
+/* What a task counts as slow by. A start past the window holds memory for one batch more, and
+ * saves no more time than the task takes beyond the typical: where batches are large, what is
+ * little more than noise does not count. */
+int64_t
+mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
+{
+    int64_t typical = p->dispatch.rates.typical_ns;
+    int64_t excess = typical > 0 ? cost_ns - typical : 0;
+    bool large = (uint64_t)bytes > MN_PLAN_LARGE_BYTES;
+    bool little = large && excess > 0 && excess < mn_plan_patience_ns((uint64_t)bytes);
+    return little ? typical : cost_ns;
+}

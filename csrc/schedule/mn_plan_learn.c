@@ -1,0 +1,77 @@
+/* mn_plan_learn.c - what is planned anew for what finished batches have cost. See mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/mn_plan_internal.h"
+
+/* A sample that is slower than most by this and was not known to be: what the next epoch has
+ * planned of it is cut anew. */
+#define NEWS_NS (INT64_C(1) * 1000 * 1000)
+
+/* The answer to whether batches are split has changed. */
+static void
+recut_splits(struct mn_plan *p)
+{
+    for (uint64_t n = p->head; n < p->next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL) {
+            q->stale = q->batch.splits;
+        }
+    }
+    mn_plan_recut(p);
+}
+
+/* Marks what is planned of a sample. Returns whether there is any. */
+static bool
+mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
+{
+    bool any = false;
+    for (uint64_t n = p->next; n-- > p->head;) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q == NULL) {
+            continue; /* taken, out of order */
+        }
+        if (q->batch.epoch == epoch) {
+            break; /* the next epoch's are the last */
+        }
+        const int64_t *at = q->block_off == 0 ? mn_planned_index(&q->batch) : NULL;
+        for (uint32_t i = 0; at != NULL && i < q->batch.nrows; i++) {
+            q->stale = q->stale || at[i] == index;
+            any = any || at[i] == index;
+        }
+    }
+    return any;
+}
+
+bool
+mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const uint64_t *wall_ns,
+                size_t step, uint32_t rows)
+{
+    const struct mn_planned *last = p->next != 0 ? mn_plan_at(p, p->next - 1) : NULL;
+    if (last == NULL || last->batch.epoch == epoch || index == NULL) {
+        return false;
+    }
+    bool any = false;
+    int64_t slow = 2 * mn_costs_look(p->costs).median_ns + NEWS_NS;
+    for (uint32_t i = 0; i < rows; i++) {
+        int64_t guess, ns = (int64_t)wall_ns[i * step];
+        if (ns > slow) {
+            mn_costs_predict(p->costs, &index[i], 1, &guess);
+            any = (guess < ns / 2 && mark_stale(p, epoch, index[i])) || any;
+        }
+    }
+    return any;
+}
+
+void
+mn_plan_learned(struct mn_plan *p, bool news)
+{
+    bool split = mn_costs_look(p->costs).split;
+    if (split != p->split) {
+        p->split = split;
+        recut_splits(p);
+    }
+    if (news) {
+        mn_plan_recut(p);
+    }
+    mn_plan_look(p); /* the next dispatch acts on it */
+}

@@ -1,0 +1,108 @@
+/* mn_plan_next.c - the task that starts next, for any worker. See mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_plan_internal.h"
+#include "schedule/policy_memory.h"
+
+/* How much should be queued: work for so long, or a quarter of a task a worker. */
+#define QUEUED_NS 1000000
+
+uint64_t
+mn_plan_depth(const struct mn_plan *p)
+{
+    uint64_t workers = p->active;
+    uint64_t by_count = workers / 4 + 1;
+    uint64_t typical = 0;
+    const struct mn_dispatch *d = &p->dispatch;
+    if (d->count != 0) {
+        typical = (uint64_t)d->work_ns / d->count;
+    }
+    if (typical == 0) {
+        return 2 * workers; /* nothing is known yet */
+    }
+    uint64_t by_time = workers * QUEUED_NS / typical;
+    return by_time > by_count ? by_time : by_count;
+}
+
+bool
+mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
+                      const struct mn_planned *q)
+{
+    if (q->block_off != 0) {
+        return true; /* its room is taken already */
+    }
+    bool head = q->sequence == p->head;
+    if (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) {
+        return false; /* descriptors are kept back for the head, too */
+    }
+    struct mn_memory m = {.limit = f->memory_limit,
+                          .used = f->memory_used,
+                          .room = (int64_t)p->batch_bytes};
+    uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
+    if (p->rows_of.nfields == 0) {
+        bytes = f->result_bytes; /* not known before it is made */
+        m.used += p->by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
+    }
+    return mn_memory_may(&m, (int64_t)bytes, head, 0) != MN_MEMORY_NO;
+}
+
+/* The batch that the program has next, or would have if what is planned came in order. */
+static int64_t
+first(const struct mn_plan *p)
+{
+    return p->forming != NULL ? (int64_t)mn_forming_head(p)
+                              : (int64_t)(p->head - mn_a64_load_relaxed(&p->prefetched));
+}
+
+/* What the dispatcher chose, if there is memory for it. */
+static bool
+may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_dispatch_choice *c,
+          struct mn_plan_start *out)
+{
+    struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
+    mn_assert(q != NULL);
+    *out = (struct mn_plan_start){
+        .batch = q, .task = c->task.tag & 0xffffff, .why = c->why, .node = c->node};
+    p->held = !mn_plan_memory_allows(p, f, q);
+    return !p->held;
+}
+
+bool
+mn_plan_next_in_order(struct mn_plan *p, const struct mn_plan_facts *f,
+                      struct mn_plan_start *out)
+{
+    /* The head's own tasks are always let through: see policy_memory.h. */
+    struct mn_dispatch_choice c;
+    bool may = mn_dispatch_first(&p->dispatch, &c) == MN_OK && may_start(p, f, &c, out);
+    out->in_order = may;
+    return may;
+}
+
+bool
+mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_start *out)
+{
+    int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
+    struct mn_dispatch_view view = {.head_batch = first(p),
+                                    .ready_batches = f->ready + prefetched,
+                                    .last_batch = (int64_t)p->horizon - 1};
+    struct mn_dispatch_choice c;
+    p->held = false;
+    if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK
+        || (c.why == MN_DISPATCH_AHEAD && !mn_plan_starved(p, f))) {
+        return false;
+    }
+    return may_start(p, f, &c, out) || mn_plan_next_in_order(p, f, out);
+}
+
+void
+mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s)
+{
+    s->batch->sent[s->task] = 1;
+    p->starts[s->why]++;
+    if (s->piece == NULL) {
+        mn_dispatch_take(&p->dispatch, s->node);
+    }
+}

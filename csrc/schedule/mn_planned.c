@@ -1,0 +1,111 @@
+/* mn_planned.c - see mn_planned.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/mn_planned.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct mn_planned *
+mn_planned_make(const struct mn_plan_batch *b)
+{
+    size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
+    starts = (starts + 7) & ~(size_t)7;
+    size_t flags = 2 * (((size_t)b->nrows + 1 + 7) & ~(size_t)7);
+    size_t bytes = sizeof(struct mn_planned) + starts + b->index_bytes + flags;
+    struct mn_planned *q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
+    if (q == NULL) {
+        return NULL;
+    }
+    q->sent = (uint8_t *)q + bytes - flags;
+    q->border = q->sent + flags / 2;
+    q->sequence = b->sequence;
+    q->batch = *b;
+    char *index = (char *)q->row0 + starts;
+    if (b->index_bytes != 0) {
+        memcpy(index, b->index, b->index_bytes);
+    }
+    q->batch.index = index;
+    if (b->begins != NULL) {
+        q->batch.begins = memcpy((char *)q + bytes, b->begins, b->nrows);
+    }
+    return q;
+}
+
+void
+mn_planned_free(struct mn_planned *q)
+{
+    if (q != NULL) {
+        free(q->pieces);
+        free(q);
+    }
+}
+
+struct mn_planned **
+mn_plan_place(const struct mn_plan *p, uint64_t sequence)
+{
+    return &p->batches[sequence & (p->room - 1)];
+}
+
+struct mn_planned *
+mn_plan_at(const struct mn_plan *p, uint64_t sequence)
+{
+    struct mn_planned *q = *mn_plan_place(p, sequence);
+    return q != NULL && q->sequence == sequence ? q : NULL;
+}
+
+uint64_t
+mn_plan_block(const struct mn_plan *p, uint64_t sequence)
+{
+    const struct mn_planned *q = mn_plan_at(p, sequence);
+    return q != NULL ? q->block_off : 0;
+}
+
+bool
+mn_plan_begins(const struct mn_plan *p)
+{
+    const struct mn_planned *q = mn_plan_at(p, p->head);
+    return q != NULL && q->batch.number == 0;
+}
+
+uint64_t
+mn_plan_waiting(const struct mn_plan *p)
+{
+    return p->by_piece ? p->piece_tasks : p->dispatch.count;
+}
+
+uint64_t
+mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows)
+{
+    const struct mn_plan_rows *r = &p->rows_of;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < r->nfields; i++) {
+        uint64_t field = r->row_bytes[i] * nrows;
+        bytes += (field + r->page - 1) / r->page * r->page;
+    }
+    return bytes;
+}
+
+/* ---- what was done and seen --------------------------------------------------------------- */
+
+void
+mn_plan_tries(struct mn_plan *p, const struct mn_planned *q)
+{
+    uint64_t bytes = q->batch.whole ? 0 : mn_plan_rows_bytes(p, q->batch.nrows);
+    p->batch_bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+}
+
+void
+mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off)
+{
+    p->begun = q->sequence >= p->begun ? q->sequence + 1 : p->begun;
+    p->unmade++;
+    q->block_off = block_off;
+}
+
+void
+mn_plan_set_done(struct mn_plan *p, struct mn_planned *q)
+{
+    p->unmade -= q->block_off != 0 && !q->done;
+    q->done = true;
+}
