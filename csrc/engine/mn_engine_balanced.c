@@ -4,14 +4,23 @@
 #include "engine/mn_engine.h"
 #include "engine/mn_forming.h"
 
+#include <errno.h>
+
 #include "base/mn_assert.h"
 #include "engine/mn_engine_internal.h"
+#include "engine/mn_plan_internal.h"
 
 static void
 start_due_and_unlock(struct mn_engine *e)
 {
     e->crew.wakes.workers += mn_plan_start_due(e);
     mn_engine_unlock(e);
+}
+
+uint64_t
+mn_engine_next_sequence(const struct mn_engine *e)
+{
+    return e->plan->next;
 }
 
 int
@@ -79,10 +88,26 @@ mn_engine_retire(struct mn_engine *e, uint64_t block_off)
     mn_engine_unlock(e);
 }
 
-void
+/* Whether the caller was told that it is next, and has not taken it. */
+static bool
+may_be_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
+{
+    const struct mn_forming *f = e->plan->forming;
+    if (f != NULL) {
+        return f->nruns != 0 && f->runs[0].sequence == sequence;
+    }
+    struct mn_planned *q = mn_plan_at(e->plan, sequence);
+    return q != NULL && mn_plan_block(e->plan, sequence) == block_off && mn_planned_done(e, q);
+}
+
+int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
+    if (!may_be_taken(e, sequence, block_off)) {
+        mn_engine_unlock(e);
+        return -EINVAL;
+    }
     if (e->plan->forming != NULL) {
         mn_forming_taken(e);
     }
@@ -98,4 +123,5 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
     e->waits.served = e->waits.spanned;
     e->delivered++;
     start_due_and_unlock(e);
+    return 0;
 }
