@@ -96,6 +96,10 @@ mn_engine_move_to(struct mn_engine *e, int32_t workers);
 
 /* ---- balanced scheduling: mn_plan.h decides ------------------------------------------ */
 
+/* Of the batch that is planned next. The caller's thread. */
+uint64_t
+mn_engine_next_sequence(const struct mn_engine *e);
+
 /* Takes a batch in and starts what should start. MN_OK; MN_FULL: later; -ENOMEM. */
 int
 mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b);
@@ -122,8 +126,8 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
 
 /* The batch that mn_engine_next gave was read: frees it as mn_engine_retire does, or where batches
- * are formed all of which nothing is left. */
-void
+ * are formed all of which nothing is left. -EINVAL where it is not what that gave. */
+int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
 /* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does

@@ -3,9 +3,12 @@
  */
 #include "engine/mn_engine.h"
 
+#include <errno.h>
+
 #include "base/mn_assert.h"
 #include "engine/mn_engine_internal.h"
 #include "engine/mn_learn.h"
+#include "engine/mn_next_delivery.h"
 #include "engine/mn_ready_rows.h"
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_start_due.h"
@@ -15,6 +18,12 @@ start_due_and_unlock(struct mn_engine *e)
 {
     e->crew.wakes.workers += mn_start_due(e);
     mn_engine_unlock(e);
+}
+
+uint64_t
+mn_engine_next_sequence(const struct mn_engine *e)
+{
+    return e->plan->next;
 }
 
 int
@@ -86,10 +95,14 @@ mn_engine_retire(struct mn_engine *e, uint64_t block_off)
     mn_engine_unlock(e);
 }
 
-void
+int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
+    if (!mn_next_delivery_is(e, sequence, block_off)) {
+        mn_engine_unlock(e);
+        return -EINVAL;
+    }
     if (e->plan->forming != NULL) {
         mn_ready_rows_taken(e);
     }
@@ -105,4 +118,5 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
     e->waits.served = e->waits.spanned;
     e->delivered++;
     start_due_and_unlock(e);
+    return 0;
 }

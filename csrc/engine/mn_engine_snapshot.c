@@ -113,17 +113,13 @@ mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out)
 /* ---- batches ------------------------------------------------------------------------- */
 
 bool
-mn_engine_has_block(struct mn_engine *e, uint64_t block_off)
+mn_engine_has_block(struct mn_engine *e, uint64_t block_off, uint32_t serial)
 {
-    const struct mn_ctl *c = e->shm.ctl;
-    uint64_t end = c->input_off + c->input_bytes - sizeof(struct mn_block);
-    if (block_off < c->input_off || block_off > end || block_off % sizeof(uint64_t) != 0) {
-        return false;
-    }
     mn_mutex_lock(&e->mutex);
     struct mn_block *block = mn_block_at(&e->shm, block_off);
-    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < c->ntasks;
-    bool has = sound && mn_batch_find(e, block_off) != NULL;
+    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < e->shm.ctl->ntasks;
+    const struct mn_batch *b = sound ? mn_batch_find(e, block_off) : NULL;
+    bool has = b != NULL && !b->abandoned && block->serial == serial;
     mn_mutex_unlock(&e->mutex);
     return has;
 }

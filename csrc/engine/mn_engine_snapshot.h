@@ -96,9 +96,9 @@ mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out);
 
 /* ---- batches ------------------------------------------------------------------------- */
 
-/* Whether that is the offset of a batch in flight, whoever says so. */
+/* Whether the block that was made there with that number is still of a batch in flight. */
 bool
-mn_engine_has_block(struct mn_engine *e, uint64_t block_off);
+mn_engine_has_block(struct mn_engine *e, uint64_t block_off, uint32_t serial);
 
 /* What was read of the i-th task of a block that is done; NULL behind the last one. The caller
  * was given the batch. */

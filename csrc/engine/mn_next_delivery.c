@@ -120,3 +120,14 @@ mn_next_delivery_any(struct mn_engine *e)
 {
     return e->plan->forming != NULL ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
 }
+
+bool
+mn_next_delivery_is(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
+{
+    const struct mn_forming *f = e->plan->forming;
+    if (f != NULL) {
+        return f->nruns != 0 && f->runs[0].sequence == sequence;
+    }
+    struct mn_planned *q = mn_plan_at(e->plan, sequence);
+    return q != NULL && mn_plan_block(e->plan, sequence) == block_off && is_done(e, q);
+}

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from .._core import Engine
+from .._core import Block, Engine
 from ..errors import Failure
 from ..workers.tolerance import Amiss
 
@@ -73,9 +73,9 @@ _NEEDS = {
 }
 
 
-def refused(engine: Engine, sequence: int, what: str) -> Failure:
+def refused(engine: Engine, block: Block, what: str) -> Failure:
     """A batch, or a sample of one, that the engine cannot make."""
-    why, need, there = engine.refused(sequence)
+    why, need, there = engine.refused(block)
     memory = engine.memory()
     used = memory["in_flight"] if why == 1 else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])

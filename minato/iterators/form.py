@@ -5,7 +5,6 @@ from __future__ import annotations
 from .._core import Engine
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
-from ..workers.process import ROWS, SAMPLES
 
 
 class Form:
@@ -16,7 +15,6 @@ class Form:
         self.layout: Layout | None = None  # of the rows that new batches are made of
         self._in_parts = in_parts  # never a whole batch by one worker
         self._told: tuple[bool, Layout | None] | None = None
-        self._posted: dict[int, int] = {}  # layouts that workers can open, by id: where they lie
 
     def forget(self) -> None:
         """The engine is to be told again."""
@@ -30,16 +28,9 @@ class Form:
             return
         self._told = shape.whole, layout
         self.layout = layout
-        if layout is None:
-            engine.set_form(SAMPLES, None, 0)
-            return
-        engine.set_form(ROWS, layout.core, self.posted(engine, layout))
-
-    def posted(self, engine: Engine, layout: Layout) -> int:
-        """Where workers find the layout."""
-        if id(layout) not in self._posted:
-            self._posted[id(layout)] = engine.post(layout.pickled)
-        return self._posted[id(layout)]
+        if layout is not None:
+            engine.post(layout.core, layout.pickled)
+        engine.set_form(None if layout is None else layout.core)
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""

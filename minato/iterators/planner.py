@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._core import Engine
+from .._core import Engine, Epoch
 from ..state import Progress, sampler_of
 from ..workers.job import offered
 from ..workers.native import integers
@@ -102,6 +102,7 @@ class Planner:
 
     engine: Engine
     draw: Draw
+    _epoch: Epoch  # that batches are drawn for
     _ahead: Ahead  # what is drawn from, where samples that fail are replaced
 
     def __init__(
@@ -190,6 +191,14 @@ class Planner:
             indices = self._ahead = Ahead(indices)
             self._spares.clear()
         self.draw = Draw(indices, self.batched)
+        self._epoch = Epoch(
+            self.position.epoch,
+            self.position.seed,
+            pickle.dumps,
+            user_epoch=self._progress.user_epoch,
+            seeded=self._making.seeds,
+            splits=self._making.splits,
+        )
 
     def _undo(self, early: EpochAhead) -> None:
         """Puts the sampler's generators where torch's loader would have them now."""
@@ -298,31 +307,18 @@ class Planner:
 
     def _offer(self, index: Any, first: int) -> bool:
         """Whether the engine takes it. first: place of its first sample in the order."""
-        position, draw, making = self.position, self.draw, self._making
-        if self._hints.given is not None and position.epoch == 0:
+        number = self.draw.number
+        if self._hints.given is not None and self.position.epoch == 0:
             self._hints.take(index)
-        sent, spares = self._with_spares(integers(index) if making.native else index)
+        sent, spares = self._with_spares(integers(index) if self._making.native else index)
         whole = self._makes_whole(index)
-        taken = self.engine.plan(
-            sent,
-            pickle.dumps,
-            self.sequence,
-            draw.number,
-            position.epoch,
-            first,
-            position.seed,
-            1 if whole else len(sent) - spares,
-            making.seeds,
-            whole,
-            self._progress.user_epoch,
-            making.splits and type(index) is list and len(index) > 1,
-            None if self.groups is None else self._groups_of(self.groups, index),
-            spares,
-        )
-        if taken:
-            self.planned[self.sequence] = Batch(draw.number, index, whole, self.sequence, first)
-            self.sequence += 1
-        return taken
+        begins = None if self.groups is None else self._groups_of(self.groups, index)
+        sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
+        if sequence is None:
+            return False
+        self.planned[sequence] = Batch(number, index, whole, sequence, first)
+        self.sequence = sequence + 1
+        return True
 
     def _pass_over(self, index: Any) -> None:
         self.draw.pass_over()

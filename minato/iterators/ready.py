@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from .._core import Block
 from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
@@ -41,8 +42,8 @@ BATCH_TASKS = 1024
 #: what the engine says of a row that was written in place (csrc/workers/mn_message.h)
 WRITTEN = 1
 
-#: neighbouring rows of what was planned: (sequence, block, first row, rows)
-Run = tuple[int, int, int, int]
+#: neighbouring rows of what was planned: (block, first row, rows)
+Run = tuple[Block, int, int]
 #: what travelled beside a row: one of SAMPLE, ERROR, OBJECTS and that
 Entry = tuple[int, Any]
 
@@ -134,13 +135,13 @@ class ReadyReceiver(Receiver):
         if got is None:
             return None
         runs, planned = self.engine.formed(), self.planner.planned
-        what = [(planned[sequence], row0, rows) for sequence, _, row0, rows in runs]
+        what = [(planned[block.sequence], row0, rows) for block, row0, rows in runs]
         self.formed += 1
         self.planner.formed(sum(rows for _, _, rows in what))
         batch = what[0][0]
         if len(what) == 1 and what[0][2] == len(batch.indices):
             del planned[batch.sequence]
-            return what, self._data_of(batch.sequence, batch, runs[0][1])
+            return what, self._data_of(batch, got)
         return what, self._mixed(runs, what)
 
     def named(self, what: Any) -> str:
@@ -177,45 +178,45 @@ class ReadyReceiver(Receiver):
             raise
         finally:
             self._let_go(runs)
-            self.engine.taken(*runs[0][:2])
+            self.engine.taken(runs[0][0])
 
     def _let_go(self, runs: list[Run]) -> None:
         """Forgets what nothing is left of."""
         trace, planned = self.completions.supervisor.trace, self.planner.planned
-        for sequence, block, _, rows in runs:
+        for block, _, rows in runs:
+            sequence = block.sequence
             batch = planned[sequence]
             left = self._left.pop(sequence, len(batch.indices)) - rows
             if left:
                 self._left[sequence] = left
                 continue
-            if trace is not None and block:
+            if trace is not None and block.made:
                 trace.block(batch.indices, block)
             del planned[sequence]
             self._entries.pop(sequence, None)
 
     def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
         layout = self.shape.layout
-        block = None if layout is None else self.engine.gather(layout.core)
-        if layout is not None and block is not None:
+        rows_only = None if layout is None else self.engine.gather(layout.core)
+        if layout is not None and rows_only is not None:
             try:
-                return self._gathered(block, layout, runs)
+                return self._gathered(rows_only, layout, runs)
             finally:
-                self.engine.retire(block)
+                self.engine.retire(rows_only)
         samples: list[Any] = []
         amended = Amended(None, [], empty=False)
-        for sequence, block, row0, rows in runs:
-            if not block:
-                batch = self.planner.planned[sequence]
-                return refused(self.engine, sequence, f"batch {batch.number}")
+        for block, row0, rows in runs:
+            batch = self.planner.planned[block.sequence]
+            if not block.made:
+                return refused(self.engine, block, f"batch {batch.number}")
             for row in range(row0, row0 + rows):
-                kind, obj = self._entry(sequence, block, row)
+                kind, obj = self._entry(block, row)
                 if kind in (LEFT_OUT, REPLACED):
                     made, amiss = parted([(row, kind, obj)])
-                    batch = self.planner.planned[sequence]
                     amended.add(amiss, batch.number, batch.indices)
                     samples += made
                     continue
-                sample = self._sample(sequence, block, row)
+                sample = self._sample(block, row)
                 if isinstance(sample, Failure):
                     return sample
                 samples.append(sample)
@@ -225,17 +226,17 @@ class ReadyReceiver(Receiver):
             if samples:
                 amended.data = self.collates.batch(place, samples, 0, None)
             return amended.data if isinstance(amended.data, Failure) else amended
-        mixed = layout if any(self.engine.form(block)[1] for _, block, _, _ in runs) else None
+        mixed = layout if any(self.engine.form(block)[1] for block, _, _ in runs) else None
         return self.collates.batch(place, samples, 0, mixed)
 
-    def _gathered(self, block: int, layout: Layout, runs: list[Run]) -> Any:
+    def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
         """Of rows that were all written in place."""
         data = self.engine.decode(block, layout.core, None)
         if data is None:  # there are objects beside them
             objects = []
-            for sequence, made, row0, rows in runs:
+            for made, row0, rows in runs:
                 for row in range(row0, row0 + rows):
-                    what, obj = self._entry(sequence, made, row)
+                    what, obj = self._entry(made, row)
                     if what == ERROR:
                         return obj
                     objects.append(obj)
@@ -243,25 +244,26 @@ class ReadyReceiver(Receiver):
         self.shape.note(True)
         return data
 
-    def _sample(self, sequence: int, block: int, row: int) -> Any:
+    def _sample(self, block: Block, row: int) -> Any:
         """A sample, or a Failure."""
-        what, obj = self._entry(sequence, block, row)
+        what, obj = self._entry(block, row)
         if what == OBJECTS:
             assert self.shape.layout is not None
             return self.engine.row(block, self.shape.layout.core, row, obj)
         return obj
 
-    def _entry(self, sequence: int, block: int, row: int) -> Entry:
+    def _entry(self, block: Block, row: int) -> Entry:
         """What travelled beside a row. Read once, for all rows of its task: that is done, but
         others of the unit may not be."""
-        entries, batch = self._entries.setdefault(sequence, {}), self.planner.planned[sequence]
+        entries = self._entries.setdefault(block.sequence, {})
+        batch = self.planner.planned[block.sequence]
         if row not in entries:
             self._read(entries, batch, block, row)
         if row not in entries:
             entries[row] = ERROR, lost(self.engine, batch, block)
         return entries[row]
 
-    def _read(self, entries: dict[int, Entry], batch: Batch, block: int, row: int) -> None:
+    def _read(self, entries: dict[int, Entry], batch: Batch, block: Block, row: int) -> None:
         """What the row's task sent. If it failed, then for all rows of it that it has not sent."""
         reports = self.engine.reports(block)
         for worker, row0, nrows, data, buffers in self.engine.envelopes(block, row):

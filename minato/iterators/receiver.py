@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from .._core import CostModel, Engine
+from .._core import Block, CostModel, Engine
 from ..errors import Failure, WorkerLost, describe_death, timed_out
 from ..transport import received
 from ..transport.layouts import Layout
@@ -42,7 +42,7 @@ class Receives(Protocol):
         """For an error: which batch that is."""
 
 
-def whole_batch(engine: Engine, costs: CostModel, block: int) -> tuple[Any, ...]:
+def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ...]:
     """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/process.py."""
     (worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
     if data is None:
@@ -66,7 +66,7 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def placed_batch(
-    engine: Engine, shape: Shape, block: int, sent: Layout | None, most: int
+    engine: Engine, shape: Shape, block: Block, sent: Layout | None, most: int
 ) -> tuple[Any, ...]:
     """(status, payload) of a BATCH task whose samples, at most so many, may be in rows of the
     layout that was sent along."""
@@ -104,9 +104,9 @@ class Completions:
         self.supervisor = supervisor
         self.planner = planner
 
-    def next(self, wait: bool = True) -> tuple[int, int] | None:
-        """(sequence, block) of what is next; block 0: it cannot be made. Raises torch's errors
-        for timeouts and deaths."""
+    def next(self, wait: bool = True) -> Block | None:
+        """What is next, also where it cannot be made. Raises torch's errors for timeouts and
+        deaths."""
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
@@ -127,7 +127,7 @@ class Completions:
                 supervisor.check(lambda: False)
 
 
-def lost(engine: Engine, batch: Batch, block: int) -> Failure:
+def lost(engine: Engine, batch: Batch, block: Block) -> Failure:
     """A batch one of whose samples took every worker with it that tried."""
     found = engine.lost(block)
     assert found is not None
@@ -174,10 +174,9 @@ class Receiver:
         """The next batch to hand over: (Batch, data); without wait None unless it is done."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
             return self.kept_back.popleft()
-        while (got := self.completions.next(wait)) is not None:
-            sequence, block = got
-            batch = self.planner.planned.pop(sequence)
-            data = self._data_of(sequence, batch, block)
+        while (block := self.completions.next(wait)) is not None:
+            batch = self.planner.planned.pop(block.sequence)
+            data = self._data_of(batch, block)
             if self._of_this_epoch(batch):
                 if self._forgets:
                     batch.indices = None
@@ -214,22 +213,22 @@ class Receiver:
         early = self.planner.early
         return early is None or batch.sequence < early.first
 
-    def _data_of(self, sequence: int, batch: Batch, block: int) -> Any:
+    def _data_of(self, batch: Batch, block: Block) -> Any:
         """The data of a batch, or a Failure. The engine goes on to the next."""
-        if block == 0:
-            data: Any = refused(self.engine, sequence, f"batch {batch.number}")
-            self.engine.taken(sequence, block)
+        if not block.made:
+            data: Any = refused(self.engine, block, f"batch {batch.number}")
+            self.engine.taken(block)
             return data
         trace = self.completions.supervisor.trace
         if trace is not None:
             trace.block(batch.indices, block)
         try:
-            data = self._take_rows(sequence, block)
+            data = self._take_rows(block)
             if data is None:
                 try:
                     data = self._take(batch, block)
                 finally:
-                    self.engine.taken(sequence, block)
+                    self.engine.taken(block)
         except Exception as error:
             data = Told(error)  # in its place: the end of the epoch counts on one
         except BaseException:  # an interrupt: nobody gets it, and the end counts on it
@@ -241,21 +240,21 @@ class Receiver:
         if self._of_this_epoch(batch):
             self.planner.position.progress.delivered(batch.number)
 
-    def _take_rows(self, sequence: int, block: int) -> Any:
+    def _take_rows(self, block: Block) -> Any:
         """The batch, if it is nothing but rows: taken from the engine then, also where it fails.
         None: see _take()."""
         layout = self.shape.layout
-        data = self.engine.take(sequence, block, layout.core) if layout is not None else None
+        data = self.engine.take(block, layout.core) if layout is not None else None
         if data is not None:
             self.shape.note(True)
         return data
 
-    def _take(self, batch: Batch, block: int) -> Any:
+    def _take(self, batch: Batch, block: Block) -> Any:
         """The data of a batch that is more than rows, or a Failure."""
         engine = self.engine
         if engine.poll(block) == LOST:
             return lost(engine, batch, block)
-        kind, layout_at = engine.form(block)
+        kind, has_rows = engine.form(block)
         if kind == BATCH or kind == PART:
             status, data, *more = whole_batch(engine, self._costs, block)
             if status == FAILED:
@@ -265,9 +264,9 @@ class Receiver:
             if type(data) is Amended:
                 data.name(batch.number, batch.indices, self.planner.batched)
             return data
-        return self._take_mixed(batch, block, self.shape.layout if layout_at else None)
+        return self._take_mixed(batch, block, self.shape.layout if has_rows else None)
 
-    def _take_mixed(self, batch: Batch, block: int, layout: Layout | None) -> Any:
+    def _take_mixed(self, batch: Batch, block: Block, layout: Layout | None) -> Any:
         """Rows of which some travelled in envelopes."""
         engine, rows = self.engine, len(batch.indices)
         samples: dict[int, Any] = {}
@@ -301,7 +300,7 @@ class Receiver:
 
     def _samples(
         self,
-        block: int,
+        block: Block,
         layout: Layout | None,
         samples: dict[int, Any],
         objects: dict[int, list[Any]],
@@ -318,7 +317,7 @@ class Receiver:
     def _amended(
         self,
         batch: Batch,
-        block: int,
+        block: Block,
         layout: Layout | None,
         samples: dict[int, Any],
         objects: dict[int, list[Any]],

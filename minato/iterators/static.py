@@ -12,10 +12,11 @@ from typing import Any
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from .._core import Block, Epoch
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport.layouts import Layout, is_default_collate
-from ..workers.process import BATCH, EXHAUSTED, FAILED, OK, RESUME
+from ..workers.process import EXHAUSTED, FAILED, OK
 from ..workers.tolerance import REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
@@ -23,10 +24,6 @@ from .failures import Amended, Told, note
 from .form import Form
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor
-
-#: first queue of a worker's own, csrc/workers/mn_message.h
-QUEUE_WORKER = 2
-ANY_BLOCK = 1
 
 #: in place of a batch that an earlier process has delivered
 _PASSED = object()
@@ -50,7 +47,7 @@ class StaticIterator(MinatoIterator):
         self._shape = self._position.memo.shape if by_default else WHOLE
         self._places = not self._shape.whole
         self._form = Form(self._shape)
-        self._pickled: dict[int, bytes] = {}  # what stands for indices of an iterable dataset
+        self._dumps = _Wanted() if self._iterable else pickle.dumps
         replaces = self._options.on_error == REPLACE
         self._spares = Spares(loader._auto_collation) if replaces else None
 
@@ -72,6 +69,12 @@ class StaticIterator(MinatoIterator):
         resumed = self._position.memo.resume is not None
         with self._position.epoch_begins(loader, first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
+            self._epoch = Epoch(
+                self._position.epoch,
+                self._position.seed,
+                self._dumps,
+                user_epoch=self._progress.user_epoch,
+            )
             if self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()
@@ -84,7 +87,6 @@ class StaticIterator(MinatoIterator):
         """Other random streams are wanted: new workers."""
         self._shutdown_workers()
         self._blocks.clear()
-        self._form = Form(self._shape)  # nothing is posted yet
         self._start_workers(loader, self._supervisor)
 
     def _next_data(self) -> Any:
@@ -112,51 +114,13 @@ class StaticIterator(MinatoIterator):
     def _resume(self) -> None:
         """Lets workers finish what the last epoch left (their random streams go on from
         there), throws it away, and makes new fetchers: torch's resume marker."""
-        markers = [self._submit(w, 0, [], RESUME) for w in range(self._num_workers)]
         engine = self._engine
+        markers = [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
         unread = (sent.block for sent in self._blocks.values() if sent.answer is None)
         for block in [*unread, *markers]:
             self._supervisor.wait_for(block, functools.partial(engine.poll, block))
             engine.retire(block)
         self._blocks.clear()
-
-    def _submit(
-        self,
-        worker: int,
-        number: int,
-        index: Any,
-        kind: int,
-        layout: Layout | None = None,
-        spares: int = 0,
-    ) -> int:
-        engine = self._engine
-        block = engine.submit(
-            index,
-            self._dumps if self._iterable else pickle.dumps,
-            kind,
-            number,
-            self._position.epoch,
-            self._position.seed,
-            QUEUE_WORKER + worker,
-            False,
-            self._progress.user_epoch,
-            None if layout is None else layout.core,
-            0 if layout is None else self._form.posted(engine, layout),
-            1 if layout is None else len(index) - spares,
-            spares,
-        )
-        if block is None:
-            raise RuntimeError(
-                "more batches are in flight than minato has room for; lower prefetch_factor"
-            )
-        return block
-
-    def _dumps(self, index: Any) -> bytes:
-        """Of an iterable dataset, whose indices all say the same: how many samples are wanted."""
-        size = len(index) if type(index) is list else -1
-        if size not in self._pickled:
-            self._pickled[size] = pickle.dumps(index)
-        return self._pickled[size]
 
     def _send(self, worker: int, number: int, index: Any) -> None:
         layout = None if self._form.makes_whole(index) else self._shape.layout
@@ -166,8 +130,12 @@ class StaticIterator(MinatoIterator):
             spares = self._spares.of(index, self._sampler_iter.following)
             self._spares.passed(index)
             sent = [*index, *spares] if self._auto_collation else [index, *spares]
-        block = self._submit(worker, number, sent, BATCH, layout, len(spares))
-        self._blocks[number] = _Sent(block, worker, index, layout)
+        engine, core = self._engine, None
+        if layout is not None:
+            core = layout.core
+            engine.post(core, layout.pickled)
+        block = engine.submit(self._epoch, worker, number, sent, core, len(spares))
+        self._blocks[number] = _Sent(_placed(block), worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
         """The batch that finished first, as torch's result queue would give it."""
@@ -239,7 +207,7 @@ class StaticIterator(MinatoIterator):
         engine = self._engine
         numbers = self._done()
         if not numbers:
-            self._supervisor.wait_for(ANY_BLOCK, lambda: bool(self._done()))
+            self._supervisor.wait_for(None, lambda: bool(self._done()))
             numbers = self._done()
         batch = self._blocks[numbers[0]]
         lost = batch.answer is None and engine.poll(batch.block) == LOST
@@ -282,12 +250,34 @@ class StaticIterator(MinatoIterator):
 class _Sent:
     """A batch on its way through a worker's own queue."""
 
-    block: int
+    block: Block
     worker: int
     index: Any
     layout: Layout | None  # of the rows that it may be in
     answer: Any = None  # (status, data) once it was read: its block is free
     done_ns: int = 0
+
+
+def _placed(block: Block | None) -> Block:
+    if block is None:
+        raise RuntimeError(
+            "more batches are in flight than minato has room for; lower prefetch_factor"
+        )
+    return block
+
+
+class _Wanted:
+    """What is sent for the indices of an iterable dataset, which all say the same: how many
+    samples are wanted."""
+
+    def __init__(self) -> None:
+        self._pickled: dict[int, bytes] = {}  # by how many
+
+    def __call__(self, index: Any) -> bytes:
+        size = len(index) if type(index) is list else -1
+        if size not in self._pickled:
+            self._pickled[size] = pickle.dumps(index)
+        return self._pickled[size]
 
 
 class _IndexQueue:

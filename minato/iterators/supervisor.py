@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import _utils
 
-from .._core import Engine
+from .._core import Block, Engine
 from .._system_errors import NOT_STARTED
 from ..errors import DAMAGED, WorkerLost, describe_death, timed_out
 from ..observe.stats import Served, engine_stats
@@ -75,8 +75,8 @@ class Supervisor:
         """Whether there is an engine that can be asked."""
         return self.pool is not None and not self.pool.stopped
 
-    def wait_for(self, block: int, done: Callable[[], object]) -> None:
-        """Waits until done() is true; raises torch's errors for timeouts and deaths."""
+    def wait_for(self, block: Block | None, done: Callable[[], object]) -> None:
+        """Waits until done() is true, which is said of one block or of any; raises torch's errors for timeouts and deaths."""
         engine, timeout = self.engine, self.timeout
         deadline = time.monotonic() + timeout if timeout > 0 else None
         while not done():

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ..workers.process import BATCH, COLLATE
 
 if TYPE_CHECKING:
-    from .._core import Engine
+    from .._core import Block, Engine
     from ..iterators.failures import Amended
     from ..iterators.memo import Memo
     from ..iterators.supervisor import Supervisor
@@ -154,7 +154,7 @@ class Trace:
 
     # ---- a batch -----------------------------------------------------------------------
 
-    def block(self, indices: Any, block: int) -> None:
+    def block(self, indices: Any, block: Block) -> None:
         """The tasks of a block that is about to be read, and what happened since the last."""
         epoch, number, tasks = self.engine.spans(block)
         common: dict[str, Any] = {"epoch": epoch, "batch": number}

@@ -176,14 +176,3 @@ def test_a_message_that_is_garbage_names_its_worker(
         assert "DataLoader worker 0" in text and "memory" in text
     with pytest.raises(StopIteration):
         next(iterator)
-
-
-def test_a_block_that_is_none_is_refused() -> None:
-    engine = minato._core.Engine(1, 0, False)
-    asks = [engine.poll, engine.done_ns, engine.envelopes, engine.form, engine.reports]
-    asks += [engine.lost, engine.spans, engine.retire]
-    for block in (0, 1, *range(4096, 1 << 20, 4096), 1 << 40, (1 << 64) - 8):
-        for ask in asks:
-            with pytest.raises(ValueError, match=f"no batch in flight has block {block}"):
-                ask(block)
-    engine.close()

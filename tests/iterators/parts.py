@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import minato
-from minato._core import CostModel
+from minato._core import CostModel, Epoch
 from minato.iterators.form import Form
 from minato.iterators.memo import memo_of
 from minato.iterators.planner import Hints, Planner
@@ -35,28 +35,51 @@ class Loader:
         return getattr(self.inner, name)
 
 
+class Block(NamedTuple):
+    """A batch of the engine below."""
+
+    sequence: int
+    made: bool = True
+
+
+class Plan(NamedTuple):
+    """What the engine was told of a batch, and by which sequence it knows it."""
+
+    sequence: int
+    epoch: Epoch
+    indices: Any
+    number: int
+    position: int
+    whole: bool
+    begins: bytes | None
+    spares: int
+
+
 class Engine:
     """Takes what is planned, and remembers it; done() says in which order it completes."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.room = room
-        self.told: list[Any] = []
-        self.plans: list[tuple[Any, ...]] = []
+        self.told: list[Any] = []  # layouts
+        self.kinds: dict[Block, int] = {}  # what made them
+        self.planned = 0
+        self.plans: list[Plan] = []
         self.ended = False
-        self.ready: deque[Any] = deque()
-        self.data: dict[int, Any] = {}  # by block
-        self.retired: list[int] = []
+        self.ready: deque[Block] = deque()
+        self.data: dict[Block, Any] = {}
+        self.retired: list[Block] = []
         self.given_: list[bool] = []
         self.handed_ = 0
 
-    def set_form(self, kind: int, layout: Any, at: int) -> None:
-        self.told.append(kind)
+    def set_form(self, layout: Any) -> None:
+        self.told.append(layout)
 
-    def plan(self, indices: Any, dumps: Any, sequence: int, *rest: Any) -> bool:
+    def plan(self, *told: Any) -> int | None:
         if len(self.plans) >= self.room:
-            return False
-        self.plans.append((sequence, indices, *rest))
-        return True
+            return None
+        self.plans.append(Plan(self.planned, *told))
+        self.planned += 1
+        return self.planned - 1
 
     def plan_end(self) -> None:
         self.ended = True
@@ -67,16 +90,16 @@ class Engine:
     def next(self, timeout: float) -> Any:
         return self.ready.popleft() if self.ready else None
 
-    def taken(self, sequence: int, block: int) -> None:
+    def taken(self, block: Block) -> None:
         self.retired.append(block)
 
-    def poll(self, block: int) -> int:
+    def poll(self, block: Block) -> int:
         return 1
 
-    def form(self, block: int) -> tuple[int, int]:
-        return self.told[-1], 0
+    def form(self, block: Block) -> tuple[int, bool]:
+        return self.kinds[block], False
 
-    def envelopes(self, block: int) -> Any:
+    def envelopes(self, block: Block) -> Any:
         return self.data[block]
 
     def asked(self) -> int:

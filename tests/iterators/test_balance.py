@@ -543,8 +543,8 @@ class TestMoreWorkers:
             engine.start(-1, -1)
             worker = _core.Worker(engine.segment, 0, Watched(), None, None, pickle.loads)
             worker.ready()
-            engine.set_form(1, None, 0)
-            assert engine.plan([0], pickle.dumps, 0, 0, 0, 0, 0, 1, False, False)
+            engine.set_form(None)
+            assert engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0) == 0
             assert worker.next()[0] == 1
         finally:
             engine.stop()

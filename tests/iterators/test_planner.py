@@ -11,7 +11,7 @@ from .parts import Engine, Loader, costs_known, planner_of
 
 
 def indices(engine: Engine) -> list[Any]:
-    return [plan[1] for plan in engine.plans]
+    return [plan.indices for plan in engine.plans]
 
 
 def test_torchs_window_is_planned_while_nothing_is_known_of_costs() -> None:
@@ -69,10 +69,10 @@ def test_what_the_engine_has_no_room_for_is_planned_again() -> None:
 def test_places_are_those_in_the_samplers_order() -> None:
     engine = Engine()
     planner_of(Loader(7, batch_size=3), engine)
-    #: sequence, indices, number, epoch, position, seed, rows
-    assert [plan[:1] + plan[2:7] for plan in engine.plans] == [
-        (0, 0, 0, 0, 7, 3), (1, 1, 0, 3, 7, 3), (2, 2, 0, 6, 7, 1),
+    assert [(p.sequence, p.number, p.position, len(p.indices)) for p in engine.plans] == [
+        (0, 0, 0, 3), (1, 1, 3, 3), (2, 2, 6, 1),
     ]  # fmt: skip
+    assert {(p.epoch.number, p.epoch.base_seed) for p in engine.plans} == {(0, 7)}
 
 
 def test_delivered_batches_are_passed_over() -> None:
@@ -82,7 +82,7 @@ def test_delivered_batches_are_passed_over() -> None:
     planner.position.progress.head = 2
     planner.planned.clear()
     planner.begin(iter(loader._index_sampler), False)
-    assert indices(engine)[0] == [4, 5] and engine.plans[0][2] == 2
+    assert indices(engine)[0] == [4, 5] and engine.plans[0].number == 2
 
 
 def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
@@ -99,7 +99,7 @@ def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
     assert len(engine.plans) == 2 and planner.early is None  # the program's generators
     planner.go_on()
     assert planner.early is not None and planner.early.first == 2
-    assert [plan[3] for plan in engine.plans] == [0, 0, 1, 1]
+    assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1]
     assert not planner.adopt()  # none of this one was delivered
 
 

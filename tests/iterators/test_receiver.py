@@ -17,7 +17,7 @@ from minato.transport import messages
 from minato.transport.shape import Shape
 from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 
-from .parts import Engine, Loader, planner_of
+from .parts import Block, Engine, Loader, planner_of
 
 
 def receiver_of(
@@ -41,11 +41,11 @@ def receiver_of(
 
 def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     """A worker is done with a batch."""
-    block = 100 + sequence
-    engine.told.append(kind)
+    block = Block(sequence)
+    engine.kinds[block] = kind
     data, buffers = messages.dumps(answer)
     engine.data[block] = [(0, 0, 2, data, [bytearray(b) for b in buffers])]
-    engine.ready.append((sequence, block))
+    engine.ready.append(block)
 
 
 def test_a_batch_that_a_worker_made_whole() -> None:
@@ -53,7 +53,7 @@ def test_a_batch_that_a_worker_made_whole() -> None:
     done(engine, 0, (OK, torch.arange(3)), BATCH)
     got = receiver.receive()
     assert got is not None and got[0].number == 0 and got[1].tolist() == [0, 1, 2]
-    assert engine.retired == [100] and 0 not in receiver.planner.planned
+    assert engine.retired == [Block(0)] and 0 not in receiver.planner.planned
 
 
 def test_samples_are_collated_here() -> None:
@@ -117,7 +117,7 @@ def cannot_be_read(error: BaseException) -> tuple[Receiver, Engine]:
     receiver.shape.layout = SimpleNamespace(core=None)  # type: ignore[assignment]
     answers: Any = iter([error, "second"])
 
-    def take(sequence: int, block: int, layout: Any) -> Any:
+    def take(block: Block, layout: Any) -> Any:
         engine.retired.append(block)
         answer = next(answers)
         if isinstance(answer, BaseException):
@@ -125,7 +125,7 @@ def cannot_be_read(error: BaseException) -> tuple[Receiver, Engine]:
         return answer
 
     engine.take = take  # type: ignore[attr-defined]
-    engine.ready.extend([(0, 100), (1, 101)])
+    engine.ready.extend([Block(0), Block(1)])
     return receiver, engine
 
 
@@ -137,7 +137,7 @@ def test_rows_that_cannot_be_read_are_their_batchs_failure() -> None:
         got[1].reraise()
     got = receiver.receive()
     assert got is not None and got[0].number == 1 and got[1] == "second"
-    assert engine.retired == [100, 101]
+    assert engine.retired == [Block(0), Block(1)]
 
 
 def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
@@ -146,7 +146,7 @@ def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
         receiver.receive()
     assert receiver.planner.position.progress.count == 1
     got = receiver.receive()
-    assert got is not None and got[1] == "second" and engine.retired == [100, 101]
+    assert got is not None and got[1] == "second" and engine.retired == [Block(0), Block(1)]
 
 
 def test_one_of_the_next_epoch_is_kept_back() -> None:

@@ -166,6 +166,7 @@ core_exec(PyObject *module)
     const char *compiler = "gcc " __VERSION__;
 #endif
     if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
+        || mn_block_add_type(module, st) < 0 || mn_epoch_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
         || mn_pagelock_add_type(module, st) < 0
@@ -183,6 +184,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     struct mn_state *st = mn_state_of(module);
     Py_VISIT(st->engine_type);
+    Py_VISIT(st->block_type);
+    Py_VISIT(st->epoch_type);
     Py_VISIT(st->segment_type);
     Py_VISIT(st->worker_type);
     Py_VISIT(st->layout_type);
@@ -205,6 +208,8 @@ core_clear(PyObject *module)
 {
     struct mn_state *st = mn_state_of(module);
     Py_CLEAR(st->engine_type);
+    Py_CLEAR(st->block_type);
+    Py_CLEAR(st->epoch_type);
     Py_CLEAR(st->segment_type);
     Py_CLEAR(st->worker_type);
     Py_CLEAR(st->layout_type);

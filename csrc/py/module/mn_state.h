@@ -19,6 +19,8 @@ struct mn_pending;
 
 struct mn_state {
     PyTypeObject *engine_type;
+    PyTypeObject *block_type;
+    PyTypeObject *epoch_type;
     PyTypeObject *segment_type;
     PyTypeObject *worker_type;
     PyTypeObject *layout_type;
@@ -61,6 +63,10 @@ mn_faults_arm(void);
 
 int
 mn_engine_add_type(PyObject *module, struct mn_state *st);
+int
+mn_block_add_type(PyObject *module, struct mn_state *st);
+int
+mn_epoch_add_type(PyObject *module, struct mn_state *st);
 int
 mn_costs_add_type(PyObject *module, struct mn_state *st);
 int

@@ -104,7 +104,7 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_form_doc[] =
-    "form(block) -> (kind, layout_at): how its rows travelled; layout_at 0 without a layout";
+    "form(block) -> (kind, has_rows): how its samples travelled; whether it has rows for them";
 
 PyObject *
 mn_engine_py_form(PyObject *self, PyObject *block)
@@ -116,7 +116,8 @@ mn_engine_py_form(PyObject *self, PyObject *block)
     }
     const struct mn_result *first = mn_engine_result(e, off, 0);
     uint32_t kind = first != NULL ? first->kind : (uint32_t)MN_KIND_SAMPLES;
-    return Py_BuildValue("(II)", kind, mn_block_at(mn_engine_shm(e), off)->layout);
+    bool has_rows = mn_block_at(mn_engine_shm(e), off)->layout != 0;
+    return Py_BuildValue("(IO)", kind, has_rows ? Py_True : Py_False);
 }
 
 const char mn_engine_reports_doc[] =

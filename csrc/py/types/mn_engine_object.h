@@ -12,18 +12,58 @@ struct mn_engine_object {
     PyObject_HEAD
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
-    PyObject *layout;         /* the form's, alive as long as it is set */
+    struct mn_posted *posted; /* layouts that workers can read, kept alive; by mn_engine_submit.c */
     pid_t pid;                /* process it belongs to; in a forked child it is inert */
     unsigned int inside;      /* threads in here without the GIL; close() waits for them */
 };
+
+/* What is the same for every batch of an epoch. */
+struct mn_epoch {
+    PyObject_HEAD
+    uint64_t number;
+    uint64_t base_seed;
+    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
+    bool seeded;         /* before each sample */
+    bool splits;         /* batches that one worker could make, over several */
+    PyObject *dumps;     /* of indices that are no list of machine integers */
+};
+
+/* A batch in flight, as Python has it. */
+struct mn_block_object {
+    PyObject_HEAD
+    PyObject *engine;  /* whose it is */
+    PyObject *layout;  /* of the rows that the trainer itself has placed; NULL: as was posted */
+    uint64_t sequence; /* of a planned batch; MN_UNPLANNED */
+    uint64_t off;      /* 0: it cannot be made */
+    uint32_t serial;   /* of the block there: later ones have another */
+};
+
+#define MN_UNPLANNED UINT64_MAX
 
 /* The engine, or NULL with an exception when it is closed or another process's. */
 struct mn_engine *
 mn_engine_get(PyObject *self);
 
-/* The engine, and the batch in flight that block names, whoever says so. NULL with an exception. */
+/* A Block of the engine. NULL with an exception. */
+PyObject *
+mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout);
+
+/* The Block, if it is one of this engine, in flight or not. NULL with an exception. */
+struct mn_block_object *
+mn_block_of(PyObject *engine, PyObject *block);
+
+/* The engine, and where the block of a batch in flight lies. NULL with an exception for whatever
+ * else may be said to be one. */
 struct mn_engine *
 mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off);
+
+/* The same of a batch no task of which is in anybody's hands. */
+struct mn_engine *
+mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off);
+
+/* The Epoch. NULL with an exception. */
+const struct mn_epoch *
+mn_epoch_of(PyObject *engine, PyObject *epoch);
 
 /* Whether to go on waiting: -1 with an exception when another thread has begun to close the
  * engine, or a signal's handler has closed it: then it may be gone. With the GIL. */
@@ -39,12 +79,31 @@ mn_engine_until(double seconds);
 int64_t
 mn_engine_slice(uint64_t until);
 
+/* mn_engine_submit.c: static scheduling, and the layouts that rows may follow */
+
+/* Where workers read the layout; 0: it was not posted. */
+uint32_t
+mn_engine_posted(PyObject *self, PyObject *layout);
+
+void
+mn_engine_forget_posted(PyObject *self);
+
+extern const char mn_engine_post_doc[];
+PyObject *
+mn_engine_py_post(PyObject *self, PyObject *args);
+extern const char mn_engine_submit_doc[];
+PyObject *
+mn_engine_py_submit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *
+mn_engine_py_resume(PyObject *self, PyObject *args);
+
 /* mn_engine_plan.c: balanced scheduling */
 extern const char mn_engine_plan_doc[];
 PyObject *
-mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs);
+mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+extern const char mn_engine_set_form_doc[];
 PyObject *
-mn_engine_py_set_form(PyObject *self, PyObject *args);
+mn_engine_py_set_form(PyObject *self, PyObject *layout);
 PyObject *
 mn_engine_py_plan_end(PyObject *self, PyObject *ignored);
 PyObject *
@@ -54,9 +113,9 @@ PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args);
 extern const char mn_engine_refused_doc[];
 PyObject *
-mn_engine_py_refused(PyObject *self, PyObject *sequence);
+mn_engine_py_refused(PyObject *self, PyObject *block);
 PyObject *
-mn_engine_py_taken(PyObject *self, PyObject *args);
+mn_engine_py_taken(PyObject *self, PyObject *block);
 
 extern const char mn_engine_formed_doc[];
 PyObject *
@@ -83,7 +142,7 @@ PyObject *
 mn_engine_py_decode(PyObject *self, PyObject *args);
 extern const char mn_engine_take_doc[];
 PyObject *
-mn_engine_py_take(PyObject *self, PyObject *args);
+mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *
 mn_engine_py_row(PyObject *self, PyObject *args);
 

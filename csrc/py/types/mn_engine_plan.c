@@ -22,94 +22,121 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(indices, dumps, sequence, number, epoch, position, base_seed, nrows, seeded, whole,\n"
-    "     user_epoch=0, splits=False, begins=None, spares=0) -> bool\n"
+    "plan(epoch, indices, number, position, whole, begins, spares) -> int | None\n"
     "\n"
-    "Takes the next batch in: indices what the sampler gave; dumps(indices), bytes, is sent\n"
-    "where they are no list of machine integers. whole: one worker fetches and collates it, or\n"
-    "with splits, where that pays, several fetch and one collates. begins: a byte a row, not 0\n"
-    "where by the dataset's word a group begins. spares: so many of the indices are of other\n"
-    "samples, to take the place of one that fails. False: later.";
+    "Takes the next batch in, indices are what the sampler gave: its sequence; None: later. number:\n"
+    "in the epoch; position: of its first sample in the sampler's order. whole: one worker fetches\n"
+    "and collates it. begins: None, or a byte a row, not 0 where by the dataset's word a group\n"
+    "begins. spares: so many of the indices, at the end, are of other samples, to take the place of\n"
+    "one that fails.";
 
-PyObject *
-mn_engine_py_plan(PyObject *self, PyObject *args, PyObject *kwargs)
+/* How many rows a batch has whose indices are no machine integers. False with an exception. */
+static bool
+count_rows(struct mn_plan_batch *b, PyObject *indices)
 {
-    static char *names[] = {"indices", "dumps", "sequence", "number", "epoch",
-                            "position", "base_seed", "nrows", "seeded", "whole", "user_epoch",
-                            "splits", "begins", "spares", NULL};
-    struct mn_engine *e = planner(self);
-    struct mn_plan_batch b = {0};
-    PyObject *indices, *dumps;
-    unsigned long long sequence, number, epoch, position, seed, user_epoch = 0;
-    const char *begins = NULL;
-    Py_ssize_t nbegins = 0;
-    int seeded, whole, splits = 0;
-    if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKKKKIpp|Kpz#I", names, &indices, &dumps,
-                                        &sequence, &number, &epoch, &position, &seed, &b.nrows,
-                                        &seeded, &whole, &user_epoch, &splits, &begins,
-                                        &nbegins, &b.spares)) {
+    Py_ssize_t n = b->whole ? 1 : PyObject_Size(indices);
+    if (n < 0) {
+        return false;
+    }
+    b->nrows = (uint32_t)n;
+    return b->whole || mn_split_spares(&b->nrows, b->spares);
+}
+
+/* What plan() was given; the bytes that the batch points into, NULL with an exception. */
+static PyObject *
+fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
+{
+    const struct mn_epoch *epoch = mn_epoch_of(self, args[0]);
+    if (epoch == NULL) {
         return NULL;
     }
-    b.sequence = sequence;
-    b.number = number;
-    b.epoch = epoch;
-    b.position = position;
-    b.base_seed = seed;
-    b.user_epoch = user_epoch;
-    b.seeded = seeded != 0;
-    b.whole = whole != 0;
-    b.splits = splits != 0;
+    PyObject *indices = args[1], *begins = args[5];
+    b->epoch = epoch->number;
+    b->base_seed = epoch->base_seed;
+    b->user_epoch = epoch->user_epoch;
+    b->seeded = epoch->seeded;
+    b->number = PyLong_AsUnsignedLongLong(args[2]);
+    b->position = PyLong_AsUnsignedLongLong(args[3]);
+    b->whole = PyObject_IsTrue(args[4]) > 0;
+    b->spares = mn_as_uint32(args[6]);
+    if (begins != Py_None && !PyBytes_Check(begins) && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "begins must be bytes or None");
+    }
+    if (PyErr_Occurred() || !count_rows(b, indices)) {
+        return NULL;
+    }
+    uint32_t n = b->nrows;
     PyObject *owned =
-        mn_fill_index(&b.index_kind, &b.index, &b.index_bytes, &b.nrows, indices, dumps);
+        mn_fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, epoch->dumps);
+    bool sound = owned != NULL
+                 && (b->index_kind != MN_INDEX_INT64 || mn_split_spares(&n, b->spares));
+    b->nrows = n;
+    b->splits = epoch->splits && PyList_CheckExact(indices) && n > 1;
+    if (sound && begins != Py_None) {
+        b->begins = (const uint8_t *)PyBytes_AS_STRING(begins);
+        sound = PyBytes_GET_SIZE(begins) >= (Py_ssize_t)n;
+        if (!sound) {
+            PyErr_SetString(PyExc_ValueError, "begins must have a byte for each row");
+        }
+    }
+    if (!sound) {
+        Py_CLEAR(owned);
+    }
+    return owned;
+}
+
+PyObject *
+mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 7) {
+        PyErr_SetString(PyExc_TypeError, "plan() takes seven arguments");
+        return NULL;
+    }
+    struct mn_plan_batch b = {0};
+    PyObject *owned = planner(self) != NULL ? fill_batch(self, &b, args) : NULL;
     if (owned == NULL) {
         return NULL;
     }
-    if (b.index_kind == MN_INDEX_INT64 && !mn_split_spares(&b.nrows, b.spares)) {
-        Py_DECREF(owned);
-        return NULL;
-    }
-    if (begins != NULL && nbegins < (Py_ssize_t)b.nrows) {
-        PyErr_SetString(PyExc_ValueError, "begins must have a byte for each row");
-        Py_DECREF(owned);
-        return NULL;
-    }
-    b.begins = (const uint8_t *)begins;
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    e = planner(self); /* dumps may have closed it */
-    int rc = e != NULL ? mn_engine_plan(e, &b) : 0;
+    struct mn_engine *e = planner(self); /* dumps may have closed it */
+    int rc = MN_FULL;
+    if (e != NULL) {
+        b.sequence = mn_engine_next_sequence(e);
+        rc = mn_engine_plan(e, &b);
+    }
     Py_DECREF(owned);
     if (e == NULL) {
         return NULL;
     }
-    if (rc == -EINVAL) {
-        PyErr_SetString(PyExc_ValueError, "batches must be planned in sequence");
-        return NULL;
+    if (rc == MN_FULL) {
+        Py_RETURN_NONE;
     }
-    return rc < 0 ? PyErr_NoMemory() : PyBool_FromLong(rc == MN_OK);
+    return rc < 0 ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(b.sequence);
 }
 
+const char mn_engine_set_form_doc[] =
+    "set_form(layout): how rows travel from now on; None: in envelopes. A layout must have been\n"
+    "posted.";
+
 PyObject *
-mn_engine_py_set_form(PyObject *self, PyObject *args)
+mn_engine_py_set_form(PyObject *self, PyObject *layout)
 {
     struct mn_engine *e = planner(self);
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    struct mn_form form = {0};
-    PyObject *layout;
-    if (e == NULL || st == NULL
-        || !PyArg_ParseTuple(args, "IOI", &form.kind, &layout, &form.layout)) {
+    struct mn_form form = {.kind = MN_KIND_SAMPLES};
+    if (e == NULL) {
         return NULL;
     }
     if (layout != Py_None) {
-        if (!Py_IS_TYPE(layout, st->layout_type)) {
-            PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+        form.layout = mn_engine_posted(self, layout);
+        if (form.layout == 0) {
+            PyErr_SetString(PyExc_ValueError, "the layout was not posted");
             return NULL;
         }
+        form.kind = MN_KIND_ROWS;
         form.nfields = mn_layout_nfields((struct mn_layout *)layout);
         form.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
     }
     mn_engine_set_form(e, &form);
-    Py_XSETREF(((struct mn_engine_object *)self)->layout, Py_NewRef(layout));
     Py_RETURN_NONE;
 }
 
@@ -138,11 +165,11 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_next_doc[] =
-    "next(timeout) -> (sequence, block) | None | bool\n\n"
+    "next(timeout) -> Block | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
-    "look ahead, before the caller asks for it).\n"
-    "block 0: the batch cannot be made, see refused(). None: the time is over. False: look at health(). True: workers wait for more batches to\n"
-    "be planned, if there are any. Handles signals.";
+    "look ahead, before the caller asks for it). A Block that is not made: see refused(). None: the\n"
+    "time is over. False: look at health(). True: workers wait for more batches to be planned, if\n"
+    "there are any. Handles signals.";
 
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args)
@@ -166,8 +193,7 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS
         o->inside--;
         if (rc == MN_OK) {
-            return Py_BuildValue("(KK)", (unsigned long long)sequence,
-                                 (unsigned long long)block);
+            return mn_block_new(self, sequence, block, NULL);
         }
         if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;
@@ -185,32 +211,35 @@ mn_engine_py_next(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_refused_doc[] =
-    "refused(sequence) -> (why, need, all): of a batch that next() gave without a block. why: 1\n"
-    "task descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the\n"
-    "system; all: how many there are, in use or not";
+    "refused(block) -> (why, need, all): of one that is not made. why: 1 task descriptors, 2 bytes\n"
+    "for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it is none of those;\n"
+    "all: how many there are, in use or not";
 
 PyObject *
-mn_engine_py_refused(PyObject *self, PyObject *arg)
+mn_engine_py_refused(PyObject *self, PyObject *block)
 {
     struct mn_engine *e = planner(self);
-    unsigned long long sequence = PyLong_AsUnsignedLongLong(arg);
-    if (e == NULL || PyErr_Occurred()) {
+    const struct mn_block_object *b = e != NULL ? mn_block_of(self, block) : NULL;
+    if (b == NULL) {
         return NULL;
     }
-    struct mn_refusal r = mn_engine_refused(e, sequence);
+    struct mn_refusal r = mn_engine_refused(e, b->sequence);
     return Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
                          (unsigned long long)r.all);
 }
 
 PyObject *
-mn_engine_py_taken(PyObject *self, PyObject *args)
+mn_engine_py_taken(PyObject *self, PyObject *block)
 {
     struct mn_engine *e = planner(self);
-    unsigned long long sequence, block;
-    if (e == NULL || !PyArg_ParseTuple(args, "KK", &sequence, &block)) {
+    const struct mn_block_object *b = e != NULL ? mn_block_of(self, block) : NULL;
+    if (b == NULL) {
         return NULL;
     }
-    mn_engine_taken(e, sequence, block);
+    if (mn_engine_taken(e, b->sequence, b->off) < 0) {
+        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was taken");
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -247,9 +276,8 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_formed_doc[] =
-    "formed() -> [(sequence, block, row0, nrows)]: of which neighbouring rows of planned batches\n"
-    "the one that next() gave is formed; block 0: they cannot be made, see refused(). [] where\n"
-    "batches are not formed";
+    "formed() -> [(block, row0, nrows)]: of which neighbouring rows of planned batches the one that\n"
+    "next() gave is formed. [] where batches are not formed";
 
 PyObject *
 mn_engine_py_formed(PyObject *self, PyObject *ignored)
@@ -264,8 +292,9 @@ mn_engine_py_formed(PyObject *self, PyObject *ignored)
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < nruns; i++) {
         const struct mn_run *r = &runs[i];
-        PyObject *one = Py_BuildValue("(KKII)", (unsigned long long)r->sequence,
-                                      (unsigned long long)r->block_off, r->row0, r->nrows);
+        PyObject *block = mn_block_new(self, r->sequence, r->block_off, NULL);
+        PyObject *one =
+            block != NULL ? Py_BuildValue("(NII)", block, r->row0, r->nrows) : NULL;
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }
@@ -291,17 +320,18 @@ mn_engine_py_displaced(PyObject *self, PyObject *ignored)
     return Py_BuildValue("(LL)", (long long)most, (long long)sum);
 }
 
-/* Whether every row of the batch that is formed was written in place, and is all there is. */
+/* Whether every row of the batch that is formed was written in place by the layout that was posted
+ * there, and is all there is. */
 static bool
-all_written(struct mn_engine *e, const struct mn_layout *l)
+all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
 {
     const struct mn_run *runs;
     uint32_t nruns = mn_engine_formed(e, &runs);
-    bool all = nruns != 0 && !mn_layout_has_objects(l);
+    bool all = nruns != 0 && posted != 0 && !mn_layout_has_objects(l);
     for (uint32_t i = 0; all && i < nruns; i++) {
         const struct mn_run *r = &runs[i];
         all = r->block_off != 0
-              && mn_block_at(mn_engine_shm(e), r->block_off)->layout != 0;
+              && mn_block_at(mn_engine_shm(e), r->block_off)->layout == posted;
         const struct mn_report *reports = all ? mn_engine_read_reports(e, r->block_off) : NULL;
         for (uint32_t row = r->row0; all && row < r->row0 + r->nrows; row++) {
             all = reports[row].status == MN_ROW_WRITTEN;
@@ -332,8 +362,8 @@ copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
 }
 
 const char mn_engine_gather_doc[] =
-    "gather(layout) -> block | None\n\n"
-    "A new block with the rows of the batch that is formed, to be decoded and retired; None where\n"
+    "gather(layout) -> Block | None\n\n"
+    "A new one with the rows of the batch that is formed, to be decoded and retired; None where\n"
     "rows are not all there is to it.";
 
 PyObject *
@@ -349,7 +379,7 @@ mn_engine_py_gather(PyObject *self, PyObject *layout)
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;
-    if (!all_written(e, l)) {
+    if (!all_written(e, l, mn_engine_posted(self, layout))) {
         Py_RETURN_NONE;
     }
     struct mn_submit s = {.kind = MN_KIND_ROWS,
@@ -374,12 +404,12 @@ mn_engine_py_gather(PyObject *self, PyObject *layout)
     if (mn_raise_errno(rc, "no room to gather a batch") < 0) {
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(to);
+    return mn_block_new(self, MN_UNPLANNED, to, layout);
 }
 
 const char mn_engine_place_doc[] =
-    "place(samples, layout, objects) -> block | None\n\n"
-    "A new block with the samples as rows, to be decoded and retired; None when one does not\n"
+    "place(samples, layout, objects) -> Block | None\n\n"
+    "A new one with the samples as rows, to be decoded and retired; None when one does not\n"
     "fit. objects: a list for each sample, which its object leaves are appended to.";
 
 PyObject *
@@ -416,8 +446,11 @@ mn_engine_py_place(PyObject *self, PyObject *args)
         mn_engine_retire(e, to);
     }
     mn_engine_unpin(e);
+    if (!open && !PyErr_Occurred()) {
+        (void)mn_engine_get(self); /* raises */
+    }
     if (!open || rc == 1) {
-        return mn_engine_get(self) != NULL ? PyLong_FromUnsignedLongLong(to) : NULL;
+        return open ? mn_block_new(self, MN_UNPLANNED, to, layout) : NULL;
     }
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -27,15 +27,29 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
     return !mn_engine_may_keep(e, bytes);
 }
 
-static int
-layout_arg(PyObject *self, PyObject *layout, struct mn_state **st)
+static bool
+is_layout(PyObject *self, PyObject *layout)
 {
-    *st = mn_state_of_type(Py_TYPE(self));
-    if (*st != NULL && !Py_IS_TYPE(layout, (*st)->layout_type)) {
+    const struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    bool is = st != NULL && Py_IS_TYPE(layout, st->layout_type);
+    if (st != NULL && !is) {
         PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
-        *st = NULL;
     }
-    return *st != NULL ? 0 : -1;
+    return is;
+}
+
+/* Whether the rows of the block follow the layout; ValueError where they do not. */
+static bool
+follows(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout)
+{
+    const struct mn_block_object *b = (const struct mn_block_object *)block;
+    uint32_t posted = b->layout == NULL ? mn_engine_posted(self, layout) : 0;
+    bool same = b->layout == layout
+                || (posted != 0 && mn_block_at(mn_engine_shm(e), b->off)->layout == posted);
+    if (!same) {
+        PyErr_SetString(PyExc_ValueError, "the rows of the block follow another layout, or none");
+    }
+    return same;
 }
 
 /* A class of the program's may have been called, and have closed the engine: what was read after
@@ -52,15 +66,21 @@ unless_closed(PyObject *self, PyObject *made)
 /* objects: as in decode, NULL for None. Of a block that is not full the batch is a copy, so that
  * nobody keeps the rest of it. */
 static PyObject *
-decode(PyObject *self, struct mn_state *st, struct mn_engine *e, uint64_t off, PyObject *layout,
-       PyObject *objects, uint32_t nrows)
+decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, PyObject *objects,
+       uint32_t nrows)
 {
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     struct mn_layout *l = (struct mn_layout *)layout;
-    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
-    bool copy = nrows < block->nrows || must_copy(e, l, nrows);
+    uint64_t off = ((struct mn_block_object *)block)->off;
+    uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
     if (objects == NULL && !all_in_rows(e, l, off)) {
         Py_RETURN_NONE;
     }
+    if (!follows(self, e, block, layout)) {
+        return NULL;
+    }
+    nrows = nrows < all ? nrows : all;
+    bool copy = nrows < all || must_copy(e, l, nrows);
     mn_engine_pin(e);
     PyObject *batch = mn_layout_decode(st, l, e, off, nrows, objects, copy);
     mn_engine_unpin(e);
@@ -76,43 +96,51 @@ const char mn_engine_decode_doc[] =
 PyObject *
 mn_engine_py_decode(PyObject *self, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st;
-    unsigned long long off;
-    PyObject *layout, *objects;
+    PyObject *block, *layout, *objects;
     unsigned int nrows = UINT32_MAX;
-    if (e == NULL || !PyArg_ParseTuple(args, "KOO|I", &off, &layout, &objects, &nrows)
-        || layout_arg(self, layout, &st) < 0) {
+    uint64_t off;
+    if (!PyArg_ParseTuple(args, "OOO|I", &block, &layout, &objects, &nrows)
+        || !is_layout(self, layout)) {
         return NULL;
     }
-    uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
-    return decode(self, st, e, off, layout, objects != Py_None ? objects : NULL,
-                  nrows < all ? nrows : all);
+    struct mn_engine *e = mn_engine_of_done(self, block, &off);
+    return e == NULL ? NULL
+                     : decode(self, e, block, layout, objects != Py_None ? objects : NULL, nrows);
 }
 
 const char mn_engine_take_doc[] =
-    "take(sequence, block, layout) -> batch | None\n\n"
-    "decode(block, layout, None) and taken(sequence, block) of a planned block that next() gave.\n"
-    "None, and nothing done, where that is not all there is to do: the block has lost a task, was\n"
-    "made without a layout, or decode gives None.";
+    "take(block, layout) -> batch | None\n\n"
+    "decode(block, layout, None) and taken(block) of a block that next() gave. None, and nothing\n"
+    "done, where that is not all there is to do: the block has lost a task, was made without a\n"
+    "layout, or decode gives None.";
 
 PyObject *
-mn_engine_py_take(PyObject *self, PyObject *args)
+mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st;
-    unsigned long long sequence, off;
-    PyObject *layout;
-    if (e == NULL || !PyArg_ParseTuple(args, "KKO", &sequence, &off, &layout)
-        || layout_arg(self, layout, &st) < 0) {
+    uint64_t off;
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "take() takes two arguments");
         return NULL;
     }
-    if (mn_block_at(mn_engine_shm(e), off)->layout == 0 || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
+    PyObject *block = args[0], *layout = args[1];
+    struct mn_engine *e = is_layout(self, layout) ? mn_engine_of_block(self, block, &off) : NULL;
+    if (e == NULL) {
+        return NULL;
+    }
+    uint64_t sequence = ((struct mn_block_object *)block)->sequence;
+    if (sequence == MN_UNPLANNED) {
+        PyErr_SetString(PyExc_ValueError, "the block was not planned: decode() reads it");
+        return NULL;
+    }
+    if (mn_block_at(mn_engine_shm(e), off)->layout == 0
+        || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
         Py_RETURN_NONE;
     }
-    PyObject *batch = decode(self, st, e, off, layout, NULL, mn_block_at(mn_engine_shm(e), off)->nrows);
-    if (batch != Py_None && ((struct mn_engine_object *)self)->engine == e) {
-        mn_engine_taken(e, sequence, off);
+    PyObject *batch = decode(self, e, block, layout, NULL, UINT32_MAX);
+    bool open = ((struct mn_engine_object *)self)->engine == e;
+    if (batch != Py_None && open && mn_engine_taken(e, sequence, off) < 0 && batch != NULL) {
+        Py_CLEAR(batch);
+        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was taken");
     }
     return batch;
 }
@@ -120,15 +148,22 @@ mn_engine_py_take(PyObject *self, PyObject *args)
 PyObject *
 mn_engine_py_row(PyObject *self, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st;
-    unsigned long long off;
+    PyObject *block, *layout, *objects;
     unsigned int row;
-    PyObject *layout, *objects;
-    if (e == NULL || !PyArg_ParseTuple(args, "KOIO", &off, &layout, &row, &objects)
-        || layout_arg(self, layout, &st) < 0) {
+    uint64_t off;
+    if (!PyArg_ParseTuple(args, "OOIO", &block, &layout, &row, &objects)
+        || !is_layout(self, layout)) {
         return NULL;
     }
+    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    if (e == NULL || !follows(self, e, block, layout)) {
+        return NULL;
+    }
+    if (row >= mn_block_at(mn_engine_shm(e), off)->nrows) {
+        PyErr_SetString(PyExc_ValueError, "the block has no such row");
+        return NULL;
+    }
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     mn_engine_pin(e);
     PyObject *sample = mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
                                      objects == Py_None ? NULL : objects);

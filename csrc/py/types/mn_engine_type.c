@@ -13,7 +13,6 @@
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
 #include "py/types/mn_engine_object.h"
-#include "py/types/mn_index.h"
 
 /* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
  * main thread ends the sleep by itself. */
@@ -30,22 +29,6 @@ mn_engine_get(PyObject *self)
         return NULL;
     }
     return o->engine;
-}
-
-struct mn_engine *
-mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long off = PyLong_AsUnsignedLongLong(block);
-    if (e == NULL || PyErr_Occurred()) {
-        return NULL;
-    }
-    if (!mn_engine_has_block(e, off)) {
-        PyErr_Format(PyExc_ValueError, "no batch in flight has block %llu", off);
-        return NULL;
-    }
-    *block_off = off;
-    return e;
 }
 
 int
@@ -172,7 +155,7 @@ engine_dealloc(PyObject *self)
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(o->costs);
-    Py_XDECREF(o->layout);
+    mn_engine_forget_posted(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -224,121 +207,6 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-/* ---- submit ------------------------------------------------------------------------ */
-
-static PyObject *
-no_room(const struct mn_memory *m)
-{
-    PyErr_Format(PyExc_MemoryError,
-                 "a batch does not fit into the memory that loader and workers share: "
-                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
-                 "memory_limit is %llu",
-                 (unsigned long long)m->used, (unsigned long long)m->kept,
-                 (unsigned long long)m->limit);
-    return NULL;
-}
-
-PyDoc_STRVAR(submit_doc,
-"submit(indices, dumps, kind, number, epoch, base_seed, queue, seeded, user_epoch=0,\n"
-"       layout=None, layout_at=0, nrows=1, spares=0) -> int | None\n\n"
-"Static scheduling: publishes one batch to a worker's queue and returns its block. indices\n"
-"that are no list of machine integers travel as dumps(indices), bytes. layout: how the worker\n"
-"may place the batch's nrows samples, if there is room for them now (form() says so); layout_at\n"
-"is what post() gave for it. The last spares of the indices are of other samples, to take the\n"
-"place of one that fails. None when there is no room now and something is in flight.\n"
-"Raises MemoryError when it could never be placed.");
-
-/* The rows that a batch may be placed in. 0, or -1 with an exception. */
-static int
-fill_rows(PyObject *self, struct mn_submit *s, PyObject *layout)
-{
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (layout == Py_None) {
-        s->layout = 0;
-        return 0;
-    }
-    if (st == NULL || !Py_IS_TYPE(layout, st->layout_type)) {
-        PyErr_SetString(PyExc_TypeError, "layout must be a Layout or None");
-        return -1;
-    }
-    s->nfields = mn_layout_nfields((struct mn_layout *)layout);
-    s->row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
-    return 0;
-}
-
-static PyObject *
-engine_submit(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"indices", "dumps", "kind", "number", "epoch", "base_seed",
-                            "queue", "seeded", "user_epoch", "layout", "layout_at", "nrows",
-                            "spares", NULL};
-    struct mn_engine *e = mn_engine_get(self);
-    struct mn_submit s = {.nrows = 1};
-    PyObject *indices, *dumps, *layout = Py_None;
-    unsigned long long number, epoch, seed, user_epoch = 0;
-    int seeded;
-    if (e == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOIKKKIp|KOIII", names, &indices,
-                                        &dumps, &s.kind, &number, &epoch, &seed, &s.queue,
-                                        &seeded, &user_epoch, &layout, &s.layout, &s.nrows,
-                                        &s.spares)
-        || fill_rows(self, &s, layout) < 0) {
-        return NULL;
-    }
-    if (s.queue < MN_QUEUE_WORKER || s.queue >= mn_engine_shm(e)->ctl->nqueues
-        || (s.kind != MN_KIND_BATCH && s.kind != MN_KIND_RESUME)) {
-        PyErr_SetString(PyExc_ValueError, "no such queue or kind");
-        return NULL;
-    }
-    s.number = number;
-    s.epoch = epoch;
-    s.base_seed = seed;
-    s.user_epoch = user_epoch;
-    s.seeded = seeded != 0;
-    PyObject *owned =
-        mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &s.nrows, indices, dumps);
-    if (owned == NULL) {
-        return NULL;
-    }
-    if (s.index_kind == MN_INDEX_INT64 && s.kind == MN_KIND_BATCH && s.nrows != 0
-        && !mn_split_spares(&s.nrows, s.spares)) {
-        Py_DECREF(owned);
-        return NULL;
-    }
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    uint64_t block;
-    e = mn_engine_get(self); /* dumps may have closed it */
-    int rc = e != NULL ? mn_engine_submit(e, &s, &block) : 0;
-    Py_DECREF(owned);
-    if (e == NULL) {
-        return NULL;
-    }
-    if (rc == 0) {
-        return PyLong_FromUnsignedLongLong(block);
-    }
-    struct mn_memory memory = mn_engine_memory(e);
-    if (memory.in_flight != 0) {
-        Py_RETURN_NONE;
-    }
-    return no_room(&memory);
-}
-
-static PyObject *
-engine_post(PyObject *self, PyObject *bytes)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    char *data;
-    Py_ssize_t n;
-    if (e == NULL || PyBytes_AsStringAndSize(bytes, &data, &n) < 0) {
-        return NULL;
-    }
-    uint64_t off;
-    int rc = mn_engine_post(e, data, (uint64_t)n, &off);
-    return mn_raise_errno(rc, "no room for a layout") < 0
-               ? NULL
-               : PyLong_FromUnsignedLongLong(off);
-}
-
 /* ---- waiting and reading ------------------------------------------------------------ */
 
 static PyObject *
@@ -354,16 +222,21 @@ engine_poll(PyObject *self, PyObject *block)
 
 PyDoc_STRVAR(wait_doc,
 "wait(block, timeout) -> bool\n\n"
-"Sleeps until the block (1: any block) may be done or needs a look, at most timeout\n"
+"Sleeps until the block (None: any block) may be done or needs a look, at most timeout\n"
 "seconds (negative: without end). False when the time is over. Handles signals.");
 
 static PyObject *
 engine_wait(PyObject *self, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long long block;
+    PyObject *block;
     double timeout;
-    if (e == NULL || !PyArg_ParseTuple(args, "Kd", &block, &timeout)) {
+    if (!PyArg_ParseTuple(args, "Od", &block, &timeout)) {
+        return NULL;
+    }
+    uint64_t wanted = MN_WANT_ANY;
+    struct mn_engine *e = block == Py_None ? mn_engine_get(self)
+                                           : mn_engine_of_block(self, block, &wanted);
+    if (e == NULL) {
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
@@ -373,7 +246,7 @@ engine_wait(PyObject *self, PyObject *args)
         int rc;
         o->inside++;
         Py_BEGIN_ALLOW_THREADS
-        rc = mn_engine_wait(e, block, left);
+        rc = mn_engine_wait(e, wanted, left);
         Py_END_ALLOW_THREADS
         o->inside--;
         if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
@@ -403,8 +276,12 @@ static PyObject *
 engine_retire(PyObject *self, PyObject *block)
 {
     uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
+    struct mn_engine *e = mn_engine_of_done(self, block, &off);
     if (e == NULL) {
+        return NULL;
+    }
+    if (((struct mn_block_object *)block)->sequence != MN_UNPLANNED) {
+        PyErr_SetString(PyExc_ValueError, "the block is planned: taken() ends it");
         return NULL;
     }
     mn_engine_retire(e, off);
@@ -416,35 +293,36 @@ static PyMethodDef engine_methods[] = {
      PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
     {"stop", engine_stop, METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
     {"close", engine_close, METH_NOARGS, PyDoc_STR("Ends the engine; no worker may live.")},
-    {"submit", (PyCFunction)(void (*)(void))engine_submit, METH_VARARGS | METH_KEYWORDS,
-     submit_doc},
-    {"plan", (PyCFunction)(void (*)(void))mn_engine_py_plan, METH_VARARGS | METH_KEYWORDS,
-     mn_engine_plan_doc},
-    {"set_form", mn_engine_py_set_form, METH_VARARGS,
-     PyDoc_STR("set_form(kind, layout | None, layout_at): how rows travel from now on")},
+    {"submit", (PyCFunction)(void (*)(void))mn_engine_py_submit, METH_FASTCALL,
+     mn_engine_submit_doc},
+    {"resume", mn_engine_py_resume, METH_VARARGS,
+     PyDoc_STR("resume(epoch, worker) -> Block | None: of what a worker does when it begins a new\n"
+               "epoch, as torch's marker tells it")},
+    {"plan", (PyCFunction)(void (*)(void))mn_engine_py_plan, METH_FASTCALL, mn_engine_plan_doc},
+    {"set_form", mn_engine_py_set_form, METH_O, mn_engine_set_form_doc},
     {"plan_end", mn_engine_py_plan_end, METH_NOARGS,
      PyDoc_STR("plan_end(): no more batches in this epoch")},
     {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
      PyDoc_STR("plan_clear(): abandons all batches")},
     {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
     {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
-    {"taken", mn_engine_py_taken, METH_VARARGS,
-     PyDoc_STR("taken(sequence, block): the batch was read, frees it")},
+    {"taken", mn_engine_py_taken, METH_O,
+     PyDoc_STR("taken(block): the batch that next() gave was read, frees it")},
     {"formed", mn_engine_py_formed, METH_NOARGS, mn_engine_formed_doc},
     {"displaced", mn_engine_py_displaced, METH_NOARGS, mn_engine_displaced_doc},
     {"gather", mn_engine_py_gather, METH_O, mn_engine_gather_doc},
     {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
     {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
     {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
-    {"post", engine_post, METH_O, PyDoc_STR("post(bytes) -> offset that workers can read")},
+    {"post", mn_engine_py_post, METH_VARARGS, mn_engine_post_doc},
     {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
     {"wait", engine_wait, METH_VARARGS, wait_doc},
     {"done_ns", engine_done_ns, METH_O, PyDoc_STR("When the block's last task finished.")},
     {"decode", mn_engine_py_decode, METH_VARARGS, mn_engine_decode_doc},
-    {"take", mn_engine_py_take, METH_VARARGS, mn_engine_take_doc},
+    {"take", (PyCFunction)(void (*)(void))mn_engine_py_take, METH_FASTCALL, mn_engine_take_doc},
     {"row", mn_engine_py_row, METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
-    {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block.")},
+    {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block that was not planned.")},
     {"envelopes", mn_engine_py_envelopes, METH_VARARGS, mn_engine_envelopes_doc},
     {"form", mn_engine_py_form, METH_O, mn_engine_form_doc},
     {"reports", mn_engine_py_reports, METH_O, mn_engine_reports_doc},

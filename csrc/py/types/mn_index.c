@@ -55,6 +55,16 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     return owned;
 }
 
+uint32_t
+mn_as_uint32(PyObject *number)
+{
+    unsigned long v = PyLong_AsUnsignedLong(number);
+    if (v > UINT32_MAX && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_OverflowError, "a number is too large");
+    }
+    return (uint32_t)v;
+}
+
 int
 mn_split_spares(uint32_t *nrows, uint32_t spares)
 {

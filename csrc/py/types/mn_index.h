@@ -20,6 +20,10 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
 int
 mn_split_spares(uint32_t *nrows, uint32_t spares);
 
+/* An argument; where it does not fit, an exception is set. */
+uint32_t
+mn_as_uint32(PyObject *number);
+
 /* Machine integers of a block as a list of int, those of spare samples at the end. */
 PyObject *
 mn_index_list(struct mn_block *b);

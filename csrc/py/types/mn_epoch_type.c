@@ -1,0 +1,97 @@
+/* mn_epoch_type.c - Epoch: what is the same for every batch of an epoch.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/types/mn_engine_object.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+static PyObject *
+new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"number", "base_seed", "dumps", "user_epoch", "seeded", "splits", NULL};
+    unsigned long long number, base_seed, user_epoch = 0;
+    PyObject *dumps;
+    int seeded = 0, splits = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO|$Kpp", names, &number, &base_seed, &dumps,
+                                     &user_epoch, &seeded, &splits)) {
+        return NULL;
+    }
+    struct mn_epoch *e = (struct mn_epoch *)type->tp_alloc(type, 0);
+    if (e != NULL) {
+        e->number = number;
+        e->base_seed = base_seed;
+        e->user_epoch = user_epoch;
+        e->seeded = seeded != 0;
+        e->splits = splits != 0;
+        e->dumps = Py_NewRef(dumps);
+    }
+    return (PyObject *)e;
+}
+
+const struct mn_epoch *
+mn_epoch_of(PyObject *engine, PyObject *epoch)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
+    if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
+        PyErr_SetString(PyExc_TypeError, "an Epoch is wanted");
+        return NULL;
+    }
+    return (const struct mn_epoch *)epoch;
+}
+
+static int
+traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct mn_epoch *)self)->dumps);
+    return 0;
+}
+
+static void
+dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((struct mn_epoch *)self)->dumps);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef members[] = {
+    {"number", T_ULONGLONG, offsetof(struct mn_epoch, number), READONLY,
+     PyDoc_STR("as the seeds count epochs")},
+    {"base_seed", T_ULONGLONG, offsetof(struct mn_epoch, base_seed), READONLY,
+     PyDoc_STR("of the epoch")},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyDoc_STRVAR(doc,
+"Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False)\n\n"
+"What is the same for all batches of an epoch. dumps(indices), bytes, is sent where they are no\n"
+"list of machine integers. user_epoch: 1 + what set_epoch was told. seeded: before each sample.\n"
+"splits: a batch that one worker could fetch and collate may, where that pays, be fetched by\n"
+"several and collated by one.");
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, new},
+    {Py_tp_traverse, traverse}, /* no clear: nothing of it can be changed, so no cycle is its own */
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_members, members},
+    {Py_tp_doc, (char *)doc},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "minato._core.Epoch",
+    .basicsize = sizeof(struct mn_epoch),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};
+
+int
+mn_epoch_add_type(PyObject *module, struct mn_state *st)
+{
+    st->epoch_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->epoch_type == NULL ? -1 : PyModule_AddType(module, st->epoch_type);
+}

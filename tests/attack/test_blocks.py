@@ -1,0 +1,166 @@
+"""Blocks: whatever Python gives in place of one, an engine reads no memory that is not its."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+from minato import _core
+from minato.transport.layouts import Layout
+from minato.workers.process import ROWS
+
+MATRIX = torch.zeros(3, 5)
+SMALL = Layout.prove(MATRIX, torch.stack([MATRIX] * 2), 2)
+LARGE = torch.zeros(1 << 16)
+OTHER = Layout.prove(LARGE, torch.stack([LARGE] * 2), 2)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Any]]:
+    """Two without workers, and a closed one."""
+    made = [_core.Engine(1, 0, False, window=2) for _ in range(3)]
+    made[2].close()
+    yield made
+    for engine in made[:2]:
+        engine.close()
+
+
+def asks(engine: Any) -> list[Callable[[Any], object]]:
+    """All that takes a block."""
+    return [
+        engine.poll, engine.done_ns, engine.envelopes, engine.form, engine.reports, engine.lost,
+        engine.spans, engine.retire, engine.taken,
+        lambda block: engine.wait(block, 0.0),
+        lambda block: engine.decode(block, SMALL.core, None),
+        lambda block: engine.row(block, SMALL.core, 0, None),
+        lambda block: engine.take(block, SMALL.core),
+    ]  # fmt: skip
+
+
+def place(engine: Any, value: float) -> Any:
+    """A block of two rows."""
+    return engine.place([torch.full((3, 5), value)] * 2, SMALL.core, [[], []])
+
+
+def test_no_number_is_a_block(engines: list[Any]) -> None:
+    engine, chance = engines[0], random.Random(5)
+    place(engine, 1.0)
+    numbers = [0, 1, -1, (1 << 64) - 8, *range(4096, 1 << 16, 4096)]
+    numbers += [chance.randrange(1 << chance.randrange(1, 65)) for _ in range(200)]
+    for ask in [*asks(engine), engine.refused]:
+        for wrong in [*numbers, "block", object(), engine]:
+            with pytest.raises(TypeError, match="Block"):
+                ask(wrong)
+    with pytest.raises(TypeError):
+        _core.Block()
+
+
+def test_only_living_blocks_of_its_own_are_read(engines: list[Any]) -> None:
+    """Any order of making, asking and freeing; the memory of one that is freed is made of again."""
+    chance = random.Random(7)
+    living: list[list[tuple[Any, float]]] = [[], []]
+    gone: list[tuple[int, Any]] = []
+    for turn in range(600):
+        mine = chance.randrange(2)
+        engine, own = engines[mine], living[mine]
+        what = chance.random()
+        if what < 0.3 or not own:
+            own.append((place(engine, float(turn)), float(turn)))
+        elif what < 0.5:
+            block, _ = own.pop(chance.randrange(len(own)))
+            engine.retire(block)
+            gone.append((mine, block))
+        elif what < 0.7:
+            block, value = chance.choice(own)
+            assert torch.equal(
+                engine.decode(block, SMALL.core, None), torch.full((2, 3, 5), value)
+            )
+            assert torch.equal(engine.row(block, SMALL.core, 1, None), torch.full((3, 5), value))
+        else:
+            others = [block for block, _ in living[1 - mine]] + [block for _, block in gone]
+            if others:
+                with pytest.raises(ValueError, match="of no batch in flight|another engine's"):
+                    chance.choice(asks(engine)[:8])(chance.choice(others))
+    for _, block in gone:
+        for engine in engines[:2]:
+            for ask in asks(engine):
+                with pytest.raises(ValueError):
+                    ask(block)
+        with pytest.raises(RuntimeError, match="closed"):
+            engines[2].poll(block)
+
+
+def test_rows_are_read_by_their_own_layout(engines: list[Any]) -> None:
+    engine = engines[0]
+    block = place(engine, 1.0)
+    for wrong in (lambda: engine.decode(block, OTHER.core, [[], []]),
+                  lambda: engine.row(block, OTHER.core, 0, None)):  # fmt: skip
+        with pytest.raises(ValueError, match="follow another layout"):
+            wrong()
+    for row in (2, 3, 1 << 31):
+        with pytest.raises(ValueError, match="no such row"):
+            engine.row(block, SMALL.core, row, None)
+    with pytest.raises(ValueError, match="not planned"):
+        engine.take(block, SMALL.core)
+    for unposted in (lambda: engine.set_form(OTHER.core), lambda: engine.set_form(4096)):
+        with pytest.raises(ValueError, match="not posted"):
+            unposted()
+
+
+def test_what_a_worker_has_is_not_freed() -> None:
+    engine = _core.Engine(1, 0, False, blocks=8)
+    epoch = _core.Epoch(0, 0, pickle.dumps)
+    block = engine.submit(epoch, 0, 0, [1, 2], None, 0)
+    assert block is not None
+    for ask in (engine.retire, lambda block: engine.decode(block, SMALL.core, None)):
+        with pytest.raises(ValueError, match="not done"):
+            ask(block)
+    for wrong, text in (
+        (lambda: engine.submit(epoch, 1, 0, [1], None, 0), "no such worker"),
+        (lambda: engine.submit(epoch, 0, 0, [1], SMALL.core, 0), "not posted"),
+        (lambda: engine.submit(epoch, 0, 0, [1], None, 2), "fewer indices than spares"),
+        (lambda: engine.resume(epoch, 1 << 20), "no such worker"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
+    for wrong in (lambda: engine.submit(0, 0, 0, [1], None, 0), lambda: engine.resume(0, 0),
+                  lambda: engine.submit(epoch, 0, 0, [1])):  # fmt: skip
+        with pytest.raises(TypeError):
+            wrong()
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.poll(block)
+
+
+def test_a_planned_batch_is_taken_once_and_in_its_turn() -> None:
+    data = [torch.full((3, 5), float(i)) for i in range(64)]
+    it: Any = iter(minato.DataLoader(data, 2, num_workers=1))  # type: ignore[arg-type]
+    engine = it._engine
+    while it._receiver.shape.layout is None or it._prefetcher.queue:
+        next(it)
+    layout = it._receiver.shape.layout.core
+
+    def following() -> Any:
+        while (got := engine.next(60.0)) is True:
+            it._planner.fill()
+        return got
+
+    while not engine.form(block := following())[1]:  # planned before the layout was known
+        engine.taken(block)
+    assert engine.form(block)[0] == ROWS and block.made and engine.refused(block)[0] == 0
+    with pytest.raises(ValueError, match="another layout"):
+        engine.row(block, OTHER.core, 0, None)
+    with pytest.raises(ValueError, match="taken\\(\\) ends it"):
+        engine.retire(block)
+    batch = engine.take(block, layout)
+    assert torch.equal(batch, torch.stack(data)[2 * block.sequence : 2 * block.sequence + 2])
+    for again in (lambda: engine.take(block, layout), lambda: engine.taken(block)):
+        with pytest.raises(ValueError):
+            again()
+    it._shutdown_workers()
