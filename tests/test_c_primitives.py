@@ -59,6 +59,7 @@ PROGRAMS = {
     "mn_pagelocks": Program(),
     "mn_crew": Program(),
     "mn_waits": Program(),
+    "mn_plan": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
@@ -397,6 +398,7 @@ class Mutant(NamedTuple):
 EVENT_H, EVENT_C = "csrc/sync/mn_event.h", "csrc/sync/mn_event.c"
 EXTENT_C = "csrc/sync/mn_extent.c"
 MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
+SCHEDULE = "csrc/schedule/"
 
 MUTANTS = {
     "announce may pass the look": Mutant(
@@ -496,9 +498,25 @@ MUTANTS = {
         ENGINE + "mn_blocks.c", "if (e->plan == NULL && mn_arena_exceeds",
         "if (mn_arena_exceeds", "mn_engine", kinds=("plain",)),
     "engine: large batches are refused": Mutant(
-        "csrc/schedule/mn_plan_chunks.c",
+        SCHEDULE + "mn_plan_chunks.c",
         "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
+    "plan: what idles does not wait": Mutant(
+        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->batch_bytes);", ">= 0;",
+        "mn_plan"),
+    "plan: the gone keep their shares": Mutant(
+        SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),
+    "plan: nothing moves from behind a slow one": Mutant(
+        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->nshares",
+        "p->nshares", "mn_plan"),
+    "plan: a task starts twice": Mutant(
+        SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
+        "mn_plan"),
+    "plan: memory allows everything": Mutant(
+        SCHEDULE + "mn_plan_next.c", "!= MN_MEMORY_NO;", "!= MN_MEMORY_NO || true;", "mn_plan"),
+    "plan: the refused stay in the way": Mutant(
+        SCHEDULE + "mn_plan.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
+        "mn_plan"),
     "engine: a kept range goes back with its block": Mutant(
         MEMORY + "mn_ranges.c", "            r->at[i] = r->at[--r->n];", "            r->at[i] = x;", "mn_engine"),
     "engine: abandoned while somebody works": Mutant(

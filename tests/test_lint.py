@@ -36,9 +36,10 @@ MAY_INCLUDE = {
 }
 
 #: Headers that only their own folder sees, not even by way of another header: the others ask.
-PRIVATE = {"engine/mn_engine_state.h"}
+PRIVATE = {"engine/mn_engine_state.h", "schedule/mn_plan_internal.h"}
 
-#: Headers of the C standard library without a system behind them: all that base may use.
+#: Headers of the C standard library without a system behind them: all that base and schedule
+#: may use.
 ISO_C = {
     "errno.h", "inttypes.h", "limits.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h",
     "stdio.h", "stdlib.h", "string.h",
@@ -158,8 +159,9 @@ def check_knowledge(sources: list[Source]) -> Iterator[str]:
                 yield f"{where}: {s.folder} must not know Python"
             if TORCH.match(target) and s.folder != "torch":
                 yield f"{where}: {s.folder} must not know torch"
-            if s.folder == "base" and found.group(1) == "<" and target not in ISO_C:
-                yield f"{where}: base knows no system, so not {target}"
+            pure = s.folder in ("base", "schedule")
+            if pure and found.group(1) == "<" and target not in ISO_C:
+                yield f"{where}: {s.folder} knows no system, so not {target}"
         if s.folder == "base":
             for found in re.finditer(r"\b(malloc|calloc|realloc|free)\s*\(", s.plain):
                 yield f"{s.name}:{line_of(s.plain, found.start())}: base allocates nothing"
@@ -179,6 +181,30 @@ def check_private(sources: list[Source]) -> Iterator[str]:
         for name in sorted(seen & PRIVATE):
             if not name.startswith(s.folder + "/"):
                 yield f"{s.name}: {name} is out of its sight"
+
+
+def check_circles(sources: list[Source]) -> Iterator[str]:
+    """Files build on each other: none calls one that, by whatever way, calls it.
+
+    Not so in py, where a type's file names its methods and they ask it for their object.
+    """
+    owner: dict[str, str] = {}
+    files = [s for s in sources if s.name.endswith(".c") and s.folder != "py"]
+    for s in files:
+        lines = s.plain.split("\n")
+        for name, line, _ in functions(s):
+            if not lines[line - 1].startswith("static"):
+                owner[name] = s.name
+    calls = {
+        s.name: {owner[w] for w in re.findall(r"\bmn_\w+", s.plain) if w in owner} - {s.name}
+        for s in files
+    }
+    leaves = True
+    while leaves:  # what calls nobody, or only such as do not, is in no circle
+        leaves = {name for name, called in calls.items() if not called & calls.keys()}
+        calls = {name: called for name, called in calls.items() if name not in leaves}
+    for name, called in sorted(calls.items()):
+        yield f"{name}: in or above a circle, by {', '.join(sorted(called & calls.keys()))}"
 
 
 def check_words(sources: list[Source]) -> Iterator[str]:
@@ -301,6 +327,7 @@ RULES: list[Rule] = [
     check_floors,
     check_knowledge,
     check_private,
+    check_circles,
     check_words,
     check_labels,
     check_file_sizes,
@@ -338,9 +365,11 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_knowledge, "ops/a.c", "#include <numpy/arrayobject.h>"),
         (check_knowledge, "py/a.c", "#include <torch/extension.h>"),
         (check_knowledge, "base/a.h", "#include <unistd.h>"),
+        (check_knowledge, "schedule/a.c", "#include <time.h>"),
         (check_knowledge, "base/a.c", "void *f(void) { return malloc(1); }"),
         (check_knowledge, "engine/a.cpp", ""),
         (check_private, "py/a.c", '#include "engine/mn_engine_state.h"'),
+        (check_private, "engine/a.c", '#include "schedule/mn_plan_internal.h"'),
         (check_words, "engine/a.c", "static volatile int x;"),
         (check_words, "engine/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
         (check_words, "engine/a.c", "__sync_synchronize();"),
@@ -393,6 +422,16 @@ def test_what_is_private_is_found_behind_another_header() -> None:
     user = parse("py/a.c", '#include "engine/b.h"')
     assert list(check_private([between, user]))
     assert not list(check_private([between, parse("engine/a.c", '#include "engine/b.h"')]))
+
+
+def test_a_circle_of_calls_is_found() -> None:
+    a = parse("os/a.c", "int\nmn_a(void)\n{\n    return mn_b();\n}\n")
+    b = parse("os/b.c", "int\nmn_b(void)\n{\n    return mn_c();\n}\n")
+    c = parse("os/c.c", "int\nmn_c(void)\n{\n    return mn_a();\n}\n")
+    assert len(list(check_circles([a, b, c]))) == 3
+    assert not list(check_circles([a, b]))
+    own = parse("os/c.c", "static int\nmn_a(void)\n{\n    return 0;\n}\n" + c.text)
+    assert not list(check_circles([b, own]))
 
 
 def test_bare_names_are_found_by_file() -> None:

@@ -1,0 +1,618 @@
+/* The plan alone: no engine, no worker, a clock that is made up.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "base/mn_error.h"
+#include "mn_test.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_planned.h"
+
+#define MS UINT64_C(1000000)
+#define WORKERS 3u
+#define ROWS 8u
+#define SAMPLES 4096
+#define TASKS 4096u
+#define QUEUE 512u
+#define ROW_BYTES UINT64_C(1000)
+#define BATCH_BYTES (ROWS * ROW_BYTES)
+
+/* A task that was started. */
+struct job {
+    struct mn_planned *batch;
+    uint32_t task;
+};
+
+/* What stands in for the engine and its workers. */
+struct world {
+    struct mn_plan *p;
+    struct mn_costs costs;
+    struct mn_plan_facts f;
+    struct mn_worker_view view[WORKERS];
+    struct job queue[1 + WORKERS][QUEUE]; /* anybody's first */
+    uint32_t first[1 + WORKERS], last[1 + WORKERS];
+    struct job job[WORKERS];
+    uint64_t since[WORKERS], until[WORKERS];
+    uint32_t left[TASKS]; /* by sequence: tasks that have not ended */
+    uint64_t begun;
+    uint64_t planned_rows, made_rows, delivered;
+    uint64_t seed;
+    int64_t slow_every; /* of samples; 0: all cost the same */
+};
+
+static const uint64_t row_bytes[1] = {ROW_BYTES};
+
+/* For how long the world says that a batch has kept its worker busy. */
+static int64_t said_ns;
+
+static int64_t
+says(void *arg, uint64_t block_off)
+{
+    (void)arg;
+    (void)block_off;
+    return said_ns;
+}
+
+static int64_t
+running_ns(void *arg, uint64_t block_off)
+{
+    const struct world *w = arg;
+    int64_t longest = -1;
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        const struct mn_planned *q = w->job[i].batch;
+        int64_t ns = (int64_t)(w->f.now_ns - w->since[i]);
+        longest = q != NULL && q->block_off == block_off && ns > longest ? ns : longest;
+    }
+    return longest;
+}
+
+static void
+open_world(struct world *w, bool learns, const struct mn_plan_config *how)
+{
+    memset(w, 0, sizeof(*w));
+    struct mn_plan_config cfg = *how;
+    cfg.workers = cfg.max_workers = WORKERS;
+    cfg.own_tasks = 64;
+    cfg.parts = 63;
+    CHECK_EQ(mn_costs_init(&w->costs, SAMPLES), 0);
+    cfg.costs = learns ? &w->costs : NULL;
+    CHECK_EQ(mn_plan_open(&w->p, &cfg), 0);
+    w->p->rows_of = (struct mn_plan_rows){1, row_bytes, 1};
+    w->f = (struct mn_plan_facts){.now_ns = 1000 * MS,
+                                  .free_tasks = UINT32_MAX,
+                                  .memory_limit = 1 << 30,
+                                  .workers = w->view,
+                                  .running_ns = running_ns,
+                                  .arg = w};
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        w->view[i] = (struct mn_worker_view){.usable = true, .running_ns = -1};
+    }
+}
+
+static void
+close_world(struct world *w)
+{
+    mn_plan_close(w->p);
+    mn_costs_fini(&w->costs);
+}
+
+static int
+add(struct world *w, uint32_t nrows, const uint8_t *begins)
+{
+    int64_t index[64];
+    for (uint32_t i = 0; i < nrows; i++) {
+        index[i] = (int64_t)(w->planned_rows + i) % SAMPLES;
+    }
+    struct mn_plan_batch b = {.sequence = w->p->next,
+                              .number = w->p->next,
+                              .nrows = nrows,
+                              .integers = true,
+                              .index = index,
+                              .index_bytes = nrows * sizeof(*index),
+                              .begins = begins};
+    int rc = mn_plan_add(w->p, &b);
+    w->planned_rows += rc == MN_OK ? nrows : 0;
+    return rc;
+}
+
+static void
+add_some(struct world *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK_EQ(add(w, ROWS, NULL), MN_OK);
+    }
+}
+
+/* The batch begins, if it has not. */
+static void
+begin(struct world *w, struct mn_planned *q)
+{
+    if (q->block_off == 0) {
+        mn_plan_tries(w->p, q);
+        mn_plan_begun(w->p, q, 64 * ++w->begun);
+        w->f.memory_used += (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
+        w->left[q->sequence % TASKS] = q->ntasks;
+    }
+}
+
+/* Starts what may start for anybody, and says how many tasks. */
+static uint32_t
+start_all(struct world *w)
+{
+    uint32_t n = 0;
+    struct mn_plan_start s;
+    while (mn_plan_next_task(w->p, &w->f, &s)) {
+        begin(w, s.batch);
+        mn_plan_started(w->p, &s);
+        CHECK(++n <= w->planned_rows); /* a task has a row at least */
+    }
+    return n;
+}
+
+/* The head is delivered, and its memory free. */
+static void
+deliver(struct world *w)
+{
+    struct mn_planned *q = mn_plan_at(w->p, w->p->head);
+    CHECK(q != NULL);
+    if (q->block_off != 0) {
+        w->f.memory_used -= (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
+        mn_plan_set_done(w->p, q);
+    }
+    w->delivered++;
+    mn_plan_taken(w->p, q->sequence);
+}
+
+/* ---- for anybody ---- */
+
+static void
+the_window_is_filled_and_no_more(void)
+{
+    struct world w;
+    open_world(&w, false, &(struct mn_plan_config){.window = 2, .in_order = true});
+    add_some(&w, 5);
+    CHECK(start_all(&w) != 0);
+    CHECK_EQ(w.p->begun, 2);
+    CHECK(mn_plan_at(w.p, 1)->sent[mn_plan_at(w.p, 1)->ntasks - 1]);
+    deliver(&w);
+    CHECK(start_all(&w) != 0);
+    CHECK_EQ(w.p->begun, 3);
+    close_world(&w);
+}
+
+/* A worker that idles starts something past the window, but not at once. */
+static void
+what_idles_waits_first(void)
+{
+    struct world w;
+    open_world(&w, false, &(struct mn_plan_config){.window = 1, .in_order = true});
+    add_some(&w, 3);
+    (void)start_all(&w);
+    CHECK_EQ(w.p->begun, 1);
+    w.f.now_ns += (uint64_t)mn_plan_patience_ns(0) - 1;
+    CHECK_EQ(start_all(&w), 0);
+    CHECK(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX) == 1);
+    w.f.queued = 1; /* nobody idles */
+    w.f.now_ns += 1;
+    CHECK_EQ(start_all(&w), 0);
+    w.f.queued = 0;
+    CHECK(start_all(&w) != 0);
+    CHECK(w.p->starts[MN_DISPATCH_AHEAD] != 0);
+    close_world(&w);
+}
+
+/* It need not, where a slow sample holds up the head. */
+static void
+behind_a_slow_sample_nothing_waits(void)
+{
+    struct world w;
+    open_world(&w, true, &(struct mn_plan_config){.window = 1, .in_order = true});
+    for (int64_t i = 0; i < 100; i++) {
+        mn_costs_observe(&w.costs, i, (int64_t)MS);
+    }
+    w.f.running_ns = says;
+    said_ns = 15 * (int64_t)MS;
+    add_some(&w, 40);
+    (void)start_all(&w);
+    uint64_t before = w.p->begun;
+    CHECK(before != 40);
+    CHECK_EQ(start_all(&w), 0); /* a busy machine takes a core away for as long */
+    said_ns = 1000 * (int64_t)MS;
+    CHECK(start_all(&w) != 0);
+    CHECK(w.p->begun > before);
+    close_world(&w);
+}
+
+static void
+the_head_alone_passes_the_limit(void)
+{
+    struct world w;
+    open_world(&w, false, &(struct mn_plan_config){.window = 4, .in_order = true});
+    w.f.memory_limit = BATCH_BYTES / 2;
+    add_some(&w, 4);
+    for (uint64_t n = 0; n < 4; n++) {
+        CHECK(start_all(&w) != 0);
+        CHECK_EQ(w.p->begun, n + 1);
+        CHECK(n == 3 || w.p->held);
+        deliver(&w);
+    }
+    CHECK_EQ(w.f.memory_used, 0);
+    close_world(&w);
+}
+
+/* What is known to be slow starts before its turn, and only that. */
+static void
+what_is_known_to_be_slow_is_early(void)
+{
+    struct world w;
+    open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
+    uint64_t slow = 7 * ROWS + 3;
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        mn_costs_observe(&w.costs, i, (i == (int64_t)slow ? 1000 : 20) * (int64_t)MS);
+    }
+    add_some(&w, 20);
+    struct mn_plan_start s;
+    bool early = false;
+    while (mn_plan_next_task(w.p, &w.f, &s)) {
+        begin(&w, s.batch);
+        mn_plan_started(w.p, &s);
+        early = early || (s.batch->sequence == 7 && s.why == MN_DISPATCH_EARLY);
+        CHECK(s.batch->sequence == 7 || s.why != MN_DISPATCH_EARLY);
+    }
+    CHECK(early);
+    CHECK(mn_plan_at(w.p, 6)->block_off == 0);
+    close_world(&w);
+}
+
+/* A batch that cannot be made leaves nothing to start, and the others go on. */
+static void
+what_is_refused_is_in_nobodys_way(void)
+{
+    struct world w;
+    open_world(&w, false, &(struct mn_plan_config){.window = 2, .in_order = true});
+    add_some(&w, 3);
+    struct mn_refusal why = {MN_REFUSED_ROWS, 2, 1};
+    mn_plan_refuse(w.p, mn_plan_at(w.p, 0), &why);
+    CHECK_EQ(w.p->refused, 1);
+    CHECK(start_all(&w) != 0);
+    CHECK(mn_plan_at(w.p, 0)->block_off == 0 && mn_plan_at(w.p, 1)->block_off != 0);
+    deliver(&w);
+    CHECK_EQ(w.p->refused, 0);
+    CHECK_EQ(w.p->head, 1);
+    close_world(&w);
+}
+
+static void
+the_program_is_asked_once_for_more(void)
+{
+    struct world w;
+    open_world(&w, false, &(struct mn_plan_config){.window = 4, .in_order = true});
+    add_some(&w, 1);
+    CHECK(!mn_plan_idles(w.p, 0));
+    (void)start_all(&w);
+    CHECK(mn_plan_idles(w.p, 0));
+    CHECK(!mn_plan_starving(w.p, &w.f));
+    w.f.now_ns += (uint64_t)mn_plan_patience_ns(0);
+    CHECK(mn_plan_starving(w.p, &w.f));
+    CHECK(!mn_plan_idles(w.p, 0)); /* it was told */
+    add_some(&w, 1);
+    (void)start_all(&w);
+    CHECK(mn_plan_idles(w.p, 0));
+    mn_plan_end(w.p);
+    CHECK(!mn_plan_idles(w.p, 0)); /* there is no more */
+    close_world(&w);
+}
+
+/* ---- for each worker ---- */
+
+/* Groups of two batches, by the dataset's word. */
+static void
+add_groups(struct world *w, uint32_t groups)
+{
+    uint8_t begins[ROWS] = {0};
+    for (uint32_t i = 0; i < 2 * groups; i++) {
+        begins[0] = i % 2 == 0;
+        CHECK_EQ(add(w, ROWS, begins), MN_OK);
+    }
+}
+
+static void
+open_shares(struct world *w)
+{
+    open_world(w, true, &(struct mn_plan_config){.window = 8, .in_order = true, .keeps = true});
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        mn_costs_observe(&w->costs, i, 2 * (int64_t)MS);
+    }
+}
+
+/* Starts for a worker until it has enough, and says the chain of the last. */
+static uint32_t
+start_for(struct world *w, struct mn_plan_round *r, uint32_t n, uint64_t *chain)
+{
+    uint32_t started = 0;
+    struct mn_plan_start s;
+    while (mn_plan_worker_wants(r, n, false)
+           && mn_plan_next_for_worker(w->p, r, n, &s) == MN_PLAN_START) {
+        begin(w, s.batch);
+        *chain = w->p->shares[n].chain;
+        w->view[n].left_ns += mn_plan_started_for(w->p, &s, n);
+        w->view[n].queued++;
+        started++;
+    }
+    return started;
+}
+
+static void
+each_worker_has_its_own_group(void)
+{
+    struct world w;
+    open_shares(&w);
+    add_groups(&w, WORKERS);
+    mn_plan_settle(w.p);
+    CHECK(w.p->by_piece);
+    struct mn_plan_round r;
+    uint64_t chain[WORKERS];
+    mn_plan_round_begin(w.p, &w.f, &r);
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        CHECK(start_for(&w, &r, i, &chain[i]) != 0);
+        for (uint32_t k = 0; k < i; k++) {
+            CHECK(chain[k] != chain[i]);
+        }
+    }
+    close_world(&w);
+}
+
+/* What a worker that is not there had before it is anybody's. */
+static void
+who_is_gone_has_no_share(void)
+{
+    struct world w;
+    open_shares(&w);
+    add_groups(&w, 1);
+    struct mn_plan_round r;
+    uint64_t chain;
+    mn_plan_settle(w.p);
+    mn_plan_round_begin(w.p, &w.f, &r);
+    CHECK(start_for(&w, &r, 0, &chain) != 0);
+    CHECK(w.p->shares[0].first != NULL);
+    w.view[0].usable = false;
+    mn_plan_round_begin(w.p, &w.f, &r);
+    CHECK(w.p->shares[0].first == NULL);
+    CHECK(start_for(&w, &r, 1, &chain) != 0);
+    close_world(&w);
+}
+
+/* Nothing is left to start, and a worker is held up by what it is at. */
+static void
+what_waits_behind_a_slow_one_moves(void)
+{
+    struct world w;
+    open_shares(&w);
+    add_groups(&w, 1);
+    mn_plan_end(w.p);
+    struct mn_plan_round r;
+    struct mn_plan_start s;
+    uint64_t chain;
+    mn_plan_settle(w.p);
+    mn_plan_round_begin(w.p, &w.f, &r);
+    while (w.p->piece_tasks != 0) {
+        w.view[0] = (struct mn_worker_view){.usable = true, .running_ns = -1};
+        CHECK(start_for(&w, &r, 0, &chain) != 0);
+    }
+    w.view[0].queued = 1;
+    w.view[0].running_ns = 10 * (int64_t)MS;
+    mn_plan_round_begin(w.p, &w.f, &r);
+    CHECK_EQ(mn_plan_next_for_worker(w.p, &r, 1, &s), MN_PLAN_NOTHING);
+    w.view[0].running_ns = 5000 * (int64_t)MS;
+    CHECK_EQ(mn_plan_next_for_worker(w.p, &r, 1, &s), MN_PLAN_MOVE);
+    CHECK_EQ(s.helps, 0);
+    w.view[0].queued = 0; /* it has begun it meanwhile */
+    CHECK_EQ(mn_plan_next_for_worker(w.p, &r, 1, &s), MN_PLAN_NOTHING);
+    close_world(&w);
+}
+
+/* ---- all of it, at random ---- */
+
+static uint64_t
+takes_ns(const struct world *w, const struct job *j)
+{
+    const int64_t *index = j->batch->batch.index;
+    uint64_t ns = 0;
+    for (uint32_t i = j->batch->row0[j->task]; i < j->batch->row0[j->task + 1]; i++) {
+        bool slow = w->slow_every != 0 && index[i] % w->slow_every == 0;
+        ns += slow ? 300 * MS : MS + MS * ((uint64_t)index[i] % 3);
+    }
+    return ns;
+}
+
+static void
+put(struct world *w, uint32_t queue, const struct mn_plan_start *s)
+{
+    CHECK(w->last[queue] - w->first[queue] < QUEUE);
+    w->queue[queue][w->last[queue]++ % QUEUE] = (struct job){s->batch, s->task};
+}
+
+/* What the engine does: as in mn_start_due.c. */
+static void
+dispatch(struct world *w)
+{
+    struct mn_plan *p = w->p;
+    struct mn_plan_start s;
+    w->f.ready = 0;
+    for (uint64_t n = p->head; n < p->begun && mn_plan_at(p, n)->done; n++) {
+        w->f.ready++;
+    }
+    mn_plan_settle(p);
+    for (uint32_t i = 0; p->parted && i < WORKERS; i++) {
+        for (; w->first[1 + i] != w->last[1 + i]; w->first[1 + i]++) {
+            struct job j = w->queue[1 + i][w->first[1 + i] % QUEUE];
+            put(w, 0, &(struct mn_plan_start){.batch = j.batch, .task = j.task});
+        }
+    }
+    p->parted = false;
+    if (!p->by_piece) {
+        for (;;) {
+            w->f.queued = w->last[0] - w->first[0];
+            if (w->f.queued >= mn_plan_depth(p) || !mn_plan_next_task(p, &w->f, &s)) {
+                return;
+            }
+            begin(w, s.batch);
+            mn_plan_started(p, &s);
+            put(w, 0, &s);
+        }
+    }
+    w->f.queued = 0;
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        bool runs = w->job[i].batch != NULL;
+        w->view[i] = (struct mn_worker_view){
+            .usable = mn_test_random(&w->seed) % 50 != 0,
+            .queued = w->last[1 + i] - w->first[1 + i],
+            .running_ns = runs ? (int64_t)(w->f.now_ns - w->since[i]) : -1,
+        };
+    }
+    struct mn_plan_round r;
+    mn_plan_round_begin(p, &w->f, &r);
+    for (uint32_t i = 0; i < 2 * WORKERS; i++) {
+        uint32_t n = i % WORKERS;
+        while (mn_plan_worker_wants(&r, n, i < WORKERS)) {
+            enum mn_plan_step step = mn_plan_next_for_worker(p, &r, n, &s);
+            if (step == MN_PLAN_NOTHING) {
+                break;
+            }
+            if (step == MN_PLAN_MOVE) {
+                struct job j = w->queue[1 + s.helps][w->first[1 + s.helps]++ % QUEUE];
+                put(w, 1 + n, &(struct mn_plan_start){.batch = j.batch, .task = j.task});
+                w->view[s.helps].queued--;
+            }
+            else {
+                begin(w, s.batch);
+                put(w, 1 + n, &s);
+                w->view[n].left_ns += mn_plan_started_for(p, &s, n);
+            }
+            w->view[n].queued++;
+            r.facts.memory_used = w->f.memory_used;
+        }
+    }
+}
+
+/* Workers take what waits for them; the first to end does. False when nobody does anything. */
+static bool
+work(struct world *w)
+{
+    uint32_t next = WORKERS;
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        for (int turn = 0; turn < 2 && w->job[i].batch == NULL; turn++) {
+            uint32_t queue = turn == 0 ? 1 + i : 0;
+            if (w->first[queue] != w->last[queue]) {
+                w->job[i] = w->queue[queue][w->first[queue]++ % QUEUE];
+                w->since[i] = w->f.now_ns;
+                w->until[i] = w->f.now_ns + takes_ns(w, &w->job[i]);
+            }
+        }
+        bool runs = w->job[i].batch != NULL;
+        next = runs && (next == WORKERS || w->until[i] < w->until[next]) ? i : next;
+    }
+    if (next == WORKERS) {
+        return false;
+    }
+    if (w->until[next] > w->f.now_ns + 5 * MS) { /* the engine looks now and then */
+        w->f.now_ns += 5 * MS;
+        return true;
+    }
+    w->f.now_ns = w->until[next];
+    struct mn_planned *q = w->job[next].batch;
+    w->made_rows += q->row0[w->job[next].task + 1] - q->row0[w->job[next].task];
+    w->job[next].batch = NULL;
+    CHECK(w->left[q->sequence % TASKS] != 0); /* else a task was started twice */
+    if (--w->left[q->sequence % TASKS] == 0) {
+        uint64_t wall[64];
+        for (uint32_t i = 0; i < q->batch.nrows; i++) {
+            wall[i] = MS + MS * (i % 3);
+        }
+        const int64_t *index = q->batch.index;
+        bool news = mn_plan_is_news(w->p, q->batch.epoch, index, wall, 1, q->batch.nrows);
+        struct mn_costs_made made = {.worker = next, .keeps = true};
+        mn_plan_set_done(w->p, q);
+        (void)mn_costs_observe_rows(&w->costs, index, wall, 1, q->batch.nrows, &made);
+        mn_plan_learned(w->p, news);
+    }
+    return true;
+}
+
+/* Each row is made once, batches come in order, memory is not passed, and nobody hangs. */
+static void
+drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
+{
+    struct world w;
+    uint64_t seed = mn_test_seed();
+    open_world(&w, true, &(struct mn_plan_config){.window = 4, .in_order = true, .keeps = keeps});
+    w.seed = seed;
+    w.slow_every = slow_every;
+    w.f.memory_limit = limit;
+    uint64_t batches = 300, idle = 0;
+    while (w.delivered < batches) {
+        uint8_t begins[ROWS];
+        while (w.p->next < batches && w.p->next - w.p->head < 12) {
+            for (uint32_t i = 0; i < ROWS; i++) {
+                begins[i] = mn_test_random(&w.seed) % 12 == 0;
+            }
+            CHECK_EQ(add(&w, 1 + (uint32_t)(mn_test_random(&w.seed) % ROWS),
+                         groups ? begins : NULL),
+                     MN_OK);
+        }
+        if (w.p->next == batches) {
+            mn_plan_end(w.p);
+        }
+        dispatch(&w);
+        bool worked = work(&w);
+        idle = worked ? 0 : idle + 1;
+        w.f.now_ns += worked ? 0 : MS;
+        CHECK(idle < 1000); /* milliseconds */
+        CHECK(w.f.memory_used <= limit + (int64_t)BATCH_BYTES);
+        while (w.p->head < w.p->next && mn_plan_at(w.p, w.p->head)->done) {
+            deliver(&w);
+        }
+    }
+    CHECK_EQ(w.made_rows, w.planned_rows);
+    CHECK_EQ(mn_plan_waiting(w.p), 0);
+    CHECK_EQ(w.f.memory_used, 0);
+    CHECK_EQ(w.p->unmade, 0);
+    close_world(&w);
+}
+
+static void
+every_task_starts_once(void)
+{
+    drive(false, false, 0, 1 << 30);
+    drive(false, false, 40, 1 << 30);
+    drive(false, false, 40, 3 * (int64_t)BATCH_BYTES);
+    drive(false, false, 10, 1);
+}
+
+static void
+every_task_starts_once_in_shares(void)
+{
+    drive(true, false, 40, 1 << 30);
+    drive(true, true, 0, 1 << 30);
+    drive(true, true, 40, 1 << 30);
+    drive(true, true, 40, 3 * (int64_t)BATCH_BYTES);
+    drive(true, true, 10, 1);
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", the_window_is_filled_and_no_more),
+    MN_TEST("plain", what_idles_waits_first),
+    MN_TEST("plain", behind_a_slow_sample_nothing_waits),
+    MN_TEST("plain", the_head_alone_passes_the_limit),
+    MN_TEST("plain", what_is_known_to_be_slow_is_early),
+    MN_TEST("plain", what_is_refused_is_in_nobodys_way),
+    MN_TEST("plain", the_program_is_asked_once_for_more),
+    MN_TEST("plain", each_worker_has_its_own_group),
+    MN_TEST("plain", who_is_gone_has_no_share),
+    MN_TEST("plain", what_waits_behind_a_slow_one_moves),
+    MN_TEST("plain", every_task_starts_once),
+    MN_TEST("plain", every_task_starts_once_in_shares),
+};
+
+MN_TEST_MAIN(tests)
