@@ -132,19 +132,13 @@ mn_engine_result(const struct mn_engine *e, uint64_t block_off, uint32_t i)
 }
 
 bool
-mn_engine_loss(const struct mn_engine *e, uint64_t block_off, struct mn_loss *out)
+mn_engine_loss(const struct mn_engine *e, uint64_t block_off, uint32_t i, struct mn_loss *out)
 {
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
-    const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
-        if (mn_word_status(word) == MN_TASK_LOST) {
-            const struct mn_result *r = &e->tasks.results[tasks[i]];
-            *out = (struct mn_loss){e->tasks.lost[tasks[i]], r->row0, r->nrows};
-            return true;
-        }
-    }
-    return false;
+    uint32_t task = mn_block_tasks(mn_block_at(&e->shm, block_off))[i];
+    uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, task)->word); /* [T4] */
+    const struct mn_result *r = &e->tasks.results[task];
+    *out = (struct mn_loss){e->tasks.lost[task], r->row0, r->nrows};
+    return mn_word_status(word) == MN_TASK_LOST;
 }
 
 struct mn_progress

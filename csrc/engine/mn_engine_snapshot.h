@@ -110,9 +110,9 @@ struct mn_loss {
     uint32_t row0, nrows;
 };
 
-/* The first task of the block that was lost with its worker; false: none was. */
+/* Whether the i-th task of the block, of which there are that many, was lost with its worker. */
 bool
-mn_engine_loss(const struct mn_engine *e, uint64_t block_off, struct mn_loss *out);
+mn_engine_loss(const struct mn_engine *e, uint64_t block_off, uint32_t i, struct mn_loss *out);
 
 /* Balanced scheduling only. */
 struct mn_progress {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
 from .._core import Block, Engine
-from ..errors import Failure
+from ..errors import Failure, WorkerLost, describe_death
+from ..workers.process import BATCH
 from ..workers.tolerance import Amiss
 
 
@@ -81,6 +83,44 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
     text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer."
     return Told(MemoryError(text))
+
+
+class Part(NamedTuple):
+    """Neighbouring rows of one of the sampler's batches, as a rule all, that are in a batch."""
+
+    number: int  # of the sampler's batch
+    indices: Any  # what the sampler gave for it
+    block: Block
+    row0: int = 0
+    rows: int = sys.maxsize
+
+
+def lost(engine: Engine, parts: list[Part]) -> Failure:
+    """A batch some of whose samples took every worker with them that tried: which of it they
+    are, and no others of what the sampler gave along with them."""
+    found: list[tuple[int, int, int, list[Any]]] = []  # batch, a death's pid and status, its samples
+    for part in parts:
+        for _worker, pid, status, row0, rows in engine.lost(part.block):
+            samples = _lost_of(part, row0, rows, engine.form(part.block)[0] == BATCH)
+            if samples:
+                found.append((part.number, pid, status, samples))
+    number, pid, status, first = found[0]
+    others = [index for *_, samples in found[1:] for index in samples]
+    index = first if len(first) > 1 else first[0]
+    text = (
+        f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} of batch "
+        f"{number}, and so was every worker that tried before it."
+    )
+    if others:
+        text += f" Other workers were lost in the same way, with sample indices {others!r}."
+    return Told(WorkerLost(text, pid, [*first, *others] if others else index, status))
+
+
+def _lost_of(part: Part, row0: int, rows: int, whole: bool) -> list[Any]:
+    """The indices of what is lost of a part with a task that was to make so many rows."""
+    if whole or not rows:  # which one it was at is not known; or it was to collate all
+        return part.indices if type(part.indices) is list else [part.indices]
+    return list(part.indices[max(row0, part.row0) : min(row0 + rows, part.row0 + part.rows)])
 
 
 def no_room() -> Failure:

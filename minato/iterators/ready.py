@@ -25,12 +25,12 @@ from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
 from ..workers.tolerance import REPLACE
 from .balanced import BalancedIterator
 from .collating import CollatesHere
-from .failures import Amended, Told, no_room, note, refused
+from .failures import Amended, Part, Told, lost, no_room, note, refused
 from .form import Form
 from .locality import groups_of
 from .planner import Batch, Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher
-from .receiver import Completions, Receiver, lost
+from .receiver import Completions, Receiver
 from .supervisor import Supervisor
 from .window import Window
 
@@ -44,8 +44,9 @@ WRITTEN = 1
 
 #: neighbouring rows of what was planned: (block, first row, rows)
 Run = tuple[Block, int, int]
-#: what travelled beside a row: one of SAMPLE, ERROR, OBJECTS and that
+#: what travelled beside a row: one of SAMPLE, ERROR, OBJECTS and that; GONE: its worker was lost
 Entry = tuple[int, Any]
+GONE = -1
 
 
 class UnitPlanner(Planner):
@@ -211,6 +212,8 @@ class ReadyReceiver(Receiver):
                 return refused(self.engine, block, f"batch {batch.number}")
             for row in range(row0, row0 + rows):
                 kind, obj = self._entry(block, row)
+                if kind == GONE:
+                    return lost(self.engine, self._parts(runs))
                 if kind in (LEFT_OUT, REPLACED):
                     made, amiss = parted([(row, kind, obj)])
                     amended.add(amiss, batch.number, batch.indices)
@@ -228,6 +231,15 @@ class ReadyReceiver(Receiver):
             return amended.data if isinstance(amended.data, Failure) else amended
         mixed = layout if any(self.engine.form(block)[1] for block, _, _ in runs) else None
         return self.collates.batch(place, samples, 0, mixed)
+
+    def _parts(self, runs: list[Run]) -> list[Part]:
+        """What the sampler asked for, where that is made at all."""
+        parts = []
+        for block, row0, rows in runs:
+            if block.made:
+                batch = self.planner.planned[block.sequence]
+                parts.append(Part(batch.number, batch.indices, block, row0, rows))
+        return parts
 
     def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
         """Of rows that were all written in place."""
@@ -260,7 +272,7 @@ class ReadyReceiver(Receiver):
         if row not in entries:
             self._read(entries, batch, block, row)
         if row not in entries:
-            entries[row] = ERROR, lost(self.engine, batch, block)
+            entries[row] = GONE, None
         return entries[row]
 
     def _read(self, entries: dict[int, Entry], batch: Batch, block: Block, row: int) -> None:

@@ -3,6 +3,7 @@ to be collated here, or a failure."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from ..errors import Failure, WorkerLost, describe_death, timed_out
+from ..errors import Failure, timed_out
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
@@ -19,7 +20,7 @@ from ..workers.process import (
 )  # fmt: skip
 from ..workers.tolerance import Amiss
 from .collating import CollatesHere
-from .failures import Amended, Told, no_room, note, refused
+from .failures import Amended, Part, Told, lost, no_room, note, refused
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
@@ -127,27 +128,6 @@ class Completions:
                 supervisor.check(lambda: False)
 
 
-def lost(engine: Engine, batch: Batch, block: Block) -> Failure:
-    """A batch one of whose samples took every worker with it that tried."""
-    found = engine.lost(block)
-    assert found is not None
-    _worker, pid, status, row0, nrows = found
-    index = batch.indices
-    if engine.form(block)[0] != BATCH:
-        index = list(index[row0 : row0 + nrows])
-    if type(index) is list and len(index) == 1:
-        index = index[0]
-    return Told(
-        WorkerLost(
-            f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} "
-            f"of batch {batch.number}, and so was every worker that tried before it.",
-            pid,
-            index,
-            status,
-        )
-    )
-
-
 class Receiver:
     """Batches of the sampler, in its order or as they complete."""
 
@@ -253,7 +233,7 @@ class Receiver:
         """The data of a batch that is more than rows, or a Failure."""
         engine = self.engine
         if engine.poll(block) == LOST:
-            return lost(engine, batch, block)
+            return lost(engine, [Part(batch.number, batch.indices, block, 0, sys.maxsize)])
         kind, has_rows = engine.form(block)
         if kind == BATCH or kind == PART:
             status, data, *more = whole_batch(engine, self._costs, block)

@@ -212,9 +212,7 @@ class StaticIterator(MinatoIterator):
         batch = self._blocks[numbers[0]]
         lost = batch.answer is None and engine.poll(batch.block) == LOST
         if lost and self._workers_status[batch.worker]:
-            found = engine.lost(batch.block)
-            assert found is not None
-            _worker, pid, status, _row0, _nrows = found
+            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)[0]
             raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
         return numbers[0]
 

@@ -178,9 +178,8 @@ class Trace:
         if tasks:
             begin = min(done - wall for *_, done, wall, _cpu, _rows in tasks)
             events += self._batch(common, begin, max(task[6] for task in tasks))
-        lost = self.engine.lost(block)
-        if lost is not None:
-            args = {**common, "worker": lost[0], "pid": lost[1], "status": lost[2]}
+        for worker, pid, status, _row0, _nrows in self.engine.lost(block):
+            args = {**common, "worker": worker, "pid": pid, "status": status}
             events.append(self._instant("given up", self._now(), **args))
         since = self._since(batch=number)
         spans = [e for e in events if e["ph"] == "X"]

@@ -146,7 +146,7 @@ mn_engine_py_reports(PyObject *self, PyObject *block)
 }
 
 const char mn_engine_lost_doc[] =
-    "lost(block) -> (worker, pid, status, row0, nrows) of its first lost task, or None";
+    "lost(block) -> [(worker, pid, status, row0, nrows)] of its tasks that were lost, in row order";
 
 PyObject *
 mn_engine_py_lost(PyObject *self, PyObject *block)
@@ -156,12 +156,21 @@ mn_engine_py_lost(PyObject *self, PyObject *block)
     if (e == NULL) {
         return NULL;
     }
-    struct mn_loss x;
-    if (mn_engine_loss(e, off, &x)) {
-        return Py_BuildValue("(IIiII)", x.death.worker, x.death.pid, x.death.status, x.row0,
-                             x.nrows);
+    uint32_t ntasks = mn_block_at(mn_engine_shm(e), off)->ntasks;
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i < ntasks; i++) {
+        struct mn_loss x;
+        if (!mn_engine_loss(e, off, i, &x)) {
+            continue;
+        }
+        PyObject *one = Py_BuildValue("(IIiII)", x.death.worker, x.death.pid, x.death.status,
+                                      x.row0, x.nrows);
+        if (one == NULL || PyList_Append(out, one) < 0) {
+            Py_CLEAR(out);
+        }
+        Py_XDECREF(one);
     }
-    Py_RETURN_NONE;
+    return out;
 }
 
 const char mn_engine_workers_doc[] =
