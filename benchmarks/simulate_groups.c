@@ -327,7 +327,7 @@ next_event(struct sim *s)
         idle |= s->workers[i].until == SIM_NEVER;
     }
     uint64_t look = sim_now + (uint64_t)(s->waits ? SIM_LOOK_NS : SIM_NAP_NS);
-    uint64_t nap = sim_now + (uint64_t)mn_plan_nap(s->e->plan, SIM_NAP_NS);
+    uint64_t nap = sim_now + (uint64_t)mn_plan_nap(s->e->plan, sim_now, SIM_NAP_NS);
     look = nap < look ? nap : look;
     look = look > sim_now ? look : sim_now + 1;
     return idle && look < next ? look : next;
