@@ -12,6 +12,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine.h"
+#include "engine/mn_shared_costs.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
 #include "workers/mn_worker.h"
@@ -99,7 +100,7 @@ struct sim_worker {
 struct sim {
     struct sim_case c;
     struct mn_engine *e;
-    struct mn_costs costs;
+    struct mn_shared_costs costs;
     struct sim_worker *workers;
     uint64_t row_bytes[1];
     uint64_t epoch, sequence, expected;
@@ -214,7 +215,7 @@ static bool
 fill(struct sim *s, bool dry)
 {
     int64_t most = s->c.window;
-    struct mn_costs_view v = mn_costs_look(&s->costs);
+    struct mn_costs_view v = mn_costs_look(&s->costs.costs);
     if (dry) {
         most += s->drawn - s->delivered;
     }
@@ -387,7 +388,7 @@ sim_free(struct sim *s)
         mn_engine_stop(s->e);
         mn_engine_close(s->e);
     }
-    mn_costs_fini(&s->costs);
+    mn_shared_costs_fini(&s->costs);
     for (int64_t i = 0; s->workers != NULL && i < s->c.workers; i++) {
         free(s->workers[i].held);
     }
@@ -400,7 +401,7 @@ SIM_EXPORT struct sim *
 sim_new(const struct sim_case *c)
 {
     struct sim *s = calloc(1, sizeof(*s));
-    if (s == NULL || mn_costs_init(&s->costs, c->n) < 0) {
+    if (s == NULL || mn_shared_costs_init(&s->costs, c->n) < 0) {
         free(s);
         return NULL;
     }

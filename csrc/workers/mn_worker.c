@@ -10,9 +10,6 @@
 #include "base/mn_error.h"
 #include "workers/mn_runqueue.h"
 #include "os/mn_clock.h"
-#include "os/mn_proc.h"
-
-#define LEASE_POLL_NS (INT64_C(200) * 1000 * 1000)
 
 int
 mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t number)
@@ -26,12 +23,6 @@ mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t nu
     w->me = mn_worker_at(shm, number);
     mn_a32_store_relaxed(&w->me->lease_state, MN_LEASE_IDLE); /* ours until we want one */
     return 0;
-}
-
-static bool
-stopped(const struct mn_worker_side *w)
-{
-    return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
 }
 
 static bool
@@ -60,7 +51,7 @@ low_water(const struct mn_worker_side *w)
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task)
 {
-    if (stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
+    if (mn_worker_stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
         return MN_CLOSED;
     }
     int rc = mn_runqueue_claim(&w->shm, w->number, task);
@@ -100,60 +91,6 @@ mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
     }
     (void)mn_event_commit_wait(&w->me->event, timeout_ns);
     return mn_worker_try(w, task);
-}
-
-/* The trainer is gone, and with it whoever would end this worker. Threads of it go, too. */
-static bool
-orphaned(const struct mn_worker_side *w)
-{
-    const struct mn_ctl *c = w->shm.ctl;
-    return mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) == 0;
-}
-
-/* The trainer's answer, or still WANT when there will be none. */
-static uint32_t
-await_lease(struct mn_worker_side *w)
-{
-    struct mn_worker *me = w->me;
-    int slept = 0;
-    for (;;) {
-        mn_event_prepare_wait(&me->room);
-        uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
-        if (st != MN_LEASE_WANT || stopped(w) || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
-            || (slept == -ETIMEDOUT && orphaned(w))) {
-            mn_event_cancel_wait(&me->room);
-            return st;
-        }
-        slept = mn_event_commit_wait(&me->room, LEASE_POLL_NS);
-    }
-}
-
-int
-mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
-{
-    bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
-    if (bytes > w->lease_end - w->used_end) {
-        struct mn_worker *me = w->me;
-        me->want_bytes = bytes;
-        me->used_end = w->used_end;
-        mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
-        MN_FAULT("worker.room.want");
-        mn_event_notify(&w->shm.ctl->engine);
-        uint32_t st = await_lease(w);
-        if (st == MN_LEASE_WANT) {
-            return MN_CLOSED;
-        }
-        MN_FAULT("worker.room.granted");
-        w->lease_off = w->used_end = me->lease_off;
-        w->lease_end = me->lease_off + me->lease_len;
-        mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
-        if (st == MN_LEASE_REFUSED) {
-            return -ENOMEM;
-        }
-    }
-    *off = w->used_end;
-    w->used_end += bytes;
-    return 0;
 }
 
 #define SIBLINGS 64u
@@ -210,7 +147,7 @@ all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 static bool
 claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
 {
-    if (mn_word_status(seen) != MN_TASK_WAITING || stopped(w)) {
+    if (mn_word_status(seen) != MN_TASK_WAITING || mn_worker_stopped(w)) {
         return false;
     }
     uint64_t mine = mn_task_word(mn_word_gen(seen), w->number, mn_word_attempt(seen),

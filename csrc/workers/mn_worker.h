@@ -32,7 +32,14 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task);
 int
 mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task);
 
-/* Room for an envelope, page aligned. 0, -ENOMEM (refused), MN_CLOSED (the loader was stopped
+/* Whether the loader is closed, and nothing is claimed any more. */
+static inline bool
+mn_worker_stopped(const struct mn_worker_side *w)
+{
+    return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
+}
+
+/* Room for an envelope, page aligned; waits for it: mn_worker_room.c. 0, -ENOMEM (refused), MN_CLOSED (the loader was stopped
  * or dismissed meanwhile, or its process is gone). */
 int
 mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);

@@ -1,0 +1,67 @@
+/* mn_worker_room.c - where a worker waits for room for a result outside of rows. See mn_worker.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+
+#include "base/mn_assert.h"
+#include "base/mn_error.h"
+#include "os/mn_proc.h"
+#include "workers/mn_worker.h"
+
+/* How often it looks meanwhile whether the trainer still lives. */
+#define POLL_NS (INT64_C(200) * 1000 * 1000)
+
+/* The trainer is gone, and with it whoever would end this worker. Threads of it go, too. */
+static bool
+orphaned(const struct mn_worker_side *w)
+{
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) == 0;
+}
+
+/* The trainer's answer, or still WANT when there will be none. */
+static uint32_t
+await_lease(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    int slept = 0;
+    for (;;) {
+        mn_event_prepare_wait(&me->room);
+        uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
+        if (st != MN_LEASE_WANT || mn_worker_stopped(w)
+            || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
+            || (slept == -ETIMEDOUT && orphaned(w))) {
+            mn_event_cancel_wait(&me->room);
+            return st;
+        }
+        slept = mn_event_commit_wait(&me->room, POLL_NS);
+    }
+}
+
+int
+mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
+{
+    bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
+    if (bytes > w->lease_end - w->used_end) {
+        struct mn_worker *me = w->me;
+        me->want_bytes = bytes;
+        me->used_end = w->used_end;
+        mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
+        MN_FAULT("worker.room.want");
+        mn_event_notify(&w->shm.ctl->engine);
+        uint32_t st = await_lease(w);
+        if (st == MN_LEASE_WANT) {
+            return MN_CLOSED;
+        }
+        MN_FAULT("worker.room.granted");
+        w->lease_off = w->used_end = me->lease_off;
+        w->lease_end = me->lease_off + me->lease_len;
+        mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
+        if (st == MN_LEASE_REFUSED) {
+            return -ENOMEM;
+        }
+    }
+    *off = w->used_end;
+    w->used_end += bytes;
+    return 0;
+}
