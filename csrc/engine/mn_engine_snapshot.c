@@ -61,7 +61,8 @@ bool
 mn_engine_may_keep(struct mn_engine *e, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
-    bool may = e->arena.kept_bytes + bytes <= e->arena.limit / 2;
+    bool over = mn_arena_exceeds(&e->arena, 0);
+    bool may = !over && e->arena.kept_bytes + bytes <= e->arena.limit / 2;
     mn_mutex_unlock(&e->mutex);
     return may;
 }

@@ -57,7 +57,8 @@ struct mn_memory
 mn_engine_memory(struct mn_engine *e);
 
 /* Whether the program may keep so many bytes more: at the ceiling it gets copies, because half of
- * the limit is left for batches that are made. */
+ * the limit is left for batches that are made; and over it, or what has passed it as the head would
+ * still be there when the next head does. */
 bool
 mn_engine_may_keep(struct mn_engine *e, uint64_t bytes);
 
