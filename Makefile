@@ -109,4 +109,5 @@ libraries:
 	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
 
 clean:
-	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs
+	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato/device/*.fatbin minato.egg-info \
+	  data runs

@@ -16,6 +16,7 @@ PROGRAM: dict[str, str] = {
 
 #: read by setup.py while minato is built
 BUILD: dict[str, str] = {
+    "MINATO_CUDA": "0: leave the kernels for CUDA devices out.",
     "MINATO_FAULTS": "1: compile in the fault points at which tests kill processes.",
     "MINATO_OPTIMIZE": "In place of -O3.",
     "MINATO_SANITIZE": '"address,undefined" or "thread": build with these sanitizers.',
