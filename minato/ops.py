@@ -17,6 +17,12 @@ then one pass reads the rows that are wanted, plane by plane, and writes them, f
 to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
 reference (KiTS19); where they differ, the operator says so.
 
+With `device=` a loader has the end of a dataset's pipeline done on the device: flips, casts,
+scaling, noise and normalizing behind the last other operator, from where samples have the
+fewest bytes on. Where it can, and where not, `stats()["device"]` says (operators,
+operators_why). The bytes are the same; only which of the many patterns of NaN an operation on a
+NaN gives is not promised.
+
 Random numbers are counter-based (Philox4x32-10): draw n of the operator at place i of its
 pipeline is a function of (key, i, n) alone, key being 128 bits. There is no state, so the
 result does not depend on threads, processes, order or instruction set. `csrc/ops/

@@ -212,7 +212,7 @@ class Flight:
     #: what they read, and what lets the device read it
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
     locks: list[Lock] = dataclasses.field(default_factory=list)
-    nbytes: int = 0
+    nbytes: int = 0  # of the device
     done: Any = None  # the event after the last; None: nothing was copied
     #: (bytes, begin, end) of those that are timed
     times: list[tuple[int, Any, Any]] = dataclasses.field(default_factory=list)
@@ -287,6 +287,7 @@ class Copier:
         sent.data, made = tail.finish(self.provider, self._stream, sent.data)
         kept = [t for t in sent.tensors if any(t is part for part in sent.data)]
         sent.tensors = [*kept, *made]
+        sent.flight.nbytes += sum(tensor.nbytes for tensor in made)
 
     def _takes_off(self, flight: Flight) -> None:
         self._flying.append(flight)

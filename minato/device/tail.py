@@ -128,11 +128,14 @@ def split(loader: Any, provider: Provider | None) -> Split:
     if not isinstance(dataset, VolumeDataset):
         return whole
     why = looked_at(loader)
+    for name in ("__getitem__", "native_pipeline"):
+        if getattr(type(dataset), name) is not getattr(VolumeDataset, name):
+            why = why or f"{type(dataset).__name__} has a {name} of its own"
     if why is not None:
         return whole._replace(why=why)
     try:
         left = dataset._unfinished()
-    except (OSError, ValueError):  # it comes from the samples, in its place
+    except Exception:  # it comes from the samples, in its place
         return whole
     if left is None:
         return whole

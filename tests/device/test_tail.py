@@ -124,6 +124,29 @@ def test_a_subset_of_a_subset(able: Fake, dataset: ops.VolumeDataset, worker_typ
     assert able.jobs and loader.dataset is part
 
 
+class Named(ops.VolumeDataset):
+    """Knows more of its samples, and makes the same."""
+
+    def name(self, index: int) -> str:
+        return self.cases[index % len(self.cases)][0]
+
+
+def test_a_dataset_that_adds_to_its_class(able: Fake, files: Any) -> None:
+    data = Named(files, pipeline(), with_index=True)
+    loader = minato.DataLoader(data, batch_size=3, num_workers=1, device="cuda")
+    assert received(able, loader) == wanted(data) and able.jobs
+
+
+def test_a_sample_that_is_left_out(able: Fake, files: Any, tmp_path: Path) -> None:
+    missing = (tmp_path / "none.npy", tmp_path / "none_either.npy")
+    data = ops.VolumeDataset([files[0], missing, files[1]], pipeline(), with_index=True)
+    for workers in (0, 1):
+        loader = minato.DataLoader(data, batch_size=3, num_workers=workers, device="cuda",
+                                   on_error="skip", max_errors=1)  # fmt: skip
+        assert received(able, loader) == wanted(data, [0, 2])
+    assert len(able.jobs) == 4
+
+
 def test_images_alone(able: Fake, files: Any) -> None:
     steps = [ops.ReadNpy(image="int16"), ops.RandCrop(PATCH), ops.RandFlip(), ops.Normalize()]
     data = ops.VolumeDataset([image for image, _ in files], ops.Pipeline(steps))
@@ -155,6 +178,17 @@ class Looks(ops.VolumeDataset):
         return made
 
 
+class Twice(ops.VolumeDataset):
+    """Has other samples than its pipeline, for C threads, too."""
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        image, *rest = super().__getitem__(index)
+        return (2 * image, *rest)
+
+    def native_pipeline(self) -> Any:
+        raise ValueError("not of these")
+
+
 def on_host(fake: Fake, data: Any, **options: Any) -> str | None:
     loader = minato.DataLoader(data, batch_size=3, num_workers=1, device="cuda", **options)
     assert received(fake, loader) == wanted(data)
@@ -177,6 +211,8 @@ def test_a_dataset_that_is_looked_at_is_whole(able: Fake, dataset: Any, files: A
     assert "worker_init_fn" in str(on_host(able, dataset, worker_init_fn=init))
     looks = Looks(files, pipeline(), with_index=True)
     assert "has a __getitem__" in str(on_host(able, looks))
+    twice = Twice(files, pipeline(), with_index=True)
+    assert "has a __getitem__ of its own" in str(on_host(able, twice))
 
 
 def test_where_nothing_runs_operators(fake: Fake, dataset: ops.VolumeDataset) -> None:
