@@ -3,9 +3,9 @@
 MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compiles in the
 fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
 sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
-out, and MINATO_CUDA=0 the kernels for CUDA devices. What is built into the source tree (pip install -e, build_ext --inplace) also has
-minato._policy and what else only the tests and the simulator call; MINATO_TEST_BINDINGS=1
-builds these anywhere, and 0 nowhere.
+out, and MINATO_CUDA=0 the kernels for CUDA devices. What is built into the source tree (pip
+install -e, build_ext --inplace) also has minato._policy and what else only the tests and the
+simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
 """
 
 import os
@@ -172,8 +172,10 @@ class BuildKernels(build_ext):
             print(f"minato: the kernels for CUDA devices are left out: {error}")
 
     def compile_kernels(self, nvcc, target):
-        known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True)
-        machines = [m for m in CUDA_MACHINES if f"compute_{m}" in known.stdout.split()]
+        known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
+        machines = [m for m in CUDA_MACHINES if f"compute_{m}" in known]
+        if not machines:
+            raise OSError(f"{nvcc} knows none of the machines {', '.join(CUDA_MACHINES)}")
         codes = [f"-gencode=arch=compute_{m},code=sm_{m}" for m in machines]
         codes.append(f"-gencode=arch=compute_{machines[0]},code=compute_{machines[0]}")
         warnings = ["-Werror", "all-warnings"] if os.environ.get("MINATO_WERROR") else []

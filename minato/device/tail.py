@@ -193,7 +193,9 @@ def told() -> str:
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    return built if has_driver() else f"{built}, not loaded: there is no {LIBRARY}, the driver's library"
+    if has_driver():
+        return built
+    return f"{built}, not loaded: there is no {LIBRARY}, the driver's library"
 
 
 # ---- whether a device keeps its promise ------------------------------------------------------
