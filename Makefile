@@ -134,4 +134,5 @@ libraries:
 	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
 
 clean:
-	rm -rf build dist $(VENV) $(LIBRARIES_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) minato/*.so minato.egg-info data runs
+	rm -rf build dist $(VENV) $(LIBRARIES_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) minato/*.so \
+	  minato/device/*.fatbin minato.egg-info data runs

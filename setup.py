@@ -3,19 +3,22 @@
 MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compiles in the
 fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
 sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
-out. What is built into the source tree (pip install -e, build_ext --inplace) also has
-minato._policy and what else only the tests and the simulator call; MINATO_TEST_BINDINGS=1
-builds these anywhere, and 0 nowhere.
+out, and MINATO_CUDA=0 the kernels for CUDA devices. What is built into the source tree (pip
+install -e, build_ext --inplace) also has minato._policy and what else only the tests and the
+simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
 """
 
 import os
 import re
+import shutil
+import subprocess
 import sys
 import sysconfig
 from glob import glob
 
 import numpy
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 C_ONLY = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 flags = ["-std=c11", os.environ.get("MINATO_OPTIMIZE", "-O3"), "-fvisibility=hidden"]
@@ -47,7 +50,9 @@ core = sources(
     *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
     "csrc/py/ops/mn_ops_raise.c",  # both say what an operator's failure means
 )
-ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c")
+ops = sources(
+    "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/cuda/*.c", "csrc/py/ops/*.c"
+)
 
 IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}
 tests_too = os.environ.get("MINATO_TEST_BINDINGS", str(int(bool(IN_TREE & set(sys.argv))))) == "1"
@@ -70,7 +75,7 @@ if glob("csrc/py/ops/*.c"):
             ops,
             include_dirs=["csrc", "minato/include", numpy.get_include()],
             extra_compile_args=flags,
-            extra_link_args=[*links, "-pthread", "-lm"],
+            extra_link_args=[*links, "-pthread", "-lm", "-ldl"],
             depends=headers,
         )
     )
@@ -127,7 +132,62 @@ if found:
         )
     )
 
+CUDA_SOURCE = "csrc/cuda/mn_finish.cu"
+#: nvcc's, for the same bytes as on a processor: no fused multiply-add, no flushed denormals,
+#: exactly rounded divisions and roots
+CUDA_FLAGS = [
+    *("-std=c++17", "-O3", "-Icsrc", "-Iminato/include", "-fmad=false", "-ftz=false"),
+    *("-prec-div=true", "-prec-sqrt=true", "-Wno-deprecated-gpu-targets", "--no-compress"),
+]
+#: Code for the devices of one major number serves all of its minor ones. The oldest also comes
+#: as what a driver can translate for any later device.
+CUDA_MACHINES = ["70", "75", "80", "90", "100", "110", "120"]
+
+
+class BuildKernels(build_ext):
+    """Builds the extensions and, where there is nvcc, the kernels: a file of code for devices
+    that the driver loads at run time. Nothing else knows or needs it."""
+
+    KERNELS = "minato/device/kernels.fatbin"
+
+    def run(self):
+        super().run()
+        nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
+        target = self.KERNELS if self.inplace else os.path.join(self.build_lib, self.KERNELS)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        wanted = nvcc is not None and os.environ.get("MINATO_CUDA", "1") != "0"
+        if os.path.exists(target):
+            made = os.path.getmtime(target)
+            if wanted and all(os.path.getmtime(f) < made for f in [CUDA_SOURCE, *headers]):
+                return
+            os.remove(target)
+        if not wanted:
+            print("minato: no kernels for CUDA devices are built, for want of nvcc")
+            return
+        try:
+            self.compile_kernels(nvcc, target)
+        except (OSError, subprocess.CalledProcessError) as error:
+            if os.environ.get("MINATO_WERROR"):
+                raise
+            print(f"minato: the kernels for CUDA devices are left out: {error}")
+
+    def compile_kernels(self, nvcc, target):
+        known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
+        machines = [m for m in CUDA_MACHINES if f"compute_{m}" in known]
+        if not machines:
+            raise OSError(f"{nvcc} knows none of the machines {', '.join(CUDA_MACHINES)}")
+        codes = [f"-gencode=arch=compute_{m},code=sm_{m}" for m in machines]
+        codes.append(f"-gencode=arch=compute_{machines[0]},code=compute_{machines[0]}")
+        warnings = ["-Werror", "all-warnings"] if os.environ.get("MINATO_WERROR") else []
+        command = [nvcc, *CUDA_FLAGS, *warnings, *codes, "-fatbin", CUDA_SOURCE]
+        subprocess.run([*command, "-o", target], check=True)
+
+    def get_outputs(self):
+        built = os.path.join(self.build_lib, self.KERNELS)
+        return super().get_outputs() + ([built] if os.path.exists(built) else [])
+
+
 # The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
 # loader serves (minato/_system.py): a program for a Linux machine then starts on a laptop.
 pure = sys.platform != "linux" or os.environ.get("MINATO_PURE", "0") != "0"
-setup(ext_modules=[] if pure else extensions)
+setup(ext_modules=[] if pure else extensions, cmdclass={"build_ext": BuildKernels})

@@ -113,8 +113,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             current stream waits, and the program itself does not. ``"cuda"`` is the device
             that is current when the iterator is made. Containers are gone into as
             ``pin_memory`` does, and dataclasses, too; what is no tensor stays as it is, but
-            for objects with a ``to(device)`` of their own. ``pin_memory`` is not needed
-            beside it. ``"cpu"`` and ``None``: nothing is copied.
+            for objects with a ``to(device)`` of their own. Pipelines of ``minato.ops`` end on
+            a CUDA device where they can. ``pin_memory`` is not needed beside it. ``"cpu"`` and ``None``: nothing is copied.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced: more than the default is refused.

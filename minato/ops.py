@@ -17,6 +17,12 @@ then one pass reads the rows that are wanted, plane by plane, and writes them, f
 to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
 reference (KiTS19); where they differ, the operator says so.
 
+With `device=` a loader has the end of a dataset's pipeline done on the device: flips, casts,
+scaling, noise and normalizing behind the last other operator, from where samples have the
+fewest bytes on. Where it can, and where not, `stats()["device"]` says (operators,
+operators_why). The bytes are the same; only which of the many patterns of NaN an operation on a
+NaN gives is not promised.
+
 Random numbers are counter-based (Philox4x32-10): draw n of the operator at place i of its
 pipeline is a function of (key, i, n) alone, key being 128 bits. There is no state, so the
 result does not depend on threads, processes, order or instruction set. `csrc/ops/
@@ -26,6 +32,7 @@ written in C by users.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import random
@@ -33,7 +40,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context as _mp_context
 from multiprocessing import sharedctypes as _sharedctypes
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 
@@ -501,6 +508,16 @@ class _SampleSeed(threading.local):
     value: int | None = None
 
 
+class _Unfinished(NamedTuple):
+    """A dataset whose samples end before the last operators of their pipeline."""
+
+    #: of it the samples are (image, label, recipe), with the index behind them if with_index;
+    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says
+    dataset: VolumeDataset
+    operators: list[str]  # those that are left out
+    volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
+
+
 class VolumeDataset:
     """A map-style dataset of .npy volumes behind a pipeline, for any loader.
 
@@ -553,6 +570,8 @@ class VolumeDataset:
         self._epoch = _sharedctypes.RawValue("Q", 0)
         self._start()
 
+    _tail = 0  # operators at the end that are left out, see _unfinished
+
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._sample_seed = _SampleSeed()
@@ -581,7 +600,7 @@ class VolumeDataset:
                 if self._native is None:
                     made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
                                       self.with_index, _KEYINGS[self.keyed_by],
-                                      self.seed & _MASK, self._epoch)
+                                      self.seed & _MASK, self._epoch, self._tail)
                     self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
                     self._native = made
                 native = self._native
@@ -631,6 +650,33 @@ class VolumeDataset:
         native = self._get()
         for case in range(len(self.cases)):
             native.warm(case)
+
+    def _unfinished(self) -> _Unfinished | None:
+        """The same samples up to the first place in the pipeline from which on they do not
+        become smaller, for somebody who does the rest; None where that is nothing. Shares
+        its epoch with this one. Raises what reading the first case's headers raises."""
+        native = self.pipeline._get()
+
+        def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
+            cases = _ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, tail)
+            found = cases.fields()[:-1] if tail else cases.fields()
+            return [(np.dtype(name).name, shape) for name, shape in found]
+
+        def size(tail: int) -> int:
+            return sum(np.dtype(name).itemsize * math.prod(shape) for name, shape in volumes(tail))
+
+        tail = min(range(native.steps(), -1, -1), key=size)
+        before, after = volumes(tail), volumes(0)
+        fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
+        if tail == 0 or not fits:  # torch does little with uint16
+            return None
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._start()
+        twin._tail = tail
+        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
+        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
+        return _Unfinished(twin, names, both)
 
     def native_pipeline(self) -> Any:
         """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads.

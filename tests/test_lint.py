@@ -32,7 +32,7 @@ MAY_INCLUDE = {
         "base", "os", "sync", "memory", "schedule", "workers", "engine", "ops", "torch", "cuda",
     },
     "torch": {"base", "os"},
-    "cuda": {"base", "os"},
+    "cuda": {"base", "os", "ops"},
 }
 
 #: Headers that only their own folder sees, not even by way of another header: the others ask.

@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 import pytest
 
+from device.emulated import environment_without
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = Path(sysconfig.get_path("purelib"))
 NOT_SOURCE = shutil.ignore_patterns(
-    ".*", "build", "dist", "data", "runs", "tests", "*.so", "*.egg-info", "__pycache__"
+    ".*", "build", "dist", "data", "runs", "tests", "*.so", "*.fatbin", "*.egg-info", "__pycache__"
 )
 
 #: Data that a module may write to, by name; all else must be const. First the tables that
@@ -176,6 +178,57 @@ def test_torch_of_the_target_is_found_from_an_isolated_build(built: Built) -> No
 def test_torch_extension_can_be_left_out(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         assert not [n for n in wheel.namelist() if n.startswith("minato/_torch.c")]
+
+
+# ---- code for CUDA devices ---------------------------------------------------------------
+
+#: runs what setup.py does beside the extensions
+KERNELS = """
+import setuptools
+given = {}
+setuptools.setup = lambda **arguments: given.update(arguments)
+exec(open("setup.py").read())
+command = given["cmdclass"]["build_ext"](setuptools.Distribution({"name": "minato"}))
+command.build_lib, command.extensions = "lib", []
+command.ensure_finalized()
+command.run()
+print(command.get_outputs())
+"""
+FATBIN = "minato/device/kernels.fatbin"
+
+
+def test_wheel_holds_code_for_devices_where_there_is_nvcc(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        assert (FATBIN in wheel.namelist()) == (shutil.which("nvcc") is not None)
+
+
+def test_the_extensions_link_nothing_of_cuda(libraries: list[Path]) -> None:
+    for library in libraries:
+        needed = run("readelf", "-d", library).stdout
+        assert "cuda" not in needed and "(NEEDED)" in needed
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_code_for_devices_is_optional(tmp_path: Path) -> None:
+    source = tree(tmp_path / "tree")
+    built, without = source / "lib" / FATBIN, environment_without("nvcc", tmp_path / "bin")
+    strict = {**os.environ, "MINATO_WERROR": "1"}
+    assert FATBIN in run(sys.executable, "-c", KERNELS, cwd=source, env=strict).stdout
+    made = built.stat()
+    assert made.st_size > 10_000
+    run(sys.executable, "-c", KERNELS, cwd=source, env=strict)
+    assert built.stat().st_mtime_ns == made.st_mtime_ns  # nothing was changed
+    for env in (without, {**strict, "MINATO_CUDA": "0"}):
+        built.touch()  # of an earlier build
+        said = run(sys.executable, "-c", KERNELS, cwd=source, env=env).stdout
+        assert "no kernels for CUDA devices" in said and FATBIN not in said
+        assert not built.exists()
+    failing = tmp_path / "nvcc"
+    failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    failing.chmod(0o755)
+    env = {**clean(), "NVCC": str(failing)}
+    said = run(sys.executable, "-c", KERNELS, cwd=source, env=env).stdout
+    assert "left out" in said and not built.exists()
 
 
 # ---- the extensions --------------------------------------------------------------------

@@ -57,7 +57,7 @@ make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
     const struct mn_case *c = &cases->cases[index % cases->n_cases];
     struct mn_source source = {.image_path = c->image, .label_path = c->label};
     int field = 0;
-    int rc = mn_pipeline_apply(cases->pipeline, work, &source, key_hi, key_lo);
+    int rc = mn_pipeline_apply(cases->pipeline, work, cases->tail, &source, key_hi, key_lo);
     if (rc == 0) {
         rc = check_field(cases, index, 0, &work->image, work->reader.text);
     }
@@ -69,6 +69,9 @@ make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
         if (rc == 0) {
             rc = mn_work_store(work, &work->label, out[field++]);
         }
+    }
+    if (rc == 0 && cases->tail > 0) {
+        mn_pipeline_recipe(cases->pipeline, cases->tail, key_hi, key_lo, out[field++]);
     }
     if (rc == 0 && cases->with_index) {
         memcpy(out[field], &index, sizeof(index));
@@ -154,7 +157,7 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
         rc = plan_file(cases, cases->cases[0].label, read->dtypes[1], &label, text);
     }
     if (rc == 0) {
-        rc = mn_pipeline_infer(cases->pipeline, &image, &label, text);
+        rc = mn_pipeline_infer(cases->pipeline, cases->tail, &image, &label, text);
     }
     if (rc == 0) {
         rc = add_field(cases, &image, "image", text);
@@ -162,6 +165,11 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
     cases->has_label = rc == 0 && label.dtype != MN_DTYPE_NONE;
     if (cases->has_label) {
         rc = add_field(cases, &label, "label", text);
+    }
+    if (rc == 0 && cases->tail > 0) {
+        int64_t words = MN_RECIPE_WORDS(cases->tail);
+        cases->native.fields[cases->native.n_fields++] = (struct mn_native_field){
+            .kind = 'i', .itemsize = 8, .ndim = 1, .shape = {words}, .bytes = 8 * (uint64_t)words};
     }
     if (rc == 0 && cases->with_index) {
         cases->native.fields[cases->native.n_fields++] =
@@ -172,7 +180,8 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
 
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
-              int64_t n_cases, int64_t repeat, bool with_index, struct mn_text *text)
+              int64_t n_cases, int64_t repeat, bool with_index, int tail,
+              struct mn_text *text)
 {
     struct mn_cases *c = calloc(1, sizeof(*c));
     int64_t length;
@@ -184,11 +193,15 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
     c->n_cases = n_cases;
     c->cases = list;
     c->with_index = with_index;
+    c->tail = tail;
     c->native = (struct mn_native_pipeline){
         .abi = MN_OPS_ABI, .size = sizeof(c->native), .state = c, .run = run_native};
     int rc;
     if (n_cases < 1 || repeat < 1 || __builtin_mul_overflow(n_cases, repeat, &length)) {
         rc = mn_fail(text, EINVAL, "a dataset needs at least one case and one repeat");
+    }
+    else if (tail < 0 || tail > mn_pipeline_steps(pipeline)) {
+        rc = mn_fail(text, EINVAL, "the last %d operators are no steps", tail);
     }
     else {
         c->native.length = length;

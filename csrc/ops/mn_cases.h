@@ -17,15 +17,19 @@ struct mn_cases {
     int64_t n_cases;
     struct mn_case *cases;
     bool has_label, with_index;
+    int tail; /* operators at the end that are left as a recipe */
     struct mn_native_pipeline native; /* state is this very structure */
 };
 
 /* Takes over `list` (malloc'ed, like its strings), on failure too. The fields are worked
  * out from the first case's headers and the pipeline; an error if a shape would depend on
- * the case. `repeat` times the cases make up the samples. */
+ * the case. `repeat` times the cases make up the samples. With a `tail` above 0 the last so
+ * many operators are not run, and a field of 64-bit words behind the volumes has the sample's
+ * recipe (mn_recipe.h). */
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
-              int64_t n_cases, int64_t repeat, bool with_index, struct mn_text *text);
+              int64_t n_cases, int64_t repeat, bool with_index, int tail,
+              struct mn_text *text);
 
 void
 mn_cases_close(struct mn_cases *cases);

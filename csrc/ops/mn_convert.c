@@ -7,18 +7,7 @@
 
 #include "minato/ops.h"
 #include "ops/mn_npy.h"
-
-static inline uint8_t
-clamp_float(double v)
-{
-    return v >= 255.0 ? 255 : v > 0.0 ? (uint8_t)v : 0; /* a NaN fails both */
-}
-
-static inline uint8_t
-clamp_int(int32_t v)
-{
-    return v > 255 ? 255 : v > 0 ? (uint8_t)v : 0;
-}
+#include "ops/mn_voxel.h"
 
 /* memcpy, because nothing aligns the source. */
 #define MN_CONVERT(name, S, T, how)                                                     \
@@ -38,11 +27,11 @@ MN_CONVERT(f32_from_i32, int32_t, float, (float))
 MN_CONVERT(f32_from_f32, float, float, (float))
 MN_CONVERT(f32_from_f64, double, float, (float))
 MN_CONVERT(u8_from_u8, uint8_t, uint8_t, (uint8_t))
-MN_CONVERT(u8_from_i16, int16_t, uint8_t, clamp_int)
-MN_CONVERT(u8_from_u16, uint16_t, uint8_t, clamp_int)
-MN_CONVERT(u8_from_i32, int32_t, uint8_t, clamp_int)
-MN_CONVERT(u8_from_f32, float, uint8_t, clamp_float)
-MN_CONVERT(u8_from_f64, double, uint8_t, clamp_float)
+MN_CONVERT(u8_from_i16, int16_t, uint8_t, mn_u8_of_int)
+MN_CONVERT(u8_from_u16, uint16_t, uint8_t, mn_u8_of_int)
+MN_CONVERT(u8_from_i32, int32_t, uint8_t, mn_u8_of_int)
+MN_CONVERT(u8_from_f32, float, uint8_t, mn_u8_of_float)
+MN_CONVERT(u8_from_f64, double, uint8_t, mn_u8_of_float)
 
 static void
 to_f32(float *dst, const char *src, int from, int64_t stride, int64_t n)

@@ -134,11 +134,11 @@ infer_op(const struct mn_op *op, uint32_t number, struct mn_plan *image,
 }
 
 int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, struct mn_plan *image,
+mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_plan *image,
                   struct mn_plan *label, struct mn_text *text)
 {
     int rc = 0;
-    for (int i = 0; rc == 0 && i < pipeline->n_ops; i++) {
+    for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
         rc = infer_op(&pipeline->ops[i], (uint32_t)i, image, label, text);
     }
     return rc;

@@ -15,6 +15,9 @@
 #pragma GCC optimize("O3", "fp-contract=off", "no-math-errno", "no-trapping-math")
 #endif
 
+/* Behind the pragmas, so that they hold for it, too. */
+#include "ops/mn_voxel.h"
+
 #define MN_JOIN_(a, b) mn_##a##_##b
 #define MN_JOIN(a, b) MN_JOIN_(a, b)
 #define MN_K(name) MN_JOIN(name, MN_K_SUFFIX)

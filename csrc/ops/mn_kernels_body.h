@@ -77,7 +77,7 @@ static void
 MN_K(scale)(float *x, int64_t n, double factor)
 {
     for (int64_t i = 0; i < n; i++) {
-        x[i] = (float)((double)x[i] * factor);
+        x[i] = mn_scaled(x[i], factor);
     }
 }
 
@@ -85,10 +85,7 @@ static void
 MN_K(normalize)(float *x, int64_t n, float low, float high, float mean, float std)
 {
     for (int64_t i = 0; i < n; i++) {
-        float v = x[i];
-        v = v < low ? low : v;
-        v = v > high ? high : v;
-        x[i] = (v - mean) / std;
+        x[i] = mn_normalized(x[i], low, high, mean, std);
     }
 }
 
@@ -97,6 +94,19 @@ MN_K(mix)(float *out, const float *a, const float *b, float t, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         out[i] = a[i] + (b[i] - a[i]) * t;
+    }
+}
+
+/* One group of MN_NORMALS_GROUP normals (mn_kernels.h). */
+static void
+MN_K(normals_group)(float *out, uint32_t group, const struct mn_key *key)
+{
+    uint32_t block[16];
+    for (uint32_t b = 0; b < 16; b++) {
+        block[b] = group * 16 + b;
+    }
+    for (int b = 0; b < 16; b += MN_LANES) {
+        MN_K(normals_of)(block + b, key, out + b, 16);
     }
 }
 
@@ -125,7 +135,7 @@ MN_K(add_noise)(float *x, int64_t n, int64_t first, const struct mn_key *key, fl
         take = take < n ? take : n;
         MN_K(normals_group)(group, (uint32_t)(first / MN_NORMALS_GROUP), key);
         for (int64_t i = 0; i < take; i++) {
-            x[i] = x[i] + (mean + std * group[skip + i]);
+            x[i] = mn_noisy(x[i], mean, std, group[skip + i]);
         }
         x += take;
         first += take;

@@ -1,8 +1,9 @@
 /* Normal numbers from Philox blocks, MN_LANES blocks at a time; included by mn_kernels.c
  * SPDX-License-Identifier: Apache-2.0
- * once an instruction set, before mn_kernels_body.h. No include guard for that reason.
+ * once an instruction set, before mn_kernels_body.h, and by cuda/mn_finish.cu. No include
+ * guard for that reason.
  *
- * MN_LANES 1 is plain C. Otherwise vectors of the compiler's extension are used, because
+ * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise vectors of the compiler's extension are used, because
  * the vectorisers give up on the bit patterns below. The order of operations is the same
  * in all, so the bytes are. MN_MUL_EVEN(a, b) multiplies the even lanes of a to 64 bits,
  * MN_SQRT is the exactly rounded square root.
@@ -26,7 +27,7 @@ typedef uint64_t MN_K(u64) __attribute__((vector_size(MN_LANES * 4), may_alias))
 #endif
 
 /* One of the two multiplications of a Philox round: *high and *low of *a times m. */
-static inline __attribute__((always_inline)) void
+MN_VOXEL void
 MN_K(multiply)(const MN_K(u32) *a, uint32_t m, MN_K(u32) *high, MN_K(u32) *low)
 {
 #if MN_LANES == 1
@@ -44,7 +45,7 @@ MN_K(multiply)(const MN_K(u32) *a, uint32_t m, MN_K(u32) *high, MN_K(u32) *low)
 
 /* -2 log(a / 2^31), a = the word's upper 31 bits, at least 1: exactly 0 at a = 2^31, which
  * the conversion's rounding can give. */
-static inline __attribute__((always_inline)) void
+MN_VOXEL void
 MN_K(minus_two_log)(const MN_K(u32) *word, MN_K(f32) *result)
 {
     MN_K(f32) a = MN_TO_F32((MN_K(i32))((*word >> 1) | 1u));
@@ -64,9 +65,9 @@ MN_K(minus_two_log)(const MN_K(u32) *word, MN_K(f32) *result)
     *result = -2.0f * log;
 }
 
-/* Two words to two normals, at out and out + 16. */
-static inline __attribute__((always_inline)) void
-MN_K(box_muller)(const MN_K(u32) *a, const MN_K(u32) *b, float *out)
+/* Two words to two normals. */
+MN_VOXEL void
+MN_K(box_muller)(const MN_K(u32) *a, const MN_K(u32) *b, float *first, float *second)
 {
     MN_K(f32) radius;
     MN_K(minus_two_log)(a, &radius);
@@ -93,44 +94,40 @@ MN_K(box_muller)(const MN_K(u32) *a, const MN_K(u32) *b, float *out)
     MN_K(u32) differ = (xb ^ yb) & (0u - (quarter & 1u));
     xb = (xb ^ differ) ^ (((quarter + 1u) & 2u) << 30);
     yb = (yb ^ differ) ^ ((quarter & 2u) << 30);
-    memcpy(out, &xb, sizeof(xb));
-    memcpy(out + 16, &yb, sizeof(yb));
+    memcpy(first, &xb, sizeof(xb));
+    memcpy(second, &yb, sizeof(yb));
 }
 
-/* One group of MN_NORMALS_GROUP normals (mn_kernels.h). */
-static void
-MN_K(normals_group)(float *out, uint32_t group, const struct mn_key *key)
+/* Normals of MN_LANES blocks: the four of a block go to out, out + step and so on. */
+MN_VOXEL void
+MN_K(normals_of)(const uint32_t *blocks, const struct mn_key *key, float *out, int step)
 {
-    uint32_t lane[16];
-    for (uint32_t l = 0; l < 16; l++) {
-        lane[l] = group * 16 + l;
-    }
-    for (int l = 0; l < 16; l += MN_LANES) {
-        uint32_t k0 = (uint32_t)key->lo, k1 = (uint32_t)(key->lo >> 32);
-        MN_K(u32) c0, c1 = {0}, c2 = {0}, c3 = {0};
-        memcpy(&c0, lane + l, sizeof(c0));
-        c1 += (key->number & 0xFFFFu) | MN_STREAM_NOISE << 16;
-        c2 += (uint32_t)key->hi;
-        c3 += (uint32_t)(key->hi >> 32);
+    uint32_t k0 = (uint32_t)key->lo, k1 = (uint32_t)(key->lo >> 32);
+    MN_K(u32) c0, c1 = {0}, c2 = {0}, c3 = {0};
+    memcpy(&c0, blocks, sizeof(c0));
+    c1 += (key->number & 0xFFFFu) | MN_STREAM_NOISE << 16;
+    c2 += (uint32_t)key->hi;
+    c3 += (uint32_t)(key->hi >> 32);
 #if defined(__clang__)
 #pragma clang loop unroll(full)
+#elif defined(__CUDACC__)
+#pragma unroll
 #else
 #pragma GCC unroll 10
 #endif
-        for (int round = 0; round < 10; round++) {
-            MN_K(u32) h0, l0, h1, l1;
-            MN_K(multiply)(&c0, 0xD2511F53u, &h0, &l0);
-            MN_K(multiply)(&c2, 0xCD9E8D57u, &h1, &l1);
-            c0 = h1 ^ c1 ^ k0;
-            c2 = h0 ^ c3 ^ k1;
-            c1 = l1;
-            c3 = l0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        MN_K(box_muller)(&c0, &c1, out + l);
-        MN_K(box_muller)(&c2, &c3, out + 32 + l);
+    for (int round = 0; round < 10; round++) {
+        MN_K(u32) h0, l0, h1, l1;
+        MN_K(multiply)(&c0, 0xD2511F53u, &h0, &l0);
+        MN_K(multiply)(&c2, 0xCD9E8D57u, &h1, &l1);
+        c0 = h1 ^ c1 ^ k0;
+        c2 = h0 ^ c3 ^ k1;
+        c1 = l1;
+        c3 = l0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
+    MN_K(box_muller)(&c0, &c1, out, out + step);
+    MN_K(box_muller)(&c2, &c3, out + 2 * step, out + 3 * step);
 }
 
 #undef MN_TO_F32

@@ -109,21 +109,21 @@ mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
 /* -- Operators that only note ---------------------------------------------------------- */
 
 static int
-flip(struct mn_work *work, const struct mn_op *op, uint32_t number)
+flip(struct mn_work *work, int axes)
 {
-    struct mn_key key = mn_work_key(work, number);
+    if (axes == 0) {
+        return 0;
+    }
+    int rc = mn_view_is_placed(&work->image) ? mn_work_settle(work, &work->image) : 0;
+    if (rc < 0) {
+        return rc;
+    }
     for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
-        double u = mn_draw_uniform(key.hi, key.lo, number, (uint32_t)axis - 1);
-        if (u >= op->per_axis[axis]) {
-            continue;
-        }
-        int rc = mn_view_is_placed(&work->image) ? mn_work_settle(work, &work->image) : 0;
-        if (rc < 0) {
-            return rc;
-        }
-        mn_view_flip(&work->image, axis);
-        if (work->label.dtype != MN_DTYPE_NONE) {
-            mn_view_flip(&work->label, axis);
+        if ((axes >> axis & 1) != 0) {
+            mn_view_flip(&work->image, axis);
+            if (work->label.dtype != MN_DTYPE_NONE) {
+                mn_view_flip(&work->label, axis);
+            }
         }
     }
     return 0;
@@ -159,41 +159,28 @@ note_point(struct mn_work *work, const struct mn_point *point)
 }
 
 static int
-scale(struct mn_work *work, const struct mn_op *op, uint32_t number)
+run_step(struct mn_work *work, const struct mn_op *op, const struct mn_key *key)
 {
-    struct mn_key key = mn_work_key(work, number);
-    struct mn_point point = {.kind = MN_POINT_SCALE};
-    if (mn_draw_uniform(key.hi, key.lo, number, 0) >= op->p) {
-        return cast(work, &work->image, MN_DTYPE_F32);
+    const struct mn_step step = mn_op_step(op, key);
+    struct mn_point point = {.factor = step.factor, .low = step.low, .high = step.high,
+                             .mean = step.mean, .std = step.std, .key = *key};
+    int rc;
+    switch ((enum mn_step_kind)step.kind) {
+    case MN_STEP_FLIP:
+        return flip(work, step.axes);
+    case MN_STEP_CAST:
+        rc = cast(work, &work->image, MN_STEP_DTYPE(&step, 0));
+        return rc == 0 ? cast(work, &work->label, MN_STEP_DTYPE(&step, 1)) : rc;
+    case MN_STEP_SCALE:
+        point.kind = MN_POINT_SCALE;
+        break;
+    case MN_STEP_NORMALIZE:
+        point.kind = MN_POINT_NORMALIZE;
+        break;
+    case MN_STEP_NOISE:
+        point.kind = MN_POINT_NOISE;
+        break;
     }
-    double u = mn_draw_uniform(key.hi, key.lo, number, 1);
-    point.factor = op->values[2] + (op->values[0] + (op->values[1] - op->values[0]) * u);
-    return note_point(work, &point);
-}
-
-static int
-noise(struct mn_work *work, const struct mn_op *op, uint32_t number)
-{
-    struct mn_key key = mn_work_key(work, number);
-    struct mn_point point = {.kind = MN_POINT_NOISE, .key = key};
-    if (mn_draw_uniform(key.hi, key.lo, number, 0) >= op->p) {
-        return cast(work, &work->image, MN_DTYPE_F32);
-    }
-    point.std = (float)(op->values[0] * mn_draw_uniform(key.hi, key.lo, number, 1));
-    point.mean = (float)op->values[1];
-    return note_point(work, &point);
-}
-
-static int
-normalize(struct mn_work *work, const struct mn_op *op)
-{
-    struct mn_point point = {
-        .kind = MN_POINT_NORMALIZE,
-        .low = (float)op->values[0],
-        .high = (float)op->values[1],
-        .mean = (float)op->values[2],
-        .std = (float)op->values[3],
-    };
     return note_point(work, &point);
 }
 
@@ -211,7 +198,11 @@ static int
 run_op(struct mn_work *work, const struct mn_op *op, uint32_t number,
        const struct mn_source *source)
 {
+    struct mn_key key = mn_work_key(work, number);
     int rc;
+    if (mn_op_is_step(op)) {
+        return run_step(work, op, &key);
+    }
     switch (op->kind) {
     case MN_OP_READ_NPY:
         return read_npy(work, op, source);
@@ -219,17 +210,6 @@ run_op(struct mn_work *work, const struct mn_op *op, uint32_t number,
         return mn_op_balanced_crop(work, op, number);
     case MN_OP_RAND_CROP:
         return mn_op_crop(work, op, number);
-    case MN_OP_RAND_FLIP:
-        return flip(work, op, number);
-    case MN_OP_CAST:
-        rc = cast(work, &work->image, op->dtypes[0]);
-        return rc == 0 ? cast(work, &work->label, op->dtypes[1]) : rc;
-    case MN_OP_RAND_SCALE_INTENSITY:
-        return scale(work, op, number);
-    case MN_OP_RAND_GAUSSIAN_NOISE:
-        return noise(work, op, number);
-    case MN_OP_NORMALIZE:
-        return normalize(work, op);
     case MN_OP_PAD:
         return mn_op_pad(work, op);
     case MN_OP_RESAMPLE:
@@ -267,7 +247,7 @@ check_source(const struct mn_pipeline *pipeline, const struct mn_source *source,
 }
 
 int
-mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
+mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work, int tail,
                   const struct mn_source *source, uint64_t key_hi, uint64_t key_lo)
 {
     int rc = check_source(pipeline, source, work->reader.text);
@@ -278,7 +258,7 @@ mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
         bind_array(&work->image, &source->image);
         bind_array(&work->label, &source->label);
     }
-    for (int i = 0; rc == 0 && i < pipeline->n_ops; i++) {
+    for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
         rc = run_op(work, &pipeline->ops[i], (uint32_t)i, source);
     }
     return rc;

@@ -21,6 +21,7 @@
 
 #include "base/mn_atomic.h"
 #include "minato/ops.h"
+#include "ops/mn_recipe.h"
 #include "ops/mn_work.h"
 
 enum mn_op_kind {
@@ -85,9 +86,10 @@ mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_o
 void
 mn_pipeline_close(struct mn_pipeline *pipeline);
 
-/* What comes out, as far as it is known from what goes in. */
+/* What comes out, as far as it is known from what goes in; before the last `tail`
+ * operators. */
 int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, struct mn_plan *image,
+mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_plan *image,
                   struct mn_plan *label, struct mn_text *text);
 
 /* A work for the calling thread, to be given back by mn_work_end. */
@@ -97,16 +99,35 @@ mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_tex
 void
 mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work);
 
-/* Runs the operators: work->image and work->label are then what is to be stored. */
+/* Runs the operators but for the last `tail`: work->image and work->label are then what is to
+ * be stored. */
 int
-mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work,
+mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work, int tail,
                   const struct mn_source *source, uint64_t key_hi, uint64_t key_lo);
+
+/* The operators at the end that are steps (mn_recipe.h): `tail` is this at most where they are
+ * left for a device. */
+int
+mn_pipeline_steps(const struct mn_pipeline *pipeline);
+
+/* Writes what the last `tail` operators do to the sample of this key: MN_RECIPE_WORDS(tail)
+ * words, anywhere. */
+void
+mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi,
+                   uint64_t key_lo, void *recipe);
 
 /* Writes a view, C contiguous. */
 int
 mn_work_store(struct mn_work *work, const struct mn_view *view, void *to);
 
 /* -- For the pipeline's own parts ------------------------------------------------------ */
+
+bool
+mn_op_is_step(const struct mn_op *op);
+
+/* What such an operator does to the sample of this key. */
+struct mn_step
+mn_op_step(const struct mn_op *op, const struct mn_key *key);
 
 int
 mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);

@@ -4,6 +4,8 @@ Life of a batch here:
 
 1. ``begin`` (the stage's thread, or the caller's where there is none) gives each tensor a
    place that copies can read, begins its copy, and records an event after the last.
+   Samples of a pipeline that ends on the device are finished there, behind their copies and
+   before the event (``tail.py``).
 2. What the copies read stays with the copier until that event has passed.  It is then
    dropped, and its memory is free for the next batch: not earlier, whatever the program does.
 3. ``hand_over`` (the caller's thread) makes the caller's current stream wait for the event,
@@ -34,6 +36,7 @@ import torch
 
 from .provider import Provider
 from .slots import Lock, Slots
+from .tail import Split, Tail
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4
@@ -127,8 +130,10 @@ class Copies:
     """What was copied, for stats(). Written by the stage's thread and by the caller's, each
     its own fields."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, split: Split | None = None) -> None:
         self.device = device
+        self.operators = split.tail.operators if split is not None and split.tail else []
+        self.operators_why = split.why if split is not None else None
         # of the thread that begins copies
         self.copies = self.bytes = self.timed_bytes = 0
         self.copy_s = 0.0
@@ -162,6 +167,8 @@ class Copies:
             "waited": self.waited_s,
             "depth": self.depth,
             "refused": self.refused,
+            "operators": list(self.operators),
+            "operators_why": self.operators_why,
         }
 
 
@@ -205,7 +212,7 @@ class Flight:
     #: what they read, and what lets the device read it
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
     locks: list[Lock] = dataclasses.field(default_factory=list)
-    nbytes: int = 0
+    nbytes: int = 0  # of the device
     done: Any = None  # the event after the last; None: nothing was copied
     #: (bytes, begin, end) of those that are timed
     times: list[tuple[int, Any, Any]] = dataclasses.field(default_factory=list)
@@ -232,11 +239,13 @@ class Copier:
         provider: Provider,
         clock: Callable[[], float] = time.monotonic,
         engine: Any = None,
+        split: Split | None = None,
     ) -> None:
         self.provider = provider
+        self._tail = split.tail if split is not None else None
         self._engine = engine  # whose arena batches may lie in
         self._slots: Slots | None = None
-        self.counts = Copies(str(provider.device))
+        self.counts = Copies(str(provider.device), split)
         self._clock = clock
         self._stream: Any = None
         self._flying: list[Flight] = []  # what they read may not be freed yet
@@ -263,6 +272,8 @@ class Copier:
         sent = Sent()
         try:
             sent.data = mapped(data, lambda part: self._leaf(part, sent))
+            if self._tail is not None:
+                self._finished(self._tail, sent)
         finally:
             if sent.flight.sources:
                 self._takes_off(sent.flight)
@@ -270,6 +281,13 @@ class Copier:
         if self._slots is not None:
             self.counts.locked, self.counts.lock_error = self._slots.told()
         return sent
+
+    def _finished(self, tail: Tail, sent: Sent) -> None:
+        """The same stream goes on with what it has copied; that is gone when it has."""
+        sent.data, made = tail.finish(self.provider, self._stream, sent.data)
+        kept = [t for t in sent.tensors if any(t is part for part in sent.data)]
+        sent.tensors = [*kept, *made]
+        sent.flight.nbytes += sum(tensor.nbytes for tensor in made)
 
     def _takes_off(self, flight: Flight) -> None:
         self._flying.append(flight)

@@ -8,12 +8,20 @@ order or never.  Nothing here touches a device before ``provider_for`` is called
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .slots import Driver, cuda_driver, cut
+from .tail import Job, differs, finisher_of
+
+if TYPE_CHECKING:
+    from .._ops import Finisher
+
+#: by process and index of a CUDA device: what runs operators there, or why nothing does
+_finishers: dict[tuple[int, int | None], Finisher | str] = {}
 
 
 class Provider(Protocol):
@@ -71,12 +79,24 @@ class Provider(Protocol):
     def free(self) -> int | None:
         """Bytes of the device that can be had; None where it does not say."""
 
+    def operators(self) -> str | None:
+        """Why no operators of minato.ops run on the device; None: they do. Asked before the
+        next two are."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
+        """Memory of the device for what the stream will write. Raises as copy() does."""
+
+    def finish(self, stream: Any, job: Job) -> None:
+        """Begins to finish volumes, in the stream's order. Memory of the device that was made
+        for this stream may be let go of at once."""
+
 
 class TorchProvider:
     """An accelerator of torch's whose module (``torch.cuda``, ``torch.xpu``, ...) has streams
     and events."""
 
     no_room: tuple[type[BaseException], ...] = (torch.OutOfMemoryError,)
+    _finisher: Finisher
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self.device = device
@@ -144,6 +164,36 @@ class TorchProvider:
             unused: int = reserved - self._module.memory_allocated(self.device)
             return unused + int(self._module.mem_get_info(self.device)[0])
         return None
+
+    def operators(self) -> str | None:
+        if self.device.type != "cuda" or torch.version.cuda is None:
+            return f"there are none for {self.device.type} devices of this torch"
+        key = (os.getpid(), self.device.index)
+        if key not in _finishers:
+            _finishers[key] = self._tried()
+        found = _finishers[key]
+        if isinstance(found, str):
+            return found
+        self._finisher = found
+        return None
+
+    def _tried(self) -> Finisher | str:
+        """Loads what runs them, and has it finish a batch, once in a process."""
+        found = finisher_of(self.device.index)
+        if isinstance(found, str):
+            return found
+        self._finisher = found
+        try:
+            return differs(self) or found
+        except RuntimeError as error:  # no memory is one, too
+            return f"they were tried on {self.device}, and failed: {error}"
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
+        with self._module.stream(stream):
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def finish(self, stream: Any, job: Job) -> None:
+        self._finisher.run(stream.cuda_stream, *job)
 
 
 def target(device: Any) -> torch.device:

@@ -108,6 +108,15 @@ def cuda_driver() -> Driver | None:
     return Driver(enter, leave, lock, unlock, context.value, _PORTABLE)
 
 
+def has_driver() -> bool:
+    """Whether the driver's library is here."""
+    try:
+        ctypes.CDLL(_CUDA)
+    except OSError:
+        return False
+    return True
+
+
 def told() -> str:
     """For ``minato info``: how batches can go to a CUDA device from here."""
     pinned = "through page-locked memory of torch's, one copy more"

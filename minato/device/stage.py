@@ -21,6 +21,7 @@ from . import pinned
 from .copies import FEWEST, Copier, Copies
 from .pinned import Belt, Pinner, Pinning
 from .provider import Provider
+from .tail import Split
 
 #: how often the thread looks whether copies are done: at first, and after it has looked often
 SOON_SECONDS, LATE_SECONDS = 0.001, 0.05
@@ -69,8 +70,10 @@ class Arriving(Pinning):
 class DeviceStage(Pinner):
     """The thread of one iterator, and its copies. Knows nothing of the iterator."""
 
-    def __init__(self, provider: Provider, most: int, engine: Any) -> None:
-        self.copier = Copier(provider, engine=engine)
+    def __init__(
+        self, provider: Provider, most: int, engine: Any, split: Split | None = None
+    ) -> None:
+        self.copier = Copier(provider, engine=engine, split=split)
         self._most = most  # batches ahead that the loader can have on their way
         super().__init__(None)
 

@@ -42,7 +42,7 @@ class BalancedIterator(MinatoIterator):
     _offer: Offer | None
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        self._offer = offer = offer_of(loader)
+        self._offer = offer = offer_of(loader, self._dataset)
         batched = loader._auto_collation
         self._splits = offer is None and batched and not fetches_batches(loader.dataset)
         shape = self._shape_of(loader) if offer is None else offer.shape

@@ -31,6 +31,7 @@ from .. import _core
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
 from ..device.stage import DeviceStage
+from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress
@@ -90,6 +91,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._position = position = Position(loader, memo, self._unit)
         with position.taking_up():
             _BaseDataLoaderIter.__init__(self, loader)
+        self._split = split(loader, self._provider)
+        self._dataset = self._split.dataset
         name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._prefetch_factor = loader.prefetch_factor
@@ -135,7 +138,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         assert self._provider is not None
         window = self._prefetch_factor * self._num_workers
         most = window // 2  # the others are the workers' to fill
-        stage = DeviceStage(self._provider, most, self._engine)
+        stage = DeviceStage(self._provider, most, self._engine, self._split)
         self._position.memo.copies = stage.counts
         return stage
 

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from .._system import CORE
 from ..device.copies import Copier
 from ..device.provider import provider_for
+from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
@@ -39,8 +40,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         memo, provider = memo_of(loader), provider_for(loader.device)
-        self._copier = Copier(provider) if provider is not None else None
-        memo.copies = self._copier.counts if self._copier is not None else None
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
@@ -51,6 +50,12 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 for _ in range(again):
                     index = super()._next_index()  # type: ignore[no-untyped-call]
                     self._dataset_fetcher.fetch(index)
+        made = split(loader, provider)
+        self._copier = Copier(provider, split=made) if provider is not None else None
+        memo.copies = self._copier.counts if self._copier is not None else None
+        self._dataset = made.dataset
+        if made.tail is not None:
+            self._dataset_fetcher.dataset = made.dataset
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample

@@ -59,6 +59,8 @@ class Facts:
     torch: str = "0"
     #: what ``minato info`` says of the torch extension
     torch_extension: str = "built"
+    #: what it says of the operators of minato.ops on devices
+    device_operators: str = "built"
     #: the CUDA or ROCm that torch is built for
     torch_accelerator: str | None = None
     #: whether torch can use an accelerator
@@ -167,6 +169,17 @@ def _accelerator(f: Facts) -> Iterator[Finding]:
             "The driver is too old for it, or this container may not see the device: compare "
             "`nvidia-smi` (or `rocm-smi`) with torch's version, and run the container with "
             "--gpus all.",
+        )  # fmt: skip
+
+
+def _operators(f: Facts) -> Iterator[Finding]:
+    nvidia = (f.driver or "").startswith("NVIDIA")
+    if f.accelerator and nvidia and f.device_operators.startswith("not built"):
+        yield Finding(
+            NOTE, "device operators",
+            "They are not built: with device=, too, pipelines of minato.ops run on the host.",
+            "With CUDA's compiler (nvcc) on the PATH, in minato's sources: pip install "
+            "--force-reinstall --no-deps .",
         )  # fmt: skip
 
 
@@ -342,8 +355,8 @@ def _trial(f: Facts) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _system, _torch, _accelerator, _locked, _descriptors, _address_space, _file_size, _memory,
-    _overcommit, _processes, _cpus, _threads, _start_method, _shm, _variables, _trial,
+    _system, _torch, _accelerator, _operators, _locked, _descriptors, _address_space, _file_size,
+    _memory, _overcommit, _processes, _cpus, _threads, _start_method, _shm, _variables, _trial,
 )  # fmt: skip
 
 
@@ -483,6 +496,7 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
         refused=_system_errors.refused() if CORE else None,
         torch=torch.__version__,
         torch_extension=_known(info._torch_extension) or "built",
+        device_operators=_known(info._device_operators) or "built",
         torch_accelerator=torch.version.cuda or torch.version.hip,
         accelerator=bool(_known(found.is_available)),
         driver=_known(_driver),

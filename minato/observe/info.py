@@ -110,6 +110,14 @@ def _torch_extension() -> str:
     return state
 
 
+def _device_operators() -> str:
+    if "minato" not in sys.modules:
+        return "unknown: minato did not import"
+    from minato.device import tail
+
+    return tail.told()
+
+
 def build() -> dict[str, Any]:
     """Which extension modules there are, and how they were compiled."""
     missing = "missing: this installation is broken, install minato again"
@@ -119,6 +127,7 @@ def build() -> dict[str, Any]:
         "core": _built("_core", missing),
         "operators (minato.ops)": _built("_ops", "not built"),
         "torch extension": _asked(_torch_extension),
+        "device operators": _asked(_device_operators),
         "compiler": _asked(lambda: extension("_core").compiler),
     }
 

@@ -44,7 +44,10 @@ device                      with device=: device (its name), batches handed over
                             which the caller's stream waited for copies), overlap (share of copy
                             that it did not wait for), waited (of the caller for the thread; part
                             of wait), depth (batches on the device at most, the one handed out
-                            among them), refused (times the device had no memory for one ahead)
+                            among them), refused (times the device had no memory for one ahead),
+                            operators (of a pipeline of minato.ops: names of the last ones, which
+                            run on the device), operators_why (why none do; None: they do, or
+                            the dataset has none)
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 #: read by a program that uses minato
 PROGRAM: dict[str, str] = {
+    "MINATO_DEVICE_OPERATORS": "0: with `device=`, too, all operators of minato.ops run on the "
+    "host.",
     "MINATO_SCHEDULING": '"balanced" or "static": what `scheduling` is where a program does not '
     "say; read when minato is imported.",
     "MINATO_TRACE": "File to which all loaders write what happened when, for Perfetto or "
@@ -16,6 +18,7 @@ PROGRAM: dict[str, str] = {
 
 #: read by setup.py while minato is built
 BUILD: dict[str, str] = {
+    "MINATO_CUDA": "0: leave the kernels for CUDA devices out.",
     "MINATO_FAULTS": "1: compile in the fault points at which tests kill processes.",
     "MINATO_OPTIMIZE": "In place of -O3.",
     "MINATO_SANITIZE": '"address,undefined" or "thread": build with these sanitizers.',

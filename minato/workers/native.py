@@ -42,8 +42,9 @@ _KINDS = {"i": 0, "u": 1, "f": 2}  # of fields, as DLPack's type codes
 # ---- what can be served ------------------------------------------------------------------
 
 
-def why_not(loader: Any) -> str | None:
-    """What of this loader needs Python in its workers; None where C threads would do."""
+def looked_at(loader: Any) -> str | None:
+    """What of this loader may look at single samples, or may change the dataset in a worker;
+    None where they are the native pipeline's and nobody sees them before their batch."""
     dataset, _subsets = behind_subsets(loader.dataset)
     if loader._dataset_kind != _DatasetKind.Map:
         return "the dataset is iterable"
@@ -60,6 +61,14 @@ def why_not(loader: Any) -> str | None:
         return "collate_fn is not torch's default"
     if loader.worker_init_fn is not None:
         return "worker_init_fn is to run in worker processes"
+    return None
+
+
+def why_not(loader: Any) -> str | None:
+    """What of this loader needs Python in its workers; None where C threads would do."""
+    seen = looked_at(loader)
+    if seen is not None:
+        return seen
     if loader.multiprocessing_context is not None:
         return "multiprocessing_context asks for processes"
     if loader.scheduling == "static":
@@ -116,8 +125,9 @@ class Offer:
     indices: np.ndarray | None  # of a subset
 
 
-def offer_of(loader: Any) -> Offer | None:
+def offer_of(loader: Any, dataset: Any) -> Offer | None:
     """What native workers would run for this loader, or None: process workers serve it.
+    dataset: its own, or what stands for that (device/tail.py).
 
     Raises:
         ValueError: worker_type="native", and they cannot.
@@ -127,7 +137,7 @@ def offer_of(loader: Any) -> Offer | None:
     reason, cause = why_not(loader), None
     if reason is None:
         try:
-            offer = _opened(loader)
+            offer = _opened(loader, dataset)
             if not isinstance(offer, str):
                 return offer
             reason = offer
@@ -138,8 +148,8 @@ def offer_of(loader: Any) -> Offer | None:
     return None
 
 
-def _opened(loader: Any) -> Offer | str:
-    dataset, subsets = behind_subsets(loader.dataset)
+def _opened(loader: Any, dataset: Any) -> Offer | str:
+    dataset, subsets = behind_subsets(dataset)
     capsule = dataset.native_pipeline()
     keying, fields = _core.native_info(capsule)
     hook = None

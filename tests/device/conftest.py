@@ -11,6 +11,7 @@ import pytest
 from contract.support import wait_for
 from minato.device import copies
 
+from .emulated import Emulated, build
 from .fake import SECONDS, Fake, install
 
 
@@ -27,3 +28,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     for thread in left:
         thread.join(SECONDS)
     assert not [t for t in left if t.is_alive()]
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    """A driver whose device is the processor."""
+    return Emulated(build(tmp_path_factory.mktemp("emulated")))

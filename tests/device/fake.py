@@ -22,6 +22,7 @@ import torch
 
 from minato.device import provider as providers
 from minato.device.slots import SMALLEST, Driver
+from minato.device.tail import Job
 
 SECONDS = 20.0
 #: what stands in memory that was freed, or not yet written
@@ -164,6 +165,9 @@ class Fake:
         self.events = 0
         self.waiting = threading.Event()  # the caller's stream has come to a wait
         self.locker: Locker | None = None
+        #: runs operators of minato.ops, or why nothing does
+        self.finisher: Any = "it is a fake"
+        self.jobs: list[Job] = []
         self._on: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._addresses: set[int] = set()
         self._memory: list[Any] = []  # all there ever was: addresses stay readable
@@ -187,17 +191,31 @@ class Fake:
         weakref.finalize(made, buffer.fill, POISON).atexit = False
         return made, "pinned"
 
+    def _on_device(self, like: torch.Tensor, stream: Any) -> tuple[torch.Tensor, np.ndarray]:
+        nbytes = like.nbytes
+        if self.room is not None and self.used + nbytes > self.room:
+            raise NoMemory(f"{nbytes} bytes, {self.room - self.used} are free")
+        self.used += nbytes
+        made, buffer = self._tensor(like)
+        self._on[made.data_ptr()] = made
+        weakref.finalize(made, self._freed, id(buffer), buffer, nbytes, stream).atexit = False
+        return made, buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
+        return self._on_device(torch.empty(shape, dtype=dtype), stream)[0]
+
+    def operators(self) -> str | None:
+        return self.finisher if isinstance(self.finisher, str) else None
+
+    def finish(self, stream: Any, job: Job) -> None:
+        self.jobs.append(job)
+        stream.put(lambda: self.finisher.run(0, *job))
+
     def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         self.threads.add(threading.current_thread())
         self.before(tensor)
         nbytes = tensor.nbytes
-        if self.room is not None and self.used + nbytes > self.room:
-            raise NoMemory(f"{nbytes} bytes, {self.room - self.used} are free")
-        self.used += nbytes
-        made, buffer = self._tensor(tensor)
-        self._on[made.data_ptr()] = made
-        key = id(buffer)
-        weakref.finalize(made, self._freed, key, buffer, nbytes, stream).atexit = False
+        made, buffer = self._on_device(tensor, stream)
         source, target = tensor.contiguous().data_ptr(), buffer.ctypes.data
 
         ends = [0, *cuts, nbytes]

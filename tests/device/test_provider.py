@@ -12,6 +12,9 @@ import torch
 
 from minato.device import provider as providers
 from minato.device.provider import TorchProvider, provider_for, target, torchs
+from minato.device.tail import differs
+
+from .emulated import Emulated
 
 
 class Cuda:
@@ -35,7 +38,7 @@ class Cuda:
         self.calls.append(("set_device", device))
 
     def Stream(self, device: Any) -> Any:
-        return SimpleNamespace(device=device, wait_event=self._waits)
+        return SimpleNamespace(device=device, wait_event=self._waits, cuda_stream=4711)
 
     def _waits(self, event: Any) -> None:
         self.calls.append(("wait", event))
@@ -127,6 +130,22 @@ def test_memory_that_cannot_be_locked_is_copied_as_it_is(
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     assert provider.host(tensor, False) == (tensor, "direct")
     assert provider.host(tensor, True)[1] == "pinned"  # it may lie in a chunk and beyond it
+
+
+def test_operators_run_on_the_stream(cuda: Cuda, emulated: Emulated) -> None:
+    """All of it but for torch.cuda itself, on a device whose memory is the processor's."""
+    started: list[int] = []
+
+    class Finisher:
+        def run(self, stream: int, *job: Any) -> None:
+            started.append(stream)
+            emulated.finisher.run(stream, *job)
+
+    provider = TorchProvider(torch.device("cpu"), cuda)
+    provider._finisher = Finisher()  # type: ignore[assignment]
+    assert differs(provider) is None and started == [4711, 4711]
+    made = provider.empty((2, 3), torch.int16, provider.stream())
+    assert made.shape == (2, 3) and made.dtype == torch.int16
 
 
 def test_without_an_index_it_is_the_current_device(cuda: Cuda) -> None:

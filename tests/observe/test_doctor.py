@@ -41,6 +41,8 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"torch_extension": "built, does not load: made for 2.9"}, WRONG, "made for 2.9",
      "--force-reinstall"),
     ({"torch_extension": "not built; optional"}, NOTE, "works without", "--no-build-isolation"),
+    ({"accelerator": True, "driver": "NVIDIA 570.1", "device_operators": "not built: no nvcc"}, NOTE,
+     "run on the host", "nvcc"),
     ({"driver": "NVIDIA 570.1"}, WRONG, "570.1.*without support", "pytorch.org"),
     ({"driver": "NVIDIA", "torch_accelerator": "12.8"}, WRONG, "12.8, finds nothing", "--gpus"),
     ({"driver": "NVIDIA", "torch_accelerator": "12.8", "hidden": "CUDA_VISIBLE_DEVICES="}, NOTE,

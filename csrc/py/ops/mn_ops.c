@@ -255,7 +255,8 @@ exec_module(PyObject *module)
 {
     struct mn_ops_state *state = PyModule_GetState(module);
     if (add_type(module, &mn_ops_pipeline_spec, &state->pipeline_type) < 0
-        || add_type(module, &mn_ops_cases_spec, &state->cases_type) < 0) {
+        || add_type(module, &mn_ops_cases_spec, &state->cases_type) < 0
+        || add_type(module, &mn_ops_finisher_spec, &state->finisher_type) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(module, "OPERATOR_CAPSULE", MN_OPERATOR_CAPSULE) < 0
@@ -271,6 +272,7 @@ traverse_module(PyObject *module, visitproc visit, void *arg)
     struct mn_ops_state *state = PyModule_GetState(module);
     Py_VISIT(state->pipeline_type);
     Py_VISIT(state->cases_type);
+    Py_VISIT(state->finisher_type);
     return 0;
 }
 
@@ -280,6 +282,7 @@ clear_module(PyObject *module)
     struct mn_ops_state *state = PyModule_GetState(module);
     Py_CLEAR(state->pipeline_type);
     Py_CLEAR(state->cases_type);
+    Py_CLEAR(state->finisher_type);
     return 0;
 }
 

@@ -17,6 +17,7 @@
 struct mn_ops_state {
     PyTypeObject *pipeline_type;
     PyTypeObject *cases_type;
+    PyTypeObject *finisher_type;
 };
 
 struct mn_ops_pipeline {
@@ -28,6 +29,7 @@ struct mn_ops_pipeline {
 extern struct PyModuleDef mn_ops_module;
 extern PyType_Spec mn_ops_pipeline_spec;
 extern PyType_Spec mn_ops_cases_spec;
+extern PyType_Spec mn_ops_finisher_spec;
 
 static inline PyObject *
 mn_ops_raise(int rc, const struct mn_text *text)

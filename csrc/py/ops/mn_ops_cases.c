@@ -75,13 +75,13 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     struct mn_ops_state *state = PyType_GetModuleState(type);
     PyObject *pipeline, *list, *epoch;
     long long repeat;
-    int with_index;
+    int with_index, tail = 0;
     unsigned int keying;
     unsigned long long seed;
     char chars[MN_OPS_TEXT] = "";
     struct mn_text text = {chars, sizeof(chars)};
-    if (!PyArg_ParseTuple(args, "O!O!LpIKO", state->pipeline_type, &pipeline, &PyList_Type,
-                          &list, &repeat, &with_index, &keying, &seed, &epoch)) {
+    if (!PyArg_ParseTuple(args, "O!O!LpIKO|i", state->pipeline_type, &pipeline, &PyList_Type,
+                          &list, &repeat, &with_index, &keying, &seed, &epoch, &tail)) {
         return NULL;
     }
     PyObject *object = type->tp_alloc(type, 0);
@@ -94,7 +94,7 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->pipeline = Py_NewRef(pipeline);
     int rc = mn_cases_open(&self->cases,
                            ((struct mn_ops_pipeline *)(void *)pipeline)->pipeline, cases,
-                           PyList_GET_SIZE(list), repeat, with_index != 0, &text);
+                           PyList_GET_SIZE(list), repeat, with_index != 0, tail, &text);
     if (rc < 0) {
         Py_DECREF(object);
         return mn_ops_raise(rc, &text);
@@ -273,7 +273,8 @@ static PyType_Slot type_slots[] = {
     {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, traverse},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed, epoch)"},
+    {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed, epoch, "
+                "tail=0)"},
     {0, NULL},
 };
 

@@ -279,7 +279,7 @@ apply(PyObject *object, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     rc = mn_work_begin(pipeline, &work, &text);
     if (rc == 0) {
-        rc = mn_pipeline_apply(pipeline, work, &in.source, hi, lo);
+        rc = mn_pipeline_apply(pipeline, work, 0, &in.source, hi, lo);
     }
     Py_END_ALLOW_THREADS
     result = rc < 0 ? mn_ops_raise(rc, &text) : store_outputs(work, allocate);
@@ -485,8 +485,41 @@ stats(PyObject *object, PyObject *Py_UNUSED(args))
     return dict;
 }
 
+PyDoc_STRVAR(steps_doc, "steps() -> operators at the end that may be left as a recipe");
+
+static PyObject *
+steps(PyObject *object, PyObject *Py_UNUSED(args))
+{
+    return PyLong_FromLong(mn_pipeline_steps(self_of(object)->pipeline));
+}
+
+PyDoc_STRVAR(recipe_doc,
+             "recipe(tail, key_hi, key_lo) -> bytes: what the last operators do to a sample");
+
+static PyObject *
+recipe(PyObject *object, PyObject *args)
+{
+    const struct mn_pipeline *pipeline = self_of(object)->pipeline;
+    unsigned long long hi, lo;
+    int tail;
+    if (!PyArg_ParseTuple(args, "iKK", &tail, &hi, &lo)) {
+        return NULL;
+    }
+    if (tail < 0 || tail > mn_pipeline_steps(pipeline)) {
+        PyErr_SetString(PyExc_ValueError, "so many operators are no steps");
+        return NULL;
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, 8 * (Py_ssize_t)MN_RECIPE_WORDS(tail));
+    if (bytes != NULL) {
+        mn_pipeline_recipe(pipeline, tail, hi, lo, PyBytes_AS_STRING(bytes));
+    }
+    return bytes;
+}
+
 static PyMethodDef methods[] = {
     {"apply", apply, METH_VARARGS, apply_doc},
+    {"recipe", recipe, METH_VARARGS, recipe_doc},
+    {"steps", steps, METH_NOARGS, steps_doc},
     {"boxes", boxes, METH_O, boxes_doc},
     {"export_boxes", export_boxes, METH_NOARGS, export_boxes_doc},
     {"import_boxes", import_boxes, METH_O, import_boxes_doc},

@@ -205,8 +205,14 @@ run_once(struct mn_pipeline *pipeline, const struct mn_source *source)
     struct mn_text text = {chars, sizeof(chars)};
     struct mn_work *work = NULL;
     CHECK(mn_work_begin(pipeline, &work, &text) == 0);
-    int rc = mn_pipeline_apply(pipeline, work, source, below(1000), 0);
+    int tail = (int)below((uint64_t)mn_pipeline_steps(pipeline) + 1);
+    uint64_t key = below(1000);
+    int rc = mn_pipeline_apply(pipeline, work, tail, source, key, 0);
     if (rc == 0) {
+        unsigned char *recipe = malloc(8 * (size_t)MN_RECIPE_WORDS(tail));
+        CHECK(recipe != NULL);
+        mn_pipeline_recipe(pipeline, tail, key, 0, recipe);
+        free(recipe);
         store(work, &work->image);
         store(work, &work->label);
     }
@@ -260,10 +266,12 @@ drive_random(double end)
 #define PATCH 8
 #define VOXELS (PATCH * PATCH * PATCH)
 #define SAMPLES 24
+#define TAIL 1 /* operators that are left as a recipe */
 
 struct result {
     float image[VOXELS];
     uint8_t label[VOXELS];
+    uint64_t recipe[MN_RECIPE_WORDS(TAIL)];
 };
 
 static struct result expected[SAMPLES];
@@ -310,7 +318,7 @@ open_cases(struct mn_pipeline **pipeline, char *const *paths)
     char chars[300] = "";
     struct mn_text text = {chars, sizeof(chars)};
     CHECK(mn_pipeline_open(pipeline, ops, 5, NULL, &text) == 0);
-    int rc = mn_cases_open(&cases, *pipeline, list, CASES, SAMPLES / CASES, false, &text);
+    int rc = mn_cases_open(&cases, *pipeline, list, CASES, SAMPLES / CASES, false, TAIL, &text);
     if (rc != 0) {
         fprintf(stderr, "%s\n", chars);
     }
@@ -323,7 +331,7 @@ make(struct mn_cases *cases, int index, struct result *result)
 {
     const struct mn_native_pipeline *native = &cases->native;
     char err[200];
-    void *out[2] = {result->image, result->label};
+    void *out[3] = {result->image, result->label, result->recipe};
     uint64_t hi, lo;
     mn_native_key(native->keying, 5, 0, index, 0, &hi, &lo);
     CHECK(native->run(native->state, index, hi, lo, out, err, sizeof(err)) == 0);

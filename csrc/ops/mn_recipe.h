@@ -1,0 +1,43 @@
+/* What is still to be done to the voxels of one sample, as numbers.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast,
+ * scale, noise, normalize) becomes one step: its draws are made, and what is left is
+ * arithmetic. A pipeline that is to end on a device leaves its last operators as a recipe
+ * beside the sample, and cuda/mn_finish_body.h does the rest there; else mn_pipeline.c does,
+ * by the same steps.
+ *
+ * A recipe is MN_RECIPE_WORDS(steps) words of 64 bits: the sample's key, high half first, then
+ * the steps, in the byte order of the machine. Whoever reads one may rely on it for what the
+ * voxels become, and for nothing else: no place in memory depends on what is in it.
+ */
+#ifndef MN_RECIPE_H
+#define MN_RECIPE_H
+
+#include <stdint.h>
+
+enum mn_step_kind {
+    MN_STEP_FLIP = 1,
+    MN_STEP_CAST,
+    MN_STEP_SCALE,
+    MN_STEP_NORMALIZE,
+    MN_STEP_NOISE
+};
+
+struct mn_step {
+    uint32_t kind;    /* enum mn_step_kind */
+    uint16_t number;  /* noise: the operator's place in its pipeline */
+    uint8_t axes;     /* flip: bit a is set for axis a, 1 to 3 */
+    uint8_t dtypes;   /* cast: the image's, and from bit 4 on the label's; 0: as it is */
+    double factor;    /* scale */
+    float low, high;  /* normalize */
+    float mean, std;  /* normalize, noise */
+};
+
+#define MN_STEP_WORDS 4
+#define MN_RECIPE_WORDS(steps) (2 + MN_STEP_WORDS * (int64_t)(steps))
+
+/* The dtype that a cast gives the image (0) or the label (1). */
+#define MN_STEP_DTYPE(step, which) ((step)->dtypes >> (4 * (which)) & 15)
+
+#endif /* MN_RECIPE_H */

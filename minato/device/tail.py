@@ -1,0 +1,242 @@
+"""The end of a pipeline of ``minato.ops``, on the device.
+
+A dataset of such a pipeline is made up to the place where its samples have the fewest bytes, by
+workers, and finished where the batch has arrived: a kernel flips, casts, scales, adds noise and
+normalizes each voxel, on the stream of the copies and before their event.  The numbers are
+drawn by the workers, who send them along as a recipe (``csrc/ops/mn_recipe.h``), and the
+arithmetic is the same source as on the host: so are the bytes.
+
+Where nothing can run there, the dataset is made whole, as without ``device=``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from .._system import CORE
+
+if TYPE_CHECKING:
+    from .._ops import Finisher
+    from .provider import Provider
+
+#: code for devices, built where there was a compiler for it
+KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
+LIBRARY = "libcuda.so.1"
+NOT_BUILT = "not built: there was no nvcc where minato was installed"
+#: "0": nothing runs on devices
+SWITCH = "MINATO_DEVICE_OPERATORS"
+#: longest that the first batch of a device, which nobody waits for yet, may take
+CHECK_SECONDS = 30.0
+
+
+class Job(NamedTuple):
+    """What ``Finisher.run`` takes behind its stream."""
+
+    which: int  # 0: images, 1: labels
+    dtypes: tuple[int, int]
+    shape: tuple[int, ...]  # samples, channels, depth, height, width
+    source: int
+    target: int
+    recipes: int
+    steps: int
+
+
+class Volume(NamedTuple):
+    """One volume of a sample, before and after."""
+
+    before: torch.dtype
+    after: torch.dtype
+    shape: tuple[int, ...]
+
+    def codes(self) -> tuple[int, int]:
+        """The dtypes as the kernel knows them."""
+        from ..ops import _DTYPES
+
+        return _DTYPES[_name(self.before)], _DTYPES[_name(self.after)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclasses.dataclass
+class Tail:
+    """The last operators of a pipeline, for batches of one shape."""
+
+    operators: list[str]
+    volumes: list[Volume]
+
+    def finish(self, provider: Provider, stream: Any, batch: Any) -> tuple[list[Any], list[Any]]:
+        """A batch on the device whose samples are not finished: (its parts when the stream has
+        come so far, those of them that are new). The recipes, behind the volumes, are none."""
+        count = len(self.volumes)
+        recipes, made = batch[count], []
+        words = 2 + 4 * len(self.operators)
+        for which, (volume, part) in enumerate(zip(self.volumes, batch)):
+            shape = (len(recipes), *volume.shape)
+            right = part.dtype == volume.before and part.shape == shape
+            right = right and part.is_contiguous() and recipes.is_contiguous()
+            if not right or recipes.dtype != torch.int64 or recipes.shape != (shape[0], words):
+                raise RuntimeError(
+                    f"a batch has {_name(part.dtype)} volumes of shape {tuple(part.shape)} where "
+                    f"{_name(volume.before)} of shape {shape} are to be finished on the device. If "
+                    f"the dataset's pipeline was changed, make a new loader; {SWITCH}=0 finishes "
+                    "samples on the host"
+                )
+            target = provider.empty(shape, volume.after, stream)
+            provider.finish(
+                stream,
+                Job(
+                    which,
+                    volume.codes(),
+                    shape,
+                    part.data_ptr(),
+                    target.data_ptr(),
+                    recipes.data_ptr(),
+                    len(self.operators),
+                ),
+            )
+            made.append(target)
+        return [*made, *batch[count + 1 :]], made
+
+
+class Split(NamedTuple):
+    """How a loader's samples are made."""
+
+    dataset: Any  # what workers run
+    tail: Tail | None = None  # what is left for the device
+    why: str | None = None  # nothing is, although there is something that could be
+
+
+def split(loader: Any, provider: Provider | None) -> Split:
+    """For a loader whose batches go to this device."""
+    whole = Split(loader.dataset)
+    if provider is None or not CORE:
+        return whole
+    from ..ops import VolumeDataset
+    from ..workers.job import behind_subsets
+    from ..workers.native import looked_at
+
+    dataset, subsets = behind_subsets(loader.dataset)
+    if not isinstance(dataset, VolumeDataset):
+        return whole
+    why = looked_at(loader)
+    for name in ("__getitem__", "native_pipeline"):
+        if getattr(type(dataset), name) is not getattr(VolumeDataset, name):
+            why = why or f"{type(dataset).__name__} has a {name} of its own"
+    if why is not None:
+        return whole._replace(why=why)
+    try:
+        left = dataset._unfinished()
+    except Exception:  # it comes from the samples, in its place
+        return whole
+    if left is None:
+        return whole
+    why = _why_host(provider)
+    if why is not None:
+        return whole._replace(why=why)
+    unfinished: Any = left.dataset
+    for subset in reversed(subsets):
+        unfinished = Subset(unfinished, subset.indices)
+    volumes = [
+        Volume(getattr(torch, before), getattr(torch, after), shape)
+        for before, after, shape in left.volumes
+    ]
+    return Split(unfinished, Tail(left.operators, volumes))
+
+
+def _why_host(provider: Provider) -> str | None:
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    return provider.operators()
+
+
+# ---- CUDA devices ----------------------------------------------------------------------------
+
+
+def kernels() -> bytes | None:
+    """The code for devices; None: it was not built."""
+    try:
+        with open(KERNELS, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def finisher_of(ordinal: int) -> Finisher | str:
+    """What runs the kernel on a CUDA device, or why nothing does. Initialises the driver."""
+    from .. import _ops
+
+    image = kernels()
+    if image is None:
+        return NOT_BUILT
+    try:
+        return _ops.Finisher(LIBRARY, ordinal, image)
+    except RuntimeError as error:
+        return str(error)
+
+
+def told() -> str:
+    """For ``minato info``: whether the operators of minato.ops can run on a device."""
+    from .slots import has_driver
+
+    image = kernels()
+    if image is None:
+        return NOT_BUILT + "; they run on the host"
+    built = f"built ({len(image) >> 10} KiB for CUDA devices)"
+    if os.environ.get(SWITCH) == "0":
+        return f"{built}, switched off by {SWITCH}=0"
+    if has_driver():
+        return built
+    return f"{built}, not loaded: there is no {LIBRARY}, the driver's library"
+
+
+# ---- whether a device keeps its promise ------------------------------------------------------
+
+_CHECKED = (2, 7, 9, 33)  # samples of two channels: no axis is a whole number of anything
+
+
+def differs(provider: Provider) -> str | None:
+    """What a small batch that is finished on the device has else than on the host; None if
+    nothing. A device that nobody has tried is not believed to round as it should."""
+    from .. import ops
+
+    pipeline = ops.Pipeline([
+        ops.RandFlip(0.5), ops.Cast(), ops.RandScaleIntensity(p=1.0), ops.RandGaussianNoise(p=1.0),
+        ops.RandFlip(0.5), ops.Normalize(), ops.RandGaussianNoise(p=1.0, mean=0.25),
+    ])  # fmt: skip
+    shape = _CHECKED
+    count = int(np.prod(shape))
+    image = (np.arange(count, dtype=np.int64) * 7919 % 4001 - 2000).astype(np.int16)
+    label = (np.arange(count, dtype=np.int64) * 31 % 7).astype(np.uint8)
+    pair = image.reshape(shape), label.reshape(shape)
+    keys = [(2**63 + 5, 2**64 - 1), (3, 77), (2**64 - 1, 2**32)]
+    wanted = [pipeline(*pair, key=key) for key in keys]
+    steps = len(pipeline.operators)
+    recipes = [np.frombuffer(pipeline._get().recipe(steps, *key), np.int64) for key in keys]
+    tail = Tail(
+        [type(operator).__name__ for operator in pipeline.operators],
+        [Volume(torch.int16, torch.float32, shape), Volume(torch.uint8, torch.uint8, shape)],
+    )
+    sources = [torch.from_numpy(np.stack([part] * len(keys))) for part in pair]
+    sources.append(torch.from_numpy(np.stack(recipes)))
+    stream = provider.stream()
+    there = [provider.copy(source, stream, []) for source in sources]
+    _, made = tail.finish(provider, stream, there)
+    done, deadline = provider.record(stream), time.monotonic() + CHECK_SECONDS
+    while not provider.passed(done):
+        if time.monotonic() > deadline:
+            return f"a first batch was not finished within {CHECK_SECONDS:.0f} seconds"
+        time.sleep(0.0005)
+    for part, name in enumerate(("images", "labels")):
+        want = b"".join(np.asarray(sample[part]).tobytes() for sample in wanted)
+        if made[part].cpu().numpy().tobytes() != want:
+            return f"its {name} would have other bytes than those of the host"
+    return None
