@@ -86,6 +86,71 @@ class EpochClock:
         return self._mark - self.began
 
 
+class DeviceCopies:
+    """Moves batches to the training device on the training thread's stream, and times that.
+
+    What a loader has put there already is not moved; the figures are the loader's own then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._copies: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
+
+    def move(self, *parts: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors on the device; the host does not wait for it."""
+        nbytes = sum(part.nbytes for part in parts if part.device.type != self.device.type)
+        if not nbytes:
+            return list(parts)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        moved = [part.to(self.device, non_blocking=True) for part in parts]
+        end.record()
+        self._copies.append((begin, end, nbytes))
+        return moved
+
+    def summary(self, loader: object) -> dict[str, float | None]:
+        """copy_mb_s: of the copies to the device; copy_overlap: the share of their time in which
+        training went on. None: nothing was copied, or a loader that does it tells nothing."""
+        if self._copies:
+            self._copies[-1][1].synchronize()
+            seconds = sum(begin.elapsed_time(end) for begin, end, _ in self._copies) / 1e3
+            rate = sum(nbytes for *_, nbytes in self._copies) / seconds / 1e6
+            return {"copy_mb_s": rate, "copy_overlap": 0.0}  # steps follow them on their stream
+        stats = getattr(loader, "stats", None)
+        own = (stats() or {}).get("device") if callable(stats) else None
+        rate = own and own["bandwidth"]
+        return {"copy_mb_s": rate / 1e6 if rate else None,
+                "copy_overlap": own["overlap"] if own else None}
+
+
+class PythonWork:
+    """Pure Python of `seconds` a step in the calling thread, as a trainer that keeps the GIL.
+
+    The seconds are of the thread's CPU time, so the work is the same whatever else runs. What
+    it takes longer, the thread was without a core, or, where there are enough of these, without
+    the GIL: other threads of the process had it, which are the loader's.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._wall = self._cpu = 0.0
+
+    def step(self) -> None:
+        """Do the work of a step."""
+        if not self.seconds:
+            return
+        began, start = time.perf_counter(), time.thread_time()
+        while (now := time.thread_time()) < start + self.seconds:
+            sum(range(1000))
+        self._cpu += now - start
+        self._wall += time.perf_counter() - began
+
+    @property
+    def denied(self) -> float | None:
+        """The share of the work's time in which it could not go on; None: there was no work."""
+        return max(0.0, 1 - self._cpu / self._wall) if self._wall else None
+
+
 def wait_summary(waits_per_rank: Sequence[Sequence[float]]) -> dict[str, float]:
     """Statistics of the waits, start-up apart; over all ranks' steps.
 
