@@ -79,7 +79,7 @@ def test_two_ranks_share_the_epoch(data_folder):
         sampler.set_epoch(3)
         _, loader = loader_of(dataset, sampler=sampler)
         seen += [i for b in loader for i in b[2].tolist()]
-    assert len(seen) == len(set(seen)) == 14
+    assert len(seen) == 16 and set(seen) == set(range(15))  # one fills up the last round
 
 
 @real
