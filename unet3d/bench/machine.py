@@ -69,7 +69,7 @@ def facts(device: torch.device = torch.device("cpu")) -> dict[str, Any]:
     """All that decides how fast something is here."""
     threads = SIBLINGS.read_text().strip() if SIBLINGS.exists() else None
     return {"cpu": processor(), "cores": available_cores(), "first_core": threads,
-            "memory_gib": memory_gib(), "kernel": platform.release(),
+            "kernel": platform.release(),
             "python": platform.python_version(), "torch": torch.__version__,
             "packages": {name: found for name in PACKAGES if (found := version(name))},
             "gpu": gpu(device), "commit": commit()}
