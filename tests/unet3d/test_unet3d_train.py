@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -239,6 +240,30 @@ def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_pat
     assert row["samples"] == 16 and row["epoch_s"] - row["wait_s"] >= 8 * 0.005
     assert 0 <= row["gil_denied"] < 1
     assert row["copy_mb_s"] is None  # nothing goes anywhere on a CPU
+
+
+def test_a_gil_that_another_thread_holds_is_noticed(monkeypatch):
+    work = meters.PythonWork(0.2)
+    assert work.denied is None
+    ended = threading.Event()
+
+    def compute():
+        while not ended.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        work.step()
+    finally:
+        ended.set()
+        thread.join()
+    assert work.denied > 0.02
+    monkeypatch.setattr(meters, "SCHEDULED", Path("/not/here"))
+    assert meters.without_core() == 0.0
+    idle = meters.PythonWork(0.0)
+    idle.step()
+    assert idle.denied is None
 
 
 def test_layout_of_memory_changes_nothing_else(data_folder, whole, tmp_path):

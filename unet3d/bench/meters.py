@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 MASK = (1 << 64) - 1
+SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, times
 
 
 def _digest(*parts: bytes) -> int:
@@ -123,32 +125,41 @@ class DeviceCopies:
                 "copy_overlap": own["overlap"] if own else None}
 
 
+def without_core() -> float:
+    """Seconds that this thread could have run, but had no core; 0 where that is not counted."""
+    try:
+        return int(SCHEDULED.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 class PythonWork:
     """Pure Python of `seconds` a step in the calling thread, as a trainer that keeps the GIL.
 
     The seconds are of the thread's CPU time, so the work is the same whatever else runs. What
-    it takes longer, the thread was without a core, or, where there are enough of these, without
-    the GIL: other threads of the process had it, which are the loader's.
+    it takes longer, the thread was waiting: for a core, which Linux counts, or for the GIL, which
+    other threads of the process had, that is, the loader's.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._wall = self._cpu = 0.0
+        self._wall = self._working = 0.0
 
     def step(self) -> None:
         """Do the work of a step."""
         if not self.seconds:
             return
-        began, start = time.perf_counter(), time.thread_time()
+        began, start, queued = time.perf_counter(), time.thread_time(), without_core()
         while (now := time.thread_time()) < start + self.seconds:
             sum(range(1000))
-        self._cpu += now - start
+        self._working += now - start + without_core() - queued
         self._wall += time.perf_counter() - began
 
     @property
     def denied(self) -> float | None:
-        """The share of the work's time in which it could not go on; None: there was no work."""
-        return max(0.0, 1 - self._cpu / self._wall) if self._wall else None
+        """The share of the work's time that went by waiting for the GIL, and where the system does
+        not count that, for a core; None: there was no work."""
+        return max(0.0, 1 - self._working / self._wall) if self._wall else None
 
 
 def wait_summary(waits_per_rank: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -64,6 +64,7 @@ class Experiment:
                  deadline: float) -> None:
         self.args, self.size, self.store, self.deadline = args, size, kept, deadline
         self.work = args.out / "data"
+        self.began = 0.0  # of the row under way, its data made
 
     # -- the parts of a row ----------------------------------------------------------
 
@@ -117,12 +118,14 @@ class Experiment:
             elif row.group == "two":
                 processes = 2
             elif row.group == "memory":
-                folder = data.copies(folder, self.work, self.size.copies)
+                limit = int(self.size.memory_gib * 2 ** 30)
+                prefix = stack.enter_context(cgroup.limited(limit))
+                if data.nbytes(folder) < 1.2 * limit:
+                    folder = data.copies(folder, self.work, self.size.copies)
                 more = ["--epochs", str(self.size.epochs), "--repeat", "1"]
-                prefix = stack.enter_context(cgroup.limited(int(self.size.memory_gib * 2 ** 30)))
                 pagecache.evict_or_warn(data.files(folder))
-                facts["data_gib"] = sum(path.stat().st_size
-                                        for path in data.files(folder)) / 2 ** 30
+                facts["data_gib"] = data.nbytes(folder) / 2 ** 30
+            self.began = time.monotonic()
             cached = pagecache.mean_share(data.files(folder))
             stack.enter_context(on_cores(row.cores))
             with self.scratch() as scratch:
@@ -142,6 +145,7 @@ class Experiment:
             folder = data.samples(name, self.work, self.size)
         except DataError as error:
             raise LeftOut(str(error)) from error
+        self.began = time.monotonic()
         steps = list(getattr(self.size, name))
         if row.group in plan.STEPS:
             light, heavy = plan.STEPS[row.group]
@@ -171,7 +175,7 @@ class Experiment:
 
     def run(self, row: plan.Row) -> None:
         """Run a row and keep what came of it. Raises NoTime."""
-        began = time.monotonic()
+        self.began = time.monotonic()
         runner = (self.run_benchmark if row.group == "benchmark" else
                   self.run_workload if plan.workload(row.group) else self.run_training)
         status, why, found = store.FAILED, "", {}
@@ -186,7 +190,7 @@ class Experiment:
             why = f"no end after {error.timeout:.0f} s"
         except (compare.ComparisonError, DataError, OSError, KeyError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
-        self.store.add(row, status, why or None, time.monotonic() - began, **found)
+        self.store.add(row, status, why or None, time.monotonic() - self.began, **found)
         if why:
             print(f"  {status}: {why.splitlines()[-1]}", file=sys.stderr, flush=True)
 
@@ -251,10 +255,13 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
     ComparisonError."""
     began = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.data:
+        data.files(args.data)  # are there
     found = probe(args.device)
     settings = {"preset": args.preset, "device": args.device, "data": str(args.data or ""),
                 **json.loads(json.dumps(dataclasses.asdict(size)))}
-    kept = store.Store(args.out / store.NAME, settings, found["machine"], len(rows))
+    kept = store.Store(args.out / store.NAME, settings, found["machine"],
+                       len(plan.rows(size, available_cores())))
     kept.began = began
     for leftover in args.out.glob("run-*"):  # of a call that was killed
         shutil.rmtree(leftover)

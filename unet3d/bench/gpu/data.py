@@ -56,6 +56,11 @@ def files(folder: Path) -> list[Path]:
     return [path for case in data.list_cases(folder) for path in (case.image, case.label)]
 
 
+def nbytes(folder: Path) -> int:
+    """The bytes of all cases of a preprocessed folder."""
+    return sum(case.nbytes for case in data.list_cases(folder))
+
+
 def samples(workload: str, folder: Path, size: Size) -> Path:
     """The data of another workload below `folder`. Raises DataError where a package is
     missing."""

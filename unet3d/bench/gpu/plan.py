@@ -68,10 +68,10 @@ SIZES = {
     # 42 cases of real size: 34 to train with, 5 GB; three more copies make 20 GB of them.
     "full": Size(
         cases=42, scale=1.0, min_shape=128, copies=4, memory_gib=16,
-        train=("--preset", "mlperf"), repeat=2, epochs=3, cores=(4, 2, 8, 1, 14),
+        train=("--preset", "mlperf"), repeat=4, epochs=2, cores=(4, 2, 8, 1, 14),
         amps=("bf16", "fp16"), batches=(2, 7), repeats=3, workers=12,
         speech=("--batch-size", "24"), detection=("--batch-size", "48"),
-        utterances=144, images=960, benchmark_workers=(2, 4, 8, 14),
+        utterances=144, images=480, benchmark_workers=(2, 4, 8, 14),
         benchmark=("--cases", "image", "volume", "augment", "--repeats", "3", "--no-memory"),
         few=(), row_s=45, limit_s=240),
     "tiny": Size(
@@ -155,23 +155,21 @@ def _rows(size: Size, available: int) -> Iterator[Row]:
         for count in cores:
             yield from turn("sweep", KEY, count, repeat, how, of)
 
-    def workloads(repeat: int) -> Iterator[Row]:
-        for group in ("speech-3", "detection", "speech-10"):
-            yield from turn(group, served, available, repeat)
-
     yield from check(KEY)
     yield from sweep(1)
     yield from check(OTHERS)
     yield from turn("sweep", OTHERS, focus, 1)
     yield from turn("python", few, focus, 1)
-    if size.repeats > 1:
-        yield from sweep(2)
     for group in ("memory", "two"):
         yield from turn(group, few, focus, 1)
-    yield from workloads(1)
+    for group in ("speech-3", "detection"):
+        yield from turn(group, served, available, 1)
     for count in size.benchmark_workers:
         if count <= available:
             yield Row("benchmark", BENCHMARK, count, 1, amp, batch)
+    if size.repeats > 1:
+        yield from sweep(2)
+    yield from turn("speech-10", served, available, 1)
     for of in size.batches[1:]:
         yield from sweep(1, amp, of)
     # What is left of the whole matrix.
@@ -186,7 +184,8 @@ def _rows(size: Size, available: int) -> Iterator[Row]:
             for repeat in repeats:
                 yield from sweep(repeat, how, of)
     for repeat in repeats:
-        yield from workloads(repeat)
+        for group in ("speech-3", "detection", "speech-10"):
+            yield from turn(group, served, available, repeat)
         for how in size.amps:
             for of in size.batches:
                 for count in cores:

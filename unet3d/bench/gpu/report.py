@@ -125,9 +125,8 @@ def group_table(group: str, rows: Rows) -> str:
     notes = [plan.GROUPS[group]]
     if group == "python":
         notes.append(f"{facts['python_ms']:.1f} ms of Python a step; lost: the share of its time "
-                     "in which the training thread could not go on with it; to loading: more "
-                     "than with the synthetic loader, which is the GIL that loading holds, and "
-                     "where cores are few, also these")
+                     "in which the training thread waited for the GIL; to loading: more than "
+                     "with the synthetic loader, and so held by the loader's threads")
     if group == "memory":
         least = max((row["cached"] for row in rows if row["cached"] is not None), default=None)
         notes.append(f"{facts['data_gib']:.1f} GiB of data, of which {number(least, '.0f', 100)} % "
@@ -175,8 +174,8 @@ def head(document: dict[str, Any]) -> str:
                       if name.endswith("_mb_s") and value is not None)
     done = len(chosen(document["rows"]))
     return "\n".join([
-        f"{device}; {machine['cpu']}, {machine['cores']} cores (core 0 shares its with "
-        f"{machine['first_core']}), {number(measured.get('memory_gib'), '.0f')} GiB; "
+        f"{device}; {machine['cpu']}, {machine['cores']} cores (threads of the first: "
+        f"{machine['first_core'] or 'unknown'}), {number(measured.get('memory_gib'), '.0f')} GiB; "
         f"Linux {machine['kernel']}",
         f"Python {machine['python']}, torch {machine['torch']}, {packages}; commit "
         f"{machine['commit'] or 'unknown'}",
