@@ -290,9 +290,12 @@ class _Event:
 
 
 def test_copies_are_those_of_the_thread_or_the_loaders_own(monkeypatch):
+    more = {}
+
     class Loader:
         def stats(self):
-            return {"device": {"bandwidth": 3e6, "overlap": 0.5}}
+            return {"device": {"bandwidth": 3e6, "overlap": 0.5, **more,
+                               "through": {"locked": 7e6, "pinned": 0}}}
 
     class Plain:
         def stats(self):
@@ -302,12 +305,16 @@ def test_copies_are_those_of_the_thread_or_the_loaders_own(monkeypatch):
     there, host = torch.zeros(1000, device="meta"), torch.zeros(1000)
     copies = meters.DeviceCopies(torch.device("meta"))
     assert copies.move(there)[0] is there
-    assert copies.summary(Loader()) == {"copy_mb_s": 3.0, "copy_overlap": 0.5}
+    assert copies.summary(Loader()) == {"copy_mb_s": 3.0, "copy_overlap": 0.5,
+                                        "copy_notes": "7 MB locked; operators on the host"}
+    more["operators"] = ["flip", "noise"]
+    assert copies.summary(Loader())["copy_notes"].endswith("on the device: flip, noise")
     for loader in (Plain(), object()):
-        assert copies.summary(loader) == {"copy_mb_s": None, "copy_overlap": None}
+        assert set(copies.summary(loader).values()) == {None}
     for _ in range(3):
         assert [part.device.type for part in copies.move(host, there)] == ["meta", "meta"]
-    assert copies.summary(object()) == {"copy_mb_s": pytest.approx(0.004), "copy_overlap": 0.0}
+    assert copies.summary(object()) == {"copy_mb_s": pytest.approx(0.004), "copy_overlap": 0.0,
+                                        "copy_notes": None}
 
 
 def test_ranks_that_share_a_gpu_do_without_nccl(monkeypatch):

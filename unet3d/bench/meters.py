@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,16 @@ class EpochClock:
         return self._mark - self.began
 
 
+def copy_notes(told: dict[str, Any]) -> str:
+    """Of a loader's ``stats()["device"]``: by which way batches went, and what was done there."""
+    ways = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in told["through"].items() if nbytes]
+    done = ", ".join(told.get("operators") or ())
+    host = told.get("operators_why")
+    return "; ".join([", ".join(ways) or "nothing copied",
+                      f"operators on the device: {done}" if done else
+                      "operators on the host" + (f": {host}" if host else "")])
+
+
 class DeviceCopies:
     """Moves batches to the training device on the training thread's stream, and times that.
 
@@ -110,19 +121,23 @@ class DeviceCopies:
         self._copies.append((begin, end, nbytes))
         return moved
 
-    def summary(self, loader: object) -> dict[str, float | None]:
+    def summary(self, loader: object) -> dict[str, Any]:
         """copy_mb_s: of the copies to the device; copy_overlap: the share of their time in which
-        training went on. None: nothing was copied, or a loader that does it tells nothing."""
+        training went on; copy_notes: what else the loader tells of them. None: nothing was
+        copied, or a loader that does it tells nothing."""
         if self._copies:
             self._copies[-1][1].synchronize()
             seconds = sum(begin.elapsed_time(end) for begin, end, _ in self._copies) / 1e3
             rate = sum(nbytes for *_, nbytes in self._copies) / seconds / 1e6
-            return {"copy_mb_s": rate, "copy_overlap": 0.0}  # steps follow them on their stream
+            # Steps follow them on their stream: no overlap.
+            return {"copy_mb_s": rate, "copy_overlap": 0.0, "copy_notes": None}
         stats = getattr(loader, "stats", None)
         own = (stats() or {}).get("device") if callable(stats) else None
-        rate = own and own["bandwidth"]
-        return {"copy_mb_s": rate / 1e6 if rate else None,
-                "copy_overlap": own["overlap"] if own else None}
+        if own is None:
+            return dict.fromkeys(("copy_mb_s", "copy_overlap", "copy_notes"))
+        rate = own["bandwidth"]
+        return {"copy_mb_s": rate / 1e6 if rate else None, "copy_overlap": own["overlap"],
+                "copy_notes": copy_notes(own)}
 
 
 def without_core() -> float:

@@ -125,6 +125,8 @@ class Experiment:
                 more = ["--epochs", str(self.size.epochs), "--repeat", "1"]
                 pagecache.evict_or_warn(data.files(folder))
                 facts["data_gib"] = data.nbytes(folder) / 2 ** 30
+            if row.contender.environment:
+                prefix = (*prefix, "env", *row.contender.environment)
             self.began = time.monotonic()
             cached = pagecache.mean_share(data.files(folder))
             stack.enter_context(on_cores(row.cores))

@@ -15,6 +15,7 @@ class Contender:
     label: str
     loader: str
     arguments: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()  # NAME=value
     boxes: bool = False  # remembers the boxes of labels that it has seen
 
 
@@ -99,6 +100,8 @@ OTHERS = (
     Contender("pytorch-ooo", "pytorch-ooo"), Contender("pytorch-native", "pytorch-native"),
     Contender("minato-ready", "minato-ready"), Contender("minato-device", "minato-device"),
     Contender("minato-native-device", "minato-native-device"),
+    Contender("minato-native-device, host operators", "minato-native-device",
+              environment=("MINATO_DEVICE_OPERATORS=0",)),
     Contender("minato-native-cached", "minato-native-cached", boxes=True),
     Contender("dali", "dali"), Contender("dali-cached", "dali-cached", boxes=True),
     Contender("dali-cached, 4 at once, depth 4", "dali-cached",

@@ -102,7 +102,9 @@ def detail_table(name: str, rows: Rows, measured: dict[str, Any]) -> str:
             number(of["copy_overlap"], ".0f", 100), number(of["cpu"], ".1f", cores),
             number(of["memory_mb"], ".0f"), number(cached, ".0f", 100),
             number(others, ".0f", 100)])
-    return aligned(lines)
+    notes = [f"{label}: {told}" for label in _labels(rows) for told in dict.fromkeys(
+        row["epochs"][-1]["copy_notes"] for row in chosen(rows, label=label)) if told]
+    return "\n".join([aligned(lines), *notes])
 
 
 def group_table(group: str, rows: Rows) -> str:

@@ -19,7 +19,7 @@ DONE, FAILED, SKIPPED = "done", "failed", "skipped"
 #: of an epoch, what is kept
 EPOCH = ("epoch", "samples", "steps", "epoch_s", "samples_s", "startup_s", "wait_share",
          "wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s", "cpu", "cpu_seconds", "gpu",
-         "memory_mb", "mb_s", "copy_mb_s", "copy_overlap", "gil_denied", "index_hash",
+         "memory_mb", "mb_s", "copy_mb_s", "copy_overlap", "copy_notes", "gil_denied", "index_hash",
          "content_hash")
 _NUMBER, _TEXT = (int, float), (str, type(None))
 _SCHEMA: dict[str, Any] = {"format": int, "settings": dict, "machine": dict, "sessions": list,
