@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup build test train lint bench clean
+.PHONY: help setup build test train gpu lint bench clean
 .PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed
 
 help:
 	@echo "make test      set up, build and run the tests"
 	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
+	@echo "make gpu       how many cores a GPU needs, by loader: 40 minutes on a machine with one"
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
@@ -45,6 +46,14 @@ train: build
 	@echo "== comparison 2 of 2: pauses of 4 ms in place of steps, as on a fast accelerator"
 	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
 	  --step-ms 4 --repeat 16
+
+# Goes on where it was stopped. Without DALI, which is not built for every machine, its rows say so.
+GPU_OPTIONS ?= --budget 40m
+gpu: build
+	$(BIN)/pip install -q --disable-pip-version-check nvidia-ml-py
+	$(BIN)/pip install -q --disable-pip-version-check nvidia-dali-cuda120 || \
+	  echo "left out, does not install: DALI"
+	$(BIN)/python -m unet3d.bench.gpu $(GPU_OPTIONS)
 
 # For any torch, so without the extension that is compiled against one: wheels of this Python,
 # repaired to say which systems they run on, the one for other systems, and the sources.

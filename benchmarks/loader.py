@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py [--cases tiny image volume augment turn] [--repeats 5]
         [--modes static iterable out-of-order ready] [--peers] [--json FILE] [--quick]
-        [--quiet SHARE]
+        [--quiet SHARE] [--workers N]
 
 Each repeat of a case is one fresh process in which the loaders take turns (the order
 rotates), so that what else the machine does hits them alike; ratios are to torch's loader of
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import random
 import sys
 import time
@@ -50,7 +51,7 @@ from torch.utils.data import (
 
 import minato
 
-WORKERS = 2
+WORKERS = int(os.environ.get("BENCHMARK_WORKERS", "2"))  # of --workers, which children see so
 #: epochs turned in the turn case
 TURNS = 30
 
@@ -498,7 +499,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": common.machine(),
         "quiet": quiet.report(),
-        "workers": WORKERS,
+        "workers": args.workers,
         "runs": runs,
         "check": check,
         "memory": measure_memory(args, names) if args.memory else {},
@@ -567,7 +568,7 @@ TURN_HEAD = "turn_ms min..max most_ms x_torch cpu_s /torch peak_MiB added shared
 
 def report(result: dict[str, Any], cases: list[str]) -> None:
     print(f"# {common.describe(result['machine'])}")
-    print(f"# {WORKERS} workers; {common.describe(result['quiet'])}")
+    print(f"# {result['workers']} workers; {common.describe(result['quiet'])}")
     print(
         "# medians over repeats; x_torch: times faster; /torch: torch's CPU over this one's;"
         "\n# peak: memory of the process tree; added: of it, what the loader brought; shared: "
@@ -596,7 +597,8 @@ def bound_line(result: dict[str, Any], case: str) -> str:
     )
     return (
         f"  bounds: getitem {common.number(item)} us on one core, "
-        f"{common.number(item / WORKERS)} on {WORKERS}; one warm copy {common.number(copy)} us"
+        f"{common.number(item / result['workers'])} on {result['workers']}; "
+        f"one warm copy {common.number(copy)} us"
     )
 
 
@@ -606,9 +608,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[], help="further loaders")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", action="store_true", help="thread-based loaders as well")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="of each loader")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
     common.add_options(parser)
     args = parser.parse_args()
+    os.environ["BENCHMARK_WORKERS"] = str(args.workers)
     if args.quick:
         args.repeats = 1
     return args

@@ -29,13 +29,14 @@ def commands(target: str) -> str:
     return done.stdout.replace("\\\n", " ")
 
 
-@pytest.mark.parametrize("target", ["test", "train", "bench", "stress", "sanitize", "nightly"])
+@pytest.mark.parametrize("target", ["test", "train", "gpu", "bench", "stress", "sanitize", "nightly"])
 def test_what_is_run_is_there(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
     assert [name for name in named if not (ROOT / name).exists()] == []
     modules = re.findall(r"-m (unet3d[.\w]+)", text)
-    assert all((ROOT / (name.replace(".", "/") + ".py")).exists() for name in modules)
+    assert all((ROOT / (name.replace(".", "/") + end)).exists() for name in modules
+               for end in (["/__main__.py"] if name == "unet3d.bench.gpu" else [".py"]))
     told = set(re.findall(r"(MINATO_(?!WERROR|SANITIZE)\w+)=", text))
     assert [name for name in told if name not in TESTS] == []
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from unet3d.loaders import Options
 
 INSTALL = "pip install 'minato[dali]'"
-PREFETCH = 2  # batches a pipeline prepares ahead: DALI's default, and torch's a worker
 # Samples in one list of files. A list's end costs a new pipeline (a fifth of a second, and
 # boxes are forgotten), its length memory: 20000 are 119 epochs of KiTS19 and a few MB.
 HORIZON = 20000
@@ -73,7 +72,7 @@ def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
 
 def make_pipeline(images: Sequence[str], labels: Sequence[str], transform: TrainTransforms,
                   *, batch_size: int, threads: int, seed: int, device: torch.device,
-                  cache_objects: bool = False, mmap: bool = True) -> Any:
+                  cache_objects: bool = False, mmap: bool = True, depth: int = 2) -> Any:
     """A pipeline over pairs of files, in their order, again and again.
 
     Outputs: image float32 and label uint8 [batch, 1, *patch] on `device`, and as uint8 text
@@ -100,7 +99,7 @@ def make_pipeline(images: Sequence[str], labels: Sequence[str], transform: Train
         return image, label, image_file, label_file
 
     return unet3d_training(batch_size=batch_size, num_threads=threads, seed=seed,
-                           device_id=_device_id(device), prefetch_queue_depth=PREFETCH)
+                           device_id=_device_id(device), prefetch_queue_depth=depth)
 
 
 def _device_id(device: torch.device) -> int | None:
@@ -118,7 +117,9 @@ class DaliLoader:
     """Epochs of batches [image, label, index] made by DALI, in the sampler's order.
 
     `workers` (at least 1) is DALI's number of threads. An epoch's last batch is made full by
-    repeating its last sample, which is cut off again. Raises LoaderUnavailable without the
+    repeating its last sample, which is cut off again. With `dali_batches` the pipeline makes so
+    many batches in one go, across the ends of epochs, so that slow samples of a batch are evened
+    out by the next ones. Raises LoaderUnavailable without the
     package; DataError if DALI fails, or reads another file than asked for.
     """
 
@@ -158,7 +159,8 @@ class DaliLoader:
         self._planned = [order, *self._foretold(len(order))]
         files = [self.dataset.case(i) for epoch in self._planned
                  for i in self._padded(epoch)]
-        self._batches = self._run(files, self.options.batch_size, self.options.workers)
+        self._batches = self._run(files, self.options.batch_size, self.options.workers,
+                                  self.options.dali_batches)
 
     def _foretold(self, samples: int) -> list[list[int]]:
         """Orders of the epochs to come, of a sampler that is told its epoch."""
@@ -172,7 +174,9 @@ class DaliLoader:
             orders.append(list(sampler))
         return orders
 
-    def _run(self, cases: Sequence[Case], batch_size: int, threads: int) -> Iterator[Any]:
+    def _run(self, cases: Sequence[Case], size: int, threads: int,
+             at_once: int = 1) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches of `size`, made so many at once."""
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         generator = self.options.generator
@@ -180,17 +184,19 @@ class DaliLoader:
         pipeline = make_pipeline(
             [os.fspath(case.image) for case in cases],
             [os.fspath(case.label) for case in cases], self.dataset.transform,
-            batch_size=batch_size, threads=max(1, threads), seed=seed & 0x7FFFFFFF,
+            batch_size=size * at_once, threads=max(1, threads), seed=seed & 0x7FFFFFFF,
             device=self.options.device, cache_objects=self.cache_objects,
-            mmap=self.options.dali_mmap)
-        return iter(DALIGenericIterator(pipeline, list(OUTPUTS), prepare_first_batch=False))
+            mmap=self.options.dali_mmap, depth=self.options.dali_depth)
+        for made, in DALIGenericIterator(pipeline, list(OUTPUTS), prepare_first_batch=False):
+            for first in range(0, size * at_once, size):
+                yield {name: part[first:first + size] for name, part in made.items()}
 
     def _epoch(self, batches: Iterator[Any], order: list[int]) -> Iterator[list[torch.Tensor]]:
         size = self.options.batch_size
         for number in range(len(self)):
             chosen = order[number * size:(number + 1) * size]
             try:
-                made = next(batches)[0]
+                made = next(batches)
             except RuntimeError as error:
                 raise DataError(f"DALI failed at the samples {chosen}: {error}") from error
             self._check(chosen, made)

@@ -37,6 +37,8 @@ class Options:
     collate_fn: Callable[[list], Any] | None = None  # None: torch's default
     persistent: bool = True  # keep workers across epochs
     dali_mmap: bool = True  # DALI maps the files; else it reads them whole
+    dali_batches: int = 1  # that DALI makes in one go, to be handed out one by one
+    dali_depth: int = 2  # of such, that DALI prepares ahead: its default, and torch's a worker
 
     def torch_arguments(self) -> dict[str, Any]:
         """The same, as arguments of torch.utils.data.DataLoader."""
@@ -89,6 +91,15 @@ def _minato_process(dataset: Dataset, options: Options) -> Iterable[Batch]:
     return _minato(dataset, options, worker_type="process")
 
 
+def _minato_device(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
+    there = dataclasses.replace(options, pin_memory=False)  # device= sees to that
+    return _minato(dataset, there, device=options.device, **own)
+
+
+def _minato_native_device(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    return _minato_device(dataset, options, worker_type="native" if options.workers else None)
+
+
 def _pytorch_expert(dataset: Dataset, options: Options) -> Iterable[Batch]:
     from unet3d.data import ExpertVolumes
     return DataLoader(ExpertVolumes(dataset), **options.torch_arguments())
@@ -137,6 +148,9 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato-native": _minato_native,
     "minato-native-cached": _minato_native,
     "minato-native-process": _minato_process,
+    "minato-device": _minato_device,
+    "minato-native-device": _minato_native_device,
+    "minato-native-device-cached": _minato_native_device,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
     "pytorch-expert": _pytorch_expert,
@@ -150,6 +164,8 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
 SAMPLES: dict[str, str | None] = {"minato-native": "native",
                                   "minato-native-cached": "native",
                                   "minato-native-process": "native",
+                                  "minato-native-device": "native",
+                                  "minato-native-device-cached": "native",
                                   "pytorch-native": "native",
                                   "dali": None, "dali-cached": None, "synthetic": None}
 

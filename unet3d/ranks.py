@@ -34,13 +34,17 @@ class Ranks:
     def __init__(self, device: str) -> None:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.world > 1 else 0
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1
+        backend = "nccl" if device.startswith("cuda") else "gloo"
         if device == "cuda":  # set_device takes no device without a number
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0') if self.world > 1 else 0}"
+        elif here > 1:  # a named GPU is shared by all ranks, which NCCL refuses
+            backend = "gloo"
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            distributed.init_process_group(backend)
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, in rank order, on every rank."""

@@ -13,7 +13,7 @@ EPOCH_COLUMNS = (
     "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "loss", "learning_rate",
     "index_hash", "content_hash", "resumed_at", "work_bound_s", "synthetic_bound_s",
     "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice", "step_ms",
-    "still_cached",
+    "still_cached", "gil_denied", "copy_mb_s", "copy_overlap", "copy_notes",
 )
 CSV_NAME, LINES_NAME, MLPERF_NAME = "epochs.csv", "log.jsonl", "mlperf.log"
 USAGE_NAME, USAGE_COLUMNS = "usage.csv", ("epoch", "t", "cpu", "memory_mb", "gpu")

@@ -39,6 +39,10 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     work.add_argument("--repeat", type=int, help="times each case is listed in an epoch")
     work.add_argument("--accumulate", type=int, help="batches per optimiser step")
     work.add_argument("--learning-rate", type=float)
+    work.add_argument("--channels-last", action="store_true",
+                      help="the model's and the images' memory layout")
+    work.add_argument("--cudnn-benchmark", action="store_true",
+                      help="cuDNN tries its algorithms and takes the fastest")
     work.add_argument("--drop-last", action=argparse.BooleanOptionalAction, default=None)
     work.add_argument("--split", choices=["auto", "kits19", "seeded"], default="auto")
     work.add_argument("--split-seed", type=int, metavar="SEED",
@@ -56,9 +60,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                       help="remember the boxes of labels seen: the loader dali-cached")
     dali.add_argument("--dali-no-mmap", action="store_true",
                       help="read files instead of mapping them")
+    dali.add_argument("--dali-batches", type=int, default=1, metavar="N",
+                      help="batches that a pipeline makes in one go, handed out one by one")
+    dali.add_argument("--dali-depth", type=int, default=2, metavar="N",
+                      help="of such, that it prepares ahead (default 2)")
     watch = parser.add_argument_group("checkpoints, evaluation, measurement")
     watch.add_argument("--checkpoint-every", type=int, default=0, metavar="BATCHES",
                        help="also within epochs (default: at epoch ends only)")
+    watch.add_argument("--no-checkpoint", action="store_true",
+                       help="write none at the ends of epochs")
     watch.add_argument("--stop-after", type=int, metavar="BATCHES",
                        help="write a checkpoint and stop after so many batches")
     watch.add_argument("--eval-every", type=int, metavar="EPOCHS",
@@ -72,6 +82,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                        help="a stand-in for a fast accelerator: a step only takes this time, "
                        "counting the batch's hash, and leaves the CPU to the workers; nothing "
                        "is trained or evaluated")
+    watch.add_argument("--python-ms", type=float, default=0.0, metavar="MS",
+                       help="every step also computes in Python for so long (of CPU time, in the "
+                       "training thread), as a trainer that keeps the GIL")
     watch.add_argument("--bounds", action=argparse.BooleanOptionalAction, default=None,
                        help="measure the bounds before the run (default: quick does)")
     watch.add_argument("--hash-content", action="store_true",
@@ -110,7 +123,7 @@ class Settings:
         config = {name: getattr(args, name) for name in (
             "loader", "seed", "device", "amp", "split", "split_seed", "seeding",
             "brightness_around_one", "reference_starts", "hash_content", "cache",
-            "step_ms")}
+            "step_ms", "python_ms", "channels_last")}
         config |= dataclasses.asdict(self.preset)
         config |= {"preset": args.preset, "data": str(args.data), "threads": self.threads,
                    "train_cases": train_cases}
@@ -122,8 +135,12 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     parser = make_parser(description)
     args = parser.parse_args(argv)
     is_dali = args.loader.startswith("dali")
-    if (args.dali_cache_objects or args.dali_no_mmap) and not is_dali:
-        parser.error("--dali-cache-objects and --dali-no-mmap are of the loader dali")
+    own = ("dali_cache_objects", "dali_no_mmap", "dali_batches", "dali_depth")
+    asked = [name for name in own if getattr(args, name) != parser.get_default(name)]
+    if asked and not is_dali:
+        parser.error(f"--{asked[0].replace('_', '-')} is of the loader dali")
+    if min(args.dali_batches, args.dali_depth) < 1:
+        parser.error("--dali-batches and --dali-depth must be at least 1")
     if is_dali and args.reference_starts:
         parser.error("DALI's crop takes an axis's last position, too: no --reference-starts")
     if args.split_seed is None:
@@ -153,6 +170,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
              if getattr(args, name) is not None]
     if args.no_eval and asked:
         parser.error(f"--no-eval and --{asked[0].replace('_', '-')} exclude each other")
+    if not 0 <= args.python_ms < float("inf"):
+        parser.error("--python-ms must be a number and not negative")
     if args.step_ms is not None:
         if not 0 <= args.step_ms < float("inf"):
             parser.error("--step-ms must be a number and not negative")

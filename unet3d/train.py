@@ -32,7 +32,8 @@ from unet3d.data import VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
 from unet3d.losses import dice_ce_loss
-from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
+from unet3d.bench.meters import (DeliveryHash, DeviceCopies, EpochClock, PythonWork,
+                                 wait_summary)
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
@@ -68,6 +69,9 @@ class Trainer:
         self.args, self.preset, self.device = settings.args, settings.preset, ranks.device
         args, preset = self.args, self.preset
         torch.set_num_threads(settings.threads)
+        torch.backends.cudnn.benchmark = args.cudnn_benchmark
+        self.layout = (torch.channels_last_3d if args.channels_last else
+                       torch.contiguous_format)
         train, self.evaluation = split(list_cases(args.data), args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
                                      args.reference_starts)
@@ -108,7 +112,7 @@ class Trainer:
 
     def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.args.seed)
-        model = UNet3D(self.preset.filters).to(self.device)
+        model = UNet3D(self.preset.filters).to(self.device, memory_format=self.layout)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.preset.learning_rate,
                                     momentum=spec.MOMENTUM, nesterov=True,
                                     weight_decay=spec.WEIGHT_DECAY)
@@ -160,7 +164,8 @@ class Trainer:
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
                      timeout_s=args.timeout, persistent=args.seeding == "sample",
-                     dali_mmap=not args.dali_no_mmap,
+                     dali_mmap=not args.dali_no_mmap, dali_batches=args.dali_batches,
+                     dali_depth=args.dali_depth,
                      pin_memory=self.device.type == "cuda", device=self.device)
 
     def _plan(self, epoch: int) -> tuple[Iterable, list[int]]:
@@ -212,6 +217,7 @@ class Trainer:
         with hold:
             with torch.autocast(self.device.type, AMP[self.args.amp],
                                 enabled=self.args.amp != "none"):
+                image = image.contiguous(memory_format=self.layout)
                 loss = dice_ce_loss(self.wrapped(image), label)
             self.scaler.scale(loss / size).backward()
         if ends_group:
@@ -231,7 +237,8 @@ class Trainer:
         samples = sampling.expected_count(len(rest), preset.batch_size, preset.drop_last)
         total = steps_before + -(-samples // preset.batch_size)
         self.wrapped.train()
-        usage = UsageSampler()
+        usage, copies = UsageSampler(), DeviceCopies(self.device)
+        python = PythonWork(self.args.python_ms / 1e3)
         nbytes, finished = 0, True
         bar = tqdm(total=total, initial=steps_before, desc=f"epoch {epoch}", unit="batch",
                    disable=None if self.ranks.rank == 0 else True)
@@ -243,11 +250,12 @@ class Trainer:
             arrived = time.perf_counter()
             numbers = index.tolist()
             nbytes += image.nbytes + label.nbytes
-            there = [part.to(self.device, non_blocking=True) for part in (image, label)]
+            there = copies.move(image, label)
             loss = 0.0
             if self.step_s is None:
                 loss = self._step(*there, len(progress.losses), total)
             progress.hash.add(image, label, numbers)
+            python.step()
             if self.step_s is not None:
                 time.sleep(max(0.0, arrived + self.step_s - time.perf_counter()))
             progress.delivered += numbers
@@ -266,6 +274,7 @@ class Trainer:
         del iterator
         log.usage(epoch, usage_of_all(self.ranks.gather(usage.samples)))
         if finished:
+            used |= {"gil_denied": python.denied, **copies.summary(loader)}
             self._finish_epoch(log, clock, used, rest, resumed_at, nbytes, rate)
         return finished
 
@@ -336,6 +345,8 @@ class Trainer:
                "cpu": sum(p["used"]["cpu"] for p in parts),
                "cpu_seconds": sum(p["used"]["cpu_seconds"] for p in parts),
                "memory_mb": sum(memory) if memory else None, "gpu": used["gpu"],
+               **{name: used[name] for name in ("gil_denied", "copy_mb_s", "copy_overlap",
+                                              "copy_notes")},
                "loss": float(np.mean([p["loss"] for p in parts])), "learning_rate": rate,
                "step_ms": self.args.step_ms, "still_cached": self.still_cached,
                "index_hash": total_hash.state()["indices"],
@@ -443,7 +454,8 @@ class Trainer:
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
-            self.save()
+            if not self.args.no_checkpoint:
+                self.save()
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 from unet3d import data, evaluate, loaders, settings, spec, train
-from unet3d.bench import compare, pagecache, plot
+from unet3d.bench import compare, meters, pagecache, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
 TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "4",
@@ -229,6 +231,106 @@ def test_pauses_stand_in_for_steps(data_folder, tmp_path, capsys):
     assert "step_ms was 20.0, is None" in capsys.readouterr().err
 
 
+def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_path):
+    """The same samples; each step has so much of it, and what it was denied is told."""
+    assert run(data_folder, tmp_path, "--step-ms", "0", "--python-ms", "5", "--no-checkpoint",
+               epochs=1) == 0
+    assert not (tmp_path / "checkpoint.pt").exists()
+    row, = epochs(tmp_path)
+    assert row["samples"] == 16 and row["epoch_s"] - row["wait_s"] >= 8 * 0.005
+    assert 0 <= row["gil_denied"] < 1
+    assert row["copy_mb_s"] is None  # nothing goes anywhere on a CPU
+
+
+def test_a_gil_that_another_thread_holds_is_noticed(monkeypatch):
+    work = meters.PythonWork(0.2)
+    assert work.denied is None
+    ended = threading.Event()
+
+    def compute():
+        while not ended.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        work.step()
+    finally:
+        ended.set()
+        thread.join()
+    assert work.denied > 0.02
+    monkeypatch.setattr(meters, "SCHEDULED", Path("/not/here"))
+    assert meters.without_core() == 0.0
+    idle = meters.PythonWork(0.0)
+    idle.step()
+    assert idle.denied is None
+
+
+def test_layout_of_memory_changes_nothing_else(data_folder, whole, tmp_path):
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--accumulate", "3",
+               "--channels-last", "--cudnn-benchmark", loader="minato-device") == 0
+    assert hashes(tmp_path) == hashes(whole)
+    for (*place, loss), (*other, expected) in zip(losses(tmp_path), losses(whole)):
+        assert place == other and loss == pytest.approx(expected, rel=1e-3)
+
+
+class _Event:
+    """Of CUDA: a second between any two."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    synchronize = record
+
+    def elapsed_time(self, _end):
+        return 1000.0
+
+
+def test_copies_are_those_of_the_thread_or_the_loaders_own(monkeypatch):
+    more = {}
+
+    class Loader:
+        def stats(self):
+            return {"device": {"bandwidth": 3e6, "overlap": 0.5, **more,
+                               "through": {"locked": 7e6, "pinned": 0}}}
+
+    class Plain:
+        def stats(self):
+            return {"device": None}
+
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    there, host = torch.zeros(1000, device="meta"), torch.zeros(1000)
+    copies = meters.DeviceCopies(torch.device("meta"))
+    assert copies.move(there)[0] is there
+    assert copies.summary(Loader()) == {"copy_mb_s": 3.0, "copy_overlap": 0.5,
+                                        "copy_notes": "7 MB locked; operators on the host"}
+    more["operators"] = ["flip", "noise"]
+    assert copies.summary(Loader())["copy_notes"].endswith("on the device: flip, noise")
+    for loader in (Plain(), object()):
+        assert set(copies.summary(loader).values()) == {None}
+    for _ in range(3):
+        assert [part.device.type for part in copies.move(host, there)] == ["meta", "meta"]
+    assert copies.summary(object()) == {"copy_mb_s": pytest.approx(0.004), "copy_overlap": 0.0,
+                                        "copy_notes": None}
+
+
+def test_ranks_that_share_a_gpu_do_without_nccl(monkeypatch):
+    from unet3d import ranks
+
+    used = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(ranks.distributed, "init_process_group", used.append)
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1"),
+                        ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for device, backend, number in (("cuda", "nccl", 1), ("cuda:0", "gloo", 0)):
+        assert ranks.Ranks(device).device == torch.device("cuda", number)
+        assert used.pop() == backend
+
+
 def test_one_gpu_without_a_number_is_the_first(monkeypatch):
     """set_device refuses torch.device("cuda")."""
     from torch.cuda._utils import _get_device_index
@@ -266,7 +368,7 @@ def test_checkpoints_that_evaluate_cannot_use(data_folder, tmp_path, capsys):
 def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
     for wrong in (["--patch", "15", "16", "16"], ["--epochs", "0"], ["--workers", "-1"],
                   ["--no-eval", "--eval-every", "1"], ["--step-ms", "-1"],
-                  ["--step-ms", "nan"], ["--step-ms", "1", "--eval-every", "1"]):
+                  ["--step-ms", "nan"], ["--python-ms", "-1"], ["--dali-depth", "4"], ["--step-ms", "1", "--eval-every", "1"]):
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, *wrong)
     assert run(tmp_path, tmp_path / "out") == 1
@@ -467,6 +569,16 @@ def test_options_of_dali_go_to_its_loaders(data_folder, capsys):
         with pytest.raises(SystemExit):
             compare.parse([*given, loaders_, "--", option])
         assert words in capsys.readouterr().err
+
+
+def test_a_program_that_does_not_end_is_killed_with_its_descendants(tmp_path):
+    note = tmp_path / "pid"
+    with pytest.raises(subprocess.TimeoutExpired):
+        compare.run_program(["sh", "-c", f"setsid sleep 600 & echo $! > {note}; wait"], 2)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{note.read_text().strip()}/cwd").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_compare_reports_a_failing_run(tmp_path, capsys):

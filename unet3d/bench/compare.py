@@ -20,10 +20,11 @@ figures are sums over them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
-import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,7 +37,8 @@ from typing import Any
 import torch
 
 from unet3d import data, loaders, records, settings
-from unet3d.bench import pagecache, plot, slow
+from unet3d.bench import machine, pagecache, plot, slow
+from unet3d.bench.usage import process_tree
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.spec import PRESETS
@@ -71,34 +73,53 @@ def busy_seconds() -> float | None:
 
 
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
-    """The arguments of a run: options of DALI's loaders (flags all) go to those only."""
+    """The arguments of a run: options of DALI's loaders (each one word, as --dali-depth=4) go to
+    those only."""
     return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
 
 
+def environment() -> dict[str, str]:
+    """Ours, in which programs of this repository find its packages."""
+    root, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{root}" if path else root}
+
+
+def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple[int, str, str]:
+    """Run a program to its end: exit status, what it said, and its errors. Where it does not
+    come to that, it is killed with all its descendants. Raises subprocess.TimeoutExpired."""
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as child:
+        try:
+            said, errors = child.communicate(timeout=timeout_s)
+        except BaseException:
+            for pid in {child.pid, *process_tree(child.pid)}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
+    return child.returncode, said, errors
+
+
 def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequence[str],
-             processes: int = 1) -> dict[str, Any]:
+             processes: int = 1, prefix: Sequence[str] = (),
+             timeout_s: float | None = None) -> dict[str, Any]:
     """One run, of so many processes by torchrun; returns its result, with the share of the
-    machine that `others` had meanwhile. Raises ComparisonError."""
+    machine that `others` had meanwhile. `prefix` goes before its command. Raises
+    ComparisonError, and subprocess.TimeoutExpired."""
     launch = [] if processes == 1 else ["torch.distributed.run", "--standalone",
                                         "--nproc-per-node", str(processes), "-m"]
-    command = [sys.executable, "-m", *launch, module, "--loader", loader, "--cache", cache,
-               "--out", str(folder), *arguments_for(loader, common)]
-    environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parents[2])
-    path = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{path}{os.pathsep}{root}" if path else root
+    command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
+               "--cache", cache, "--out", str(folder), *arguments_for(loader, common)]
     before, times, began = busy_seconds(), os.times(), time.monotonic()
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, check=False)
+    status, said, errors = run_program(command, timeout_s)
     after, ended, span = busy_seconds(), os.times(), time.monotonic() - began
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "output.txt").write_text(done.stdout + done.stderr)
-    for line in done.stderr.splitlines():
+    (folder / "output.txt").write_text(said + errors)
+    for line in errors.splitlines():
         if line.startswith("warning:"):
             print(line, file=sys.stderr)
-    if done.returncode:
-        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise ComparisonError(f"{loader}: exit status {done.returncode}\n{tail}")
+    if status:
+        tail = "\n".join(errors.strip().splitlines()[-5:])
+        raise ComparisonError(f"{loader}: exit status {status}\n{tail}")
     result = json.loads((folder / records.RESULT_NAME).read_text())
     result["others"] = None
     if before is not None and after is not None:
@@ -242,7 +263,8 @@ def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
         row["slow_batch_max"] = statistics.median(max(shares) for shares in found)
 
 
-def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+def number(value: float | None, form: str, factor: float = 1.0) -> str:
+    """The value times the factor as text, a dash where it is not known."""
     return "-" if value is None else format(value * factor, form)
 
 
@@ -256,16 +278,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
         lines.append((
             row["cache"] + (" (not)" if row["not_cold"] else ""), row["loader"],
-            str(row["runs"]), _number(row["samples"], "d", 1),
+            str(row["runs"]), number(row["samples"], "d", 1),
             f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
-            _number(row["relative"], ".3f"), _number(row["over_work"], ".3f"),
+            number(row["relative"], ".3f"), number(row["over_work"], ".3f"),
             f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
             f"{row['wait_share'] * 100:.1f} ({row['wait_share_min'] * 100:.1f}-"
             f"{row['wait_share_max'] * 100:.1f})", waits, f"{row['cpu'] * 100:.0f}",
-            _number(row["gpu"], ".0f"), _number(row["memory_mb"], ".0f"),
-            f"{_number(row.get('slow_share'), '.0f', 100)}, "
-            f"{_number(row.get('slow_batch_max'), '.0f', 100)}",
-            _number(row["others"], ".0f", 100)))
+            number(row["gpu"], ".0f"), number(row["memory_mb"], ".0f"),
+            f"{number(row.get('slow_share'), '.0f', 100)}, "
+            f"{number(row.get('slow_batch_max'), '.0f', 100)}",
+            number(row["others"], ".0f", 100)))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
             for line in lines]
@@ -293,10 +315,15 @@ def short_table(rows: Sequence[dict[str, Any]]) -> str:
             + (", not cold" if row["not_cold"] else ""), f"{row['epoch_s']:.2f}",
             f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}", f"{row['wait_share'] * 100:.1f}",
             f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
-            _number(bound, ".2f"), _number(row["epoch_s"] / bound if bound else None, ".2f")))
+            number(bound, ".2f"), number(row["epoch_s"] / bound if bound else None, ".2f")))
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as text, the first of each line to the left and the others to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join([line[0].ljust(widths[0]), *(
-        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]) for line in lines)
+        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -495,9 +522,7 @@ def main(argv: list[str] | None = None) -> int:
     write_csv(args.out / plot.CSV_NAME, rows)
     facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
              "processes": args.processes,
-             "machine": {"cpu": platform.processor(), "cores": available_cores(),
-                         "torch": torch.__version__, "python": platform.python_version(),
-                         "load": os.getloadavg()[0]},
+             "machine": machine.facts() | {"load": os.getloadavg()[0]},
              "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     head = f"{args.workload}: {' '.join(common)}"

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 MASK = (1 << 64) - 1
+SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, times
 
 
 def _digest(*parts: bytes) -> int:
@@ -84,6 +87,94 @@ class EpochClock:
     def elapsed(self) -> float:
         """From just before ``iter()`` to the end of the last step."""
         return self._mark - self.began
+
+
+def copy_notes(told: dict[str, Any]) -> str:
+    """Of a loader's ``stats()["device"]``: by which way batches went, and what was done there."""
+    ways = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in told["through"].items() if nbytes]
+    done = ", ".join(told.get("operators") or ())
+    host = told.get("operators_why")
+    return "; ".join([", ".join(ways) or "nothing copied",
+                      f"operators on the device: {done}" if done else
+                      "operators on the host" + (f": {host}" if host else "")])
+
+
+class DeviceCopies:
+    """Moves batches to the training device on the training thread's stream, and times that.
+
+    What a loader has put there already is not moved; the figures are the loader's own then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._copies: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
+
+    def move(self, *parts: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors on the device; the host does not wait for it."""
+        nbytes = sum(part.nbytes for part in parts if part.device.type != self.device.type)
+        if not nbytes:
+            return list(parts)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        moved = [part.to(self.device, non_blocking=True) for part in parts]
+        end.record()
+        self._copies.append((begin, end, nbytes))
+        return moved
+
+    def summary(self, loader: object) -> dict[str, Any]:
+        """copy_mb_s: of the copies to the device; copy_overlap: the share of their time in which
+        training went on; copy_notes: what else the loader tells of them. None: nothing was
+        copied, or a loader that does it tells nothing."""
+        if self._copies:
+            self._copies[-1][1].synchronize()
+            seconds = sum(begin.elapsed_time(end) for begin, end, _ in self._copies) / 1e3
+            rate = sum(nbytes for *_, nbytes in self._copies) / seconds / 1e6
+            # Steps follow them on their stream: no overlap.
+            return {"copy_mb_s": rate, "copy_overlap": 0.0, "copy_notes": None}
+        stats = getattr(loader, "stats", None)
+        own = (stats() or {}).get("device") if callable(stats) else None
+        if own is None:
+            return dict.fromkeys(("copy_mb_s", "copy_overlap", "copy_notes"))
+        rate = own["bandwidth"]
+        return {"copy_mb_s": rate / 1e6 if rate else None, "copy_overlap": own["overlap"],
+                "copy_notes": copy_notes(own)}
+
+
+def without_core() -> float:
+    """Seconds that this thread could have run, but had no core; 0 where that is not counted."""
+    try:
+        return int(SCHEDULED.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+class PythonWork:
+    """Pure Python of `seconds` a step in the calling thread, as a trainer that keeps the GIL.
+
+    The seconds are of the thread's CPU time, so the work is the same whatever else runs. What
+    it takes longer, the thread was waiting: for a core, which Linux counts, or for the GIL, which
+    other threads of the process had, that is, the loader's.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._wall = self._working = 0.0
+
+    def step(self) -> None:
+        """Do the work of a step."""
+        if not self.seconds:
+            return
+        began, start, queued = time.perf_counter(), time.thread_time(), without_core()
+        while (now := time.thread_time()) < start + self.seconds:
+            sum(range(1000))
+        self._working += now - start + without_core() - queued
+        self._wall += time.perf_counter() - began
+
+    @property
+    def denied(self) -> float | None:
+        """The share of the work's time that went by waiting for the GIL, and where the system does
+        not count that, for a core; None: there was no work."""
+        return max(0.0, 1 - self._working / self._wall) if self._wall else None
 
 
 def wait_summary(waits_per_rank: Sequence[Sequence[float]]) -> dict[str, float]:

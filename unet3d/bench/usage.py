@@ -14,8 +14,8 @@ PROC = Path("/proc")
 MEMORY_EVERY = 4  # memory is read at every 4th sample: a page-table walk per process
 
 
-def _linux_tree() -> dict[int, tuple[int, float]]:
-    """{pid: (start time, CPU seconds)} of this process and its descendants, by /proc."""
+def _linux_tree(root: int) -> dict[int, tuple[int, float]]:
+    """{pid: (start time, CPU seconds)} of a process and its descendants, by /proc."""
     ticks = os.sysconf("SC_CLK_TCK")
     table: dict[int, tuple[int, int, float]] = {}
     for name in os.listdir(PROC):
@@ -27,19 +27,23 @@ def _linux_tree() -> dict[int, tuple[int, float]]:
             fields = text[text.rindex(")") + 2:].split()
             seconds = (int(fields[11]) + int(fields[12])) / ticks
             table[int(name)] = (int(fields[1]), int(fields[19]), seconds)
-    tree, fresh = {os.getpid()}, {os.getpid()}
+    tree, fresh = {root}, {root}
     while fresh:
         fresh = {pid for pid, row in table.items() if row[0] in fresh} - tree
         tree |= fresh
     return {pid: table[pid][1:] for pid in tree if pid in table}
 
 
-def _psutil_tree() -> dict[int, tuple[int, float]]:
+def _psutil_tree(root: int) -> dict[int, tuple[int, float]]:
     import psutil
 
     tree = {}
-    own = psutil.Process()
-    for process in [own, *own.children(recursive=True)]:
+    try:
+        own = psutil.Process(root)
+        processes = [own, *own.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return tree
+    for process in processes:
         try:
             times = process.cpu_times()
             tree[process.pid] = (int(process.create_time()), times.user + times.system)
@@ -48,12 +52,14 @@ def _psutil_tree() -> dict[int, tuple[int, float]]:
     return tree
 
 
-def process_tree() -> dict[int, tuple[int, float]]:
-    """{pid: (start time, CPU seconds)} of the process tree; empty where unknown."""
+def process_tree(root: int | None = None) -> dict[int, tuple[int, float]]:
+    """{pid: (start time, CPU seconds)} of the tree of a process, by default this one; empty
+    where unknown."""
+    root = root or os.getpid()
     if (PROC / "self/stat").exists():
-        return _linux_tree()
+        return _linux_tree(root)
     try:
-        return _psutil_tree()
+        return _psutil_tree(root)
     except ImportError:
         return {}
 

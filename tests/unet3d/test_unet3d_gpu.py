@@ -1,0 +1,314 @@
+"""The experiment of one command: its rows, its file, a cut run, loaders that fail, the tables."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import subprocess
+import time
+
+import pytest
+
+from unet3d import loaders, train
+from unet3d.bench import compare, machine
+from unet3d.bench.gpu import __main__ as program
+from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
+from unet3d.nifti import DataError
+from unet3d.parallel import available_cores
+
+TINY, FULL = plan.SIZES["tiny"], plan.SIZES["full"]
+BROKEN = plan.Contender("broken", "pytorch", ("--patch", "15", "16", "16"))
+MEASURED = {"memory_gib": 1.0, "core_copy_mb_s": 1e4, "pinned_mb_s": 5e4, "pageable_mb_s": None}
+
+
+def row(group="sweep", contender=plan.SYNTHETIC, cores=1, repeat=1):
+    return plan.Row(group, contender, cores, repeat, "bf16", 2)
+
+
+def epoch(number=1, **values):
+    return dict.fromkeys(store.EPOCH) | {"epoch": number} | values
+
+
+def opened(path, planned=4, settings=None, facts=None):
+    kept = store.Store(path, settings or {"preset": "tiny"}, facts or machine.facts(), planned)
+    kept.begin(MEASURED, ["nothing"])
+    return kept
+
+
+# -- the plan ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, cores", [(TINY, 2), (TINY, 1), (FULL, 16), (FULL, 3)])
+def test_rows_are_all_different_and_fit_the_machine(size, cores):
+    rows = plan.rows(size, cores)
+    assert len({one.key for one in rows}) == len(rows)
+    assert max(one.cores for one in rows) <= cores
+    assert {one.group for one in rows} == set(plan.GROUPS) - (
+        {"benchmark"} if cores < 2 else set())
+    assert {one.contender.loader for one in rows} - {"loader.py"} <= set(loaders.LOADERS)
+
+
+def test_the_most_telling_rows_come_first_and_all_of_the_matrix_is_there():
+    rows = plan.rows(FULL, 16)
+    place = {one.key: number for number, one in enumerate(rows)}
+
+    def first(**fields):
+        return min(place[one.key] for one in rows
+                   if all(getattr(one, name) == value for name, value in fields.items()))
+
+    assert first(group="sweep") < first(group="python") < first(group="memory") \
+        < first(group="speech-3") < first(group="benchmark") < first(amp="fp16")
+    assert first(group="sweep", cores=4) < first(group="sweep", cores=14)
+    assert first(group="benchmark") < first(group="sweep", repeat=2) < first(batch=7)
+    sweep = {(one.contender.label, one.amp, one.batch, one.cores, one.repeat)
+             for one in rows if one.group == "sweep"}
+    assert sweep == {(one.label, amp, batch, cores, repeat) for one in (*plan.KEY, *plan.OTHERS)
+                     for amp in FULL.amps for batch in FULL.batches for cores in FULL.cores
+                     for repeat in (1, 2, 3)}
+    begins = [next(one for one in rows if one.group == "sweep" and one.repeat == repeat)
+              for repeat in (1, 2, 3)]
+    assert len({one.contender for one in begins}) == 3
+
+
+# -- the file ---------------------------------------------------------------------------
+
+
+def test_a_file_goes_on_and_refuses_another_experiment(tmp_path):
+    path = tmp_path / store.NAME
+    first = opened(path)
+    first.add(row(), store.DONE, None, 7.0, {"epochs": [epoch(samples_s=1.0)], "others": 0.1})
+    again = opened(path)
+    assert again.has(row()) and not again.has(row(cores=2))
+    assert len(again.document["sessions"]) == 2 and store.problems(again.document) == []
+    assert again.estimate(row(cores=2), 99.0) == 7.0 and again.estimate(row("two"), 99.0) == 99.0
+    for wrong, words in (({"settings": {"preset": "full"}}, "preset was 'tiny', is 'full'"),
+                         ({"facts": machine.facts() | {"commit": "other"}}, "is 'other'")):
+        with pytest.raises(DataError, match=words):
+            opened(path, **wrong)
+
+
+def test_a_file_that_makes_no_sense_is_refused(tmp_path):
+    kept = opened(tmp_path / store.NAME)
+    kept.add(row(), store.DONE, None, 1.0, {"epochs": [epoch()]})
+    kept.add(row(cores=2), store.FAILED, "why")
+    good = kept.document
+    assert store.problems(good) == []
+
+    def damaged(change):
+        document = copy.deepcopy(good)
+        change(document)
+        return store.problems(document)
+
+    for change, words in (
+            (lambda d: d.pop("rows"), "document.rows: missing"),
+            (lambda d: d.update(format=0), "this program reads"),
+            (lambda d: d["rows"][0].pop("cores"), r"rows[0].cores: missing"),
+            (lambda d: d["rows"][0].update(seconds="1"), "of a wrong type"),
+            (lambda d: d["rows"][0].update(epochs=[]), "rows[0].epochs: none"),
+            (lambda d: d["rows"][0]["epochs"][0].pop("gpu"), "without gpu"),
+            (lambda d: d["rows"][1].update(status="well"), "rows[1].status"),
+            (lambda d: d["rows"][1].update(why=None), "rows[1].why: missing"),
+            (lambda d: d["rows"].append(d["rows"][0]), "twice"),
+            (lambda d: d["sessions"][0].pop("missing"), "sessions[0].missing")):
+        assert any(words in problem for problem in damaged(change)), words
+    kept.path.write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        store.read(kept.path)
+
+
+# -- parts ------------------------------------------------------------------------------
+
+
+def test_durations():
+    assert [program.duration(text) for text in ("90", "90s", "40m", "1.5h")] \
+        == [90, 90, 2400, 5400]
+    for text in ("", "m", "0", "-3", "3 days"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            program.duration(text)
+
+
+def test_cores_that_are_needed():
+    assert report.cores_needed({1: 0.5, 2: 0.9, 4: 1.0}) == "3.6"
+    assert report.cores_needed({2: 0.99, 4: 1.0}) == "<= 2"
+    assert report.cores_needed({1: 0.2, 4: 0.97}) == "not reached"
+    assert report.cores_needed({}) == "-"
+
+
+@pytest.mark.parametrize("line, below, name", [
+    ("0::/own", "own", "memory.max"), ("4:cpu,memory:/own", "memory/own", "memory.limit_in_bytes"),
+    ("0::/not/here", ".", "memory.max")])
+def test_a_control_group_is_made_where_it_can_be(tmp_path, monkeypatch, line, below, name):
+    """Of a made-up system, in whose groups the file of the limit is there at once."""
+    (tmp_path / "cgroup").write_text(line + "\n")
+    place = tmp_path / "fs" / below
+    place.mkdir(parents=True)
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path / "fs")
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroup, "LEAVE_S", 0.0)
+    make = type(place).mkdir
+
+    def mkdir(self, *args, **options):
+        make(self, *args, **options)
+        (self / name).touch()
+
+    monkeypatch.setattr(type(place), "mkdir", mkdir)
+    with cgroup.limited(12345) as prefix:
+        group, = place.glob("minato-bench-*")
+        assert prefix == (*cgroup.JOIN, str(group)) and (group / name).read_text() == "12345"
+        done = subprocess.run([*prefix, "sh", "-c", "echo $$"], capture_output=True, text=True,
+                              check=True)
+        assert (group / "cgroup.procs").read_text() == done.stdout
+
+
+def test_no_control_group_is_said_with_the_reason(tmp_path, monkeypatch):
+    (tmp_path / "cgroup").write_text("0::/own\n3:cpu:/\n")
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    with pytest.raises(cgroup.Unavailable, match="has no memory.max"), cgroup.limited(1):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["cgroup"]
+
+
+def test_copies_of_the_data_are_files_of_their_own(data_folder, tmp_path):
+    copies = data.copies(data_folder, tmp_path, 3)
+    files, originals = data.files(copies), data.files(data_folder)
+    assert len(files) == 3 * len(originals) == len({path.stat().st_ino for path in files})
+    assert sorted(path.stat().st_size for path in files) == sorted(
+        3 * [path.stat().st_size for path in originals])
+    assert data.copies(data_folder, tmp_path, 3) == copies
+
+
+def test_the_machine_is_looked_at(monkeypatch, capsys):
+    monkeypatch.setattr(probe, "BYTES", 1 << 12)
+    assert probe.main(["--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["gpu"] is None and found["measured"]["pinned_mb_s"] is None
+    assert found["measured"]["core_copy_mb_s"] > 0
+    assert any("without a GPU" in line for line in found["missing"])
+    assert any("memory traffic" in line for line in found["missing"])
+
+
+# -- tables -----------------------------------------------------------------------------
+
+
+def test_tables_say_what_was_measured(tmp_path):
+    kept = opened(tmp_path / store.NAME)
+    minato, dali = plan.Contender("minato", "minato"), plan.Contender("dali", "dali")
+    for contender, rates in ((plan.SYNTHETIC, {1: 90.0, 4: 100.0}),
+                             (minato, {1: 50.0, 4: 99.0})):
+        for cores, rate in rates.items():
+            for repeat in (1, 2, 3):  # the first epoch and the best repeat do not count
+                slow = [epoch(1, samples_s=1.0), epoch(2, samples_s=rate + 5 * (repeat == 3),
+                                                       wait_share=0.25, copy_mb_s=2.5e4)]
+                kept.add(row("sweep", contender, cores, repeat), store.DONE, None, 1.0,
+                         {"epochs": slow})
+    kept.add(row("sweep", dali), store.SKIPPED, "not installed")
+    for contender, denied in ((plan.SYNTHETIC, 0.02), (minato, 0.10)):
+        kept.add(row("python", contender, 4), store.DONE, None, 1.0,
+                 {"epochs": [epoch(samples_s=10.0, gil_denied=denied)]},
+                 facts={"python_ms": 12.5})
+    for contender, digits in ((minato, "a"), (plan.Contender("pytorch", "pytorch"), "b")):
+        kept.add(row("check", contender), store.DONE, None, 1.0,
+                 {"epochs": [epoch(index_hash="1", content_hash=digits)]})
+    kept.add(row("benchmark", plan.BENCHMARK, 2), store.DONE, None, 1.0,
+             facts={"image": {"torch": [3.0, 4.0, 9.0]}})
+    document = store.read(kept.path)
+    words = {tuple(line.split()) for line in report.text(document).splitlines()}
+    assert ("minato", "50.0", "99.0", "3.9", "6") in words
+    assert ("synthetic", "90.0", "100.0", "3.4", "6") in words
+    detail = next(line for line in words if line[:2] == ("minato", "50.00"))
+    assert detail[2:8] == ("50.00-55.00", "55.6", "25.0", "-", "25.0", "50")
+    assert next(line for line in words if line[:2] == ("minato", "10.00"))[-2:] == ("10.0", "8.0")
+    assert ("image:", "torch", "4.0") in words
+    assert "skipped: dali (1 rows): not installed" in report.text(document)
+    assert "NOT THE SAME WORK: epoch 1: the reference content_hashes" in report.text(document)
+    assert "nothing" in report.text(document)
+    assert report.draw(document, tmp_path / "gpu.png").stat().st_size > 10_000
+
+
+def run_here(command, _timeout_s=None):
+    """compare.run_program, of train.py in this process."""
+    _, _, module, *arguments = command
+    assert module == "unet3d.train"
+    said, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+        try:
+            status = train.main(arguments)
+        except SystemExit as end:
+            status = end.code
+    return status, said.getvalue(), errors.getvalue()
+
+
+# -- the command ------------------------------------------------------------------------
+
+
+def test_a_cut_run_goes_on_and_a_failing_loader_stops_nobody(data_folder, tmp_path, monkeypatch,
+                                                             capsys):
+    """Cut after its first row, by an estimate that leaves no time for the second. The machine is
+    looked at by a process of its own, once; the runs are in this one, which saves their imports.
+    """
+    cores = available_cores()
+    rows = [row(cores=cores), row(contender=BROKEN, cores=cores), row("python", plan.Contender(
+        "minato-device", "minato-device"), cores)]
+    found = program.probe("cpu")
+    monkeypatch.setattr(plan, "rows", lambda *_: rows)
+    monkeypatch.setattr(program, "probe", lambda _: found)
+    monkeypatch.setattr(compare, "run_program", run_here)
+    monkeypatch.setattr(store.Store, "estimate", lambda self, *_: len(self.rows) * 1e6)
+    arguments = ["--preset", "tiny", "--device", "cpu", "--data", str(data_folder),
+                 "--out", str(tmp_path), "--budget", "2h"]
+    assert program.main([*arguments, "--for", "1h"]) == program.CUT
+    assert "2 rows of 3 are left: the same call goes on" in capsys.readouterr().out
+    before = store.read(tmp_path / store.NAME)["rows"]
+    assert [one["key"] for one in before] == [rows[0].key]
+    monkeypatch.setattr(store.Store, "estimate", lambda *_: 0.0)
+    assert program.main(arguments) == 0
+    capsys.readouterr()
+    document = store.read(tmp_path / store.NAME)
+    first, broken, last = document["rows"]
+    assert first == before[0] and len(document["sessions"]) == 2
+    assert broken["status"] == store.FAILED and "multiples of" in broken["why"]
+    assert last["status"] == store.DONE and last["session"] == 1
+    step_ms = 1e3 * first["epochs"][1]["epoch_s"] / first["epochs"][1]["steps"]
+    assert last["facts"]["python_ms"] == pytest.approx(step_ms)
+    assert len(last["epochs"]) == TINY.epochs and last["epochs"][0]["gil_denied"] is not None
+    assert last["epochs"][0]["index_hash"] == first["epochs"][0]["index_hash"]
+    assert first["cached"] > 0.5
+    assert program.main(["--report", str(tmp_path / store.NAME)]) == 0
+    said = capsys.readouterr().out
+    assert "failed: broken (1 rows)" in said and "without a GPU" in said and "minato-device" in said
+    assert (tmp_path / "gpu.png").exists() and not list(tmp_path.glob("run-*"))
+    # Nothing is run again, but what has failed on demand; another experiment is refused.
+    monkeypatch.setattr(program.Experiment, "run_training", None)
+    assert program.main(arguments) == 0
+    changed = dataclasses.replace(TINY, epochs=7)
+    monkeypatch.setitem(plan.SIZES, "tiny", changed)
+    assert program.main(arguments) == 1
+    assert "made otherwise: epochs was 2, is 7" in capsys.readouterr().err
+
+
+def test_rows_that_take_too_long_fail_and_those_that_time_cuts_do_not(tmp_path, monkeypatch):
+    def hang(*_args, **_options):
+        raise subprocess.TimeoutExpired("x", 5.0)
+
+    monkeypatch.setattr(compare, "run_program", hang)
+    kept = opened(tmp_path / store.NAME)
+    args = argparse.Namespace(out=tmp_path, data=None, device="cpu")
+    benchmark = row("benchmark", plan.BENCHMARK)
+    cut = program.Experiment(args, TINY, kept, time.monotonic() - 1)
+    with pytest.raises(program.NoTime):
+        cut.run(benchmark)
+    assert not kept.has(benchmark)
+    program.Experiment(args, TINY, kept, time.monotonic() + 1000).run(benchmark)
+    assert kept.rows[0]["status"] == store.FAILED and "no end after 5 s" in kept.rows[0]["why"]
+
+
+def test_the_python_of_a_step_needs_a_synthetic_row(tmp_path):
+    kept = opened(tmp_path / store.NAME)
+    args = argparse.Namespace(out=tmp_path, data=tmp_path, device="cpu")
+    program.Experiment(args, TINY, kept, time.monotonic() + 1000).run(row("python"))
+    assert kept.rows[0]["status"] == store.SKIPPED
+    assert "synthetic loader has no row" in kept.rows[0]["why"]

@@ -1,0 +1,70 @@
+"""The data of an experiment, made when a row first asks for it."""
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+
+from unet3d import data, phantom, preprocess
+from unet3d.bench.gpu.plan import Size
+from unet3d.bench.workloads import base
+from unet3d.parallel import available_cores
+
+SEED = 0
+
+
+def volumes(folder: Path, size: Size) -> Path:
+    """Preprocessed phantoms below `folder`, made unless they are there."""
+    out = folder / "volumes"
+    if preprocess.read_manifest(out) is None:
+        source, making = folder / "phantoms", folder / "making"
+        shape = (size.min_shape,) * 3
+        phantom.generate(source, size.cases, SEED, size.scale, available_cores())
+        preprocess.preprocess(source, making, preprocess.Settings(min_shape=shape),
+                              available_cores())
+        os.replace(making, out)  # whole or not at all
+        shutil.rmtree(source)
+    return out
+
+
+def copies(source: Path, folder: Path, count: int) -> Path:
+    """The cases of `source` `count` times over, as files of their own, below `folder`."""
+    out, making = folder / "copies", folder / "copying"
+    if out.exists():
+        return out
+    manifest = preprocess.read_manifest(source)
+    assert manifest is not None
+    many = copy.deepcopy(manifest) | {"cases": {}}
+    making.mkdir(exist_ok=True)
+    for number in range(count):
+        for name, entry in manifest["cases"].items():
+            twin = f"case_{len(many['cases']):05d}"
+            files = {f"{twin}{file.removeprefix(name)}": about
+                     for file, about in entry["files"].items()}
+            for file, its in zip(entry["files"], files, strict=True):
+                shutil.copyfile(source / file, making / its)
+            many["cases"][twin] = {**entry, "files": files}
+    (making / preprocess.MANIFEST).write_text(json.dumps(many, indent=1) + "\n")
+    os.replace(making, out)
+    return out
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of all cases of a preprocessed folder."""
+    return [path for case in data.list_cases(folder) for path in (case.image, case.label)]
+
+
+def nbytes(folder: Path) -> int:
+    """The bytes of all cases of a preprocessed folder."""
+    return sum(case.nbytes for case in data.list_cases(folder))
+
+
+def samples(workload: str, folder: Path, size: Size) -> Path:
+    """The data of another workload below `folder`. Raises DataError where a package is
+    missing."""
+    module, out = base.module(workload), folder / workload
+    count = size.utterances if workload == "speech" else size.images
+    module.generate(out, count, SEED, workers=available_cores())
+    return out
