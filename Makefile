@@ -92,7 +92,7 @@ fuzz: build
 # In an environment of their own, beside the torch that is there, and one by one: not all are there
 # for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
 # and for old versions of what the others need; the few packages that they use here are named.
-LIBRARIES ?= accelerate datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
+LIBRARIES ?= accelerate av datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
   skorch torch_geometric torchdata transformers webdataset \
   boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd
 ALONE ?= litdata mosaicml-streaming
@@ -106,7 +106,8 @@ libraries:
 	@for name in $(ALONE); do \
 	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
 	done
-	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
+	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py \
+	  tests/test_examples.py
 
 clean:
 	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs
