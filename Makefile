@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz libraries reference
+.PHONY: stress sanitize nightly mutants fuzz libraries reference docs
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
+	@echo "make docs      the pages of docs/ as a web site in site/"
 
 $(VENV)/.ready:
 	$(PYTHON) -m venv $(VENV)
@@ -107,7 +108,15 @@ libraries:
 	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
 	done
 	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py \
-	  tests/test_examples.py
+	  tests/test_examples.py tests/test_docs.py
+
+# In an environment of their own; nothing is built or imported. A warning is an error.
+DOCS_VENV ?= .venv-docs
+DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27"
+docs:
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q --disable-pip-version-check $(DOCS_NEED)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 clean:
-	rm -rf build $(VENV) $(LIBRARIES_VENV) minato/*.so minato.egg-info data runs
+	rm -rf build site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) minato/*.so minato.egg-info data runs
