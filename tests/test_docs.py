@@ -21,7 +21,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forked import ROOT, Done, Job, run
+from forked import LIMIT_S, ROOT, Done, Job, run
+
+pytestmark = pytest.mark.limit(LIMIT_S + 20)
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
@@ -60,9 +62,6 @@ ALONE = {f"{page}:{b.line}": (page, b) for page, found in ALL.items() for b in f
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     jobs = {page: Job(str(DOCS / page), [(b.line, b.code) for b in row])
             for page, row in ROWS.items() if row}  # fmt: skip
-    for name, (page, block) in ALONE.items():
-        if importlib.util.find_spec(str(block.needs)) is not None:
-            jobs[name] = Job(str(DOCS / page), [(block.line, block.code)])
     return dict(zip(jobs, run(list(jobs.values()), tmp_path_factory.mktemp("docs"))))
 
 
@@ -82,10 +81,11 @@ def test_programs_of_a_page(page: str, done: dict[str, Done]) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_programs_with_a_library(name: str, done: dict[str, Done]) -> None:
-    block = ALONE[name][1]
-    pytest.importorskip(str(block.needs), exc_type=ImportError)
-    check(done[name], [block])
+def test_programs_with_a_library(name: str, tmp_path: Path) -> None:
+    page, block = ALONE[name]
+    if importlib.util.find_spec(str(block.needs)) is None:  # imports nothing here
+        pytest.importorskip(str(block.needs), exc_type=ImportError)
+    check(*run([Job(str(DOCS / page), [(block.line, block.code)])], tmp_path), [block])
 
 
 def test_blocks_are_found() -> None:

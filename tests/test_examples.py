@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from forked import ROOT, Done, Job, run
+from forked import LIMIT_S, ROOT, Done, Job, run
+
+pytestmark = pytest.mark.limit(LIMIT_S + 20)
 
 EXAMPLES = ROOT / "examples"
 
