@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed
+.PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed docs
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -14,8 +14,8 @@ help:
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
-	@echo "make wheels    an sdist and wheels of this Python;  make lint: structure and style checks"
-	@echo "make clean     remove what was built"
+	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
+	@echo "make lint      structure and style checks;  make clean: remove what was built"
 
 $(VENV)/.ready:
 	$(PYTHON) -m venv $(VENV)
@@ -126,7 +126,7 @@ fuzz: build
 # In an environment of their own, beside the torch that is there, and one by one: not all are there
 # for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
 # and for old versions of what the others need; the few packages that they use here are named.
-LIBRARIES ?= accelerate datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
+LIBRARIES ?= accelerate av datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
   skorch torch_geometric torchdata transformers webdataset \
   boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd
 ALONE ?= litdata mosaicml-streaming
@@ -140,8 +140,17 @@ libraries:
 	@for name in $(ALONE); do \
 	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
 	done
-	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py
+	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py \
+	  tests/test_examples.py tests/test_docs.py
+
+# In an environment of their own; nothing is built or imported. A warning is an error.
+DOCS_VENV ?= .venv-docs
+DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27"
+docs:
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q --disable-pip-version-check $(DOCS_NEED)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 clean:
-	rm -rf build dist $(VENV) $(LIBRARIES_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) minato/*.so \
-	  minato/device/*.fatbin minato.egg-info data runs
+	rm -rf build dist site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) \
+	  minato/*.so minato/device/*.fatbin minato.egg-info data runs

@@ -116,7 +116,7 @@ def check_determinism(
     Raises:
         TypeError: for an iterable dataset, whose samples follow from each other.
         ValueError: for fewer than two samples.
-        Whatever the dataset raises, as the loader would raise it.
+        Exception: whatever the dataset raises, as the loader would raise it.
     """
     if isinstance(dataset, IterableDataset):
         raise TypeError("check_determinism needs a map-style dataset: an iterable has one order")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 LIBRARIES = (
-    "accelerate|datasets|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|rich|skorch|streaming|"
-    "torch_geometric|torchdata|transformers"
+    "accelerate|av|datasets|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|rich|skorch|"
+    "streaming|torch_geometric|torchdata|transformers"
 )
 
 LISTED: dict[str, str] = {

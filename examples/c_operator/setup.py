@@ -1,0 +1,13 @@
+"""Builds threshold.c; minato/ops.h is all that it needs beside Python's headers."""
+
+from setuptools import Extension, setup
+
+import minato
+
+setup(
+    name="threshold-operator",
+    version="1",
+    ext_modules=[
+        Extension("threshold_operator", ["threshold.c"], include_dirs=[minato.get_include()])
+    ],
+)
