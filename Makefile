@@ -93,6 +93,7 @@ stress: build
 	MINATO_STRESS_SECONDS=30 $(BIN)/pytest -q tests/attack tests/contract/test_exit.py \
 	  tests/contract/test_worker_death.py
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
+	$(BIN)/python benchmarks/resume.py --every 10
 
 sanitize: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \

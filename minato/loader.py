@@ -22,6 +22,7 @@ from .iterators.memo import memo_of
 from .observe.stats import collect
 from .options import Options, described
 from .state import Sources, opened, state_of
+from .stateful import is_stateful
 
 if CORE:
     from .iterators.balanced import BalancedIterator
@@ -243,8 +244,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
         Holds the epoch, the base seed, the position, the states of the generators that the
-        order comes from, and learned costs; see ``minato.state`` for the fields. Where
-        torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
+        order comes from, and learned costs; see ``minato.state`` for the fields. An iterable
+        dataset, or its iterator, that has ``state_dict()`` and ``load_state_dict()`` (as
+        torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
+        batch that each has delivered; where that raises, so does this. Where torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
         which count nothing, it knows the epoch and no position in it, and warns once.
         """
         memo = memo_of(self)
@@ -260,16 +263,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "middle of one, count the batches that you take, and skip as many.",
                 stacklevel=2,
             )
+        elif reason is None and not memo.told_unasked and self._shares_a_stateful_dataset():
+            memo.told_unasked = True
+            warnings.warn(
+                f"the dataset, a {type(self.dataset).__name__}, has a state_dict() that is not asked: "
+                "each of its samples is made by whichever worker is free, so no copy of it is in a "
+                "place of its own. What its samples need to know, keep in the program, or use "
+                "scheduling='static'. This is told once.",
+                stacklevel=2,
+            )
         return state_of(self, memo, counted=reason is None)
+
+    def _shares_a_stateful_dataset(self) -> bool:
+        balanced = self.num_workers > 0 and self.scheduling != "static"
+        return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers;
-        out of order, exactly the samples not delivered yet come. ``scheduling="static"`` and
-        iterable datasets make what was delivered again and throw it away: they need the same
-        number of workers, and random streams of persistent workers only come back in their
-        first epoch. Without workers a sample's randomness is the program's own to restore.
+        out of order, exactly the samples not delivered yet come. Iterable datasets with a state
+        of their own go on from it, with each worker's streams of random numbers. Others, and
+        ``scheduling="static"``, make what was delivered again and throw it away, and random
+        streams of persistent workers only come back in their first epoch. Both need the same
+        number of workers. Without workers a sample's randomness is the program's own to restore.
         The epoch that ``set_epoch`` was told is told again. An empty dict begins anew. Where
         torch's own workers serve the loader, an epoch that was left in the middle begins
         anew, with a warning.

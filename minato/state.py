@@ -25,6 +25,12 @@ delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``
 failed                  samples of those that on_error has left out or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
+worker_states           of each worker what an iterable dataset says of itself, where it does:
+                        ``dataset`` and ``iterator`` as their own ``state_dict()`` gave it,
+                        ``ended`` (its last batch was not full), ``begins`` (an epoch, and has
+                        no iterator yet), ``generators`` (the global ones that it had drawn
+                        from) and ``again`` (batches delivered since); None: still at its
+                        beginning. Without workers there is one, of a map-style dataset, too
 user_epoch              what ``set_epoch`` was told before the epoch began, or None
 dataset_length, batch_size  to recognise another loader
 costs                   what samples have cost, by index: see pack_costs()
@@ -36,6 +42,7 @@ import base64
 import binascii
 import contextlib
 import json
+import pickle
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -46,8 +53,12 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from .stateful import Kept, Snapshot, plain
+
 #: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
 State = dict[str, Any]
+#: of a worker: a pickled Snapshot, and batches to be made again after it
+Start = tuple["bytes | None", int]
 
 VERSION = 2
 #: 1 had costs as three lists of 64-bit numbers: index, wall and CPU time
@@ -260,6 +271,13 @@ def all_global() -> dict[str, bytes]:
     return {role: data for role, data in states.items() if data is not None}
 
 
+def put_global(states: dict[str, bytes]) -> None:
+    """Puts global generators into these states, in a process that is ours."""
+    for role, (_get, set_) in _GLOBALS.items():
+        if role in states:
+            set_(states[role])
+
+
 @contextlib.contextmanager
 def global_generators(states: dict[str, bytes]) -> Iterator[None]:
     """The global generators in these states; the program finds its own again after."""
@@ -292,8 +310,10 @@ class Progress:
     head: int = 0  # all batches before this number were delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
     by_worker: list[int] | None = None  # iterable datasets: batches of each worker
+    kept: list[Kept] = field(default_factory=list)  # what each one's dataset says of itself
     failed: int = 0  # samples that were left out or replaced, of the batches delivered
     finished: bool = False
+    lives_on: bool = False  # the dataset's copy, into the next epoch
     early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
     unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
 
@@ -330,6 +350,14 @@ class Progress:
             return False
         self.by_worker[worker] -= 1
         return True
+
+    def turn(self) -> int:
+        """The worker whose batch is the next in torch's order: behind the last of those that
+        have delivered most."""
+        counts = self.by_worker or [0]
+        if not any(counts):
+            return 0
+        return (len(counts) - counts[::-1].index(max(counts))) % len(counts)
 
     def copy(self) -> Progress:
         by_worker = None if self.by_worker is None else list(self.by_worker)
@@ -400,9 +428,29 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         generators = {**now, **progress.generators}
         if "loader" in now:
             generators["loader"] = now["loader"]  # base seeds alone come from it
+    state["worker_states"] = _worker_states(progress)
     state["generators"] = {role: pack(data) for role, data in generators.items()}
     state["costs"] = pack_costs(memo.costs.save())
     return state
+
+
+def _worker_states(progress: Progress) -> list[Any] | None:
+    """What datasets say of themselves. Between epochs that is the dataset alone, where it lives
+    on: with persistent workers, and without any."""
+    kept = progress.kept
+    if not any(one.known() for one in kept) or (progress.finished and not progress.lives_on):
+        return None
+    states: list[Any] = []
+    for one in kept:
+        snapshot, again = one.snapshot(), one.again
+        if progress.finished:
+            snapshot = snapshot._replace(iterator=None, ended=False, begins=True)
+            again = 0
+        state: dict[str, Any] = {**snapshot._asdict(), "again": again}
+        if snapshot.generators is not None:
+            state["generators"] = {r: pack(s) for r, s in plain(snapshot.generators).items()}
+        states.append(state if one.known() or again else None)
+    return states
 
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -417,6 +465,15 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "dataset_length": (int, type(None)),
     "batch_size": (int, type(None)),
     "costs": (list,),
+}
+
+
+#: of a worker's state
+_OF_WORKERS: dict[str, tuple[type, ...]] = {
+    "ended": (bool,),
+    "begins": (bool,),
+    "generators": (dict, type(None)),
+    "again": (int,),
 }
 
 
@@ -446,8 +503,27 @@ def _check_form(state: Any) -> None:
     numbers.append(state.get("failed", 0))  # states of before on_error have none
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is no whole number of 63 bits")
+    _check_worker_states(state.get("worker_states"))  # states of before it have none
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
         raise ValueError("the state is damaged: costs are two lists")
+
+
+def _check_worker_states(states: Any) -> None:
+    if states is None:
+        return
+    if not isinstance(states, list):
+        raise ValueError(f"the state is damaged: worker_states is {states!r}")
+    for number, state in enumerate(states):
+        if state is None:
+            continue
+        fields = {"dataset", "iterator", *_OF_WORKERS}
+        if not isinstance(state, dict) or set(state) != fields:
+            raise ValueError(f"the state is damaged: worker_states[{number}] has not its fields")
+        for name, types in _OF_WORKERS.items():
+            if not isinstance(state[name], types) or (name == "again" and state[name] < 0):
+                raise ValueError(
+                    f"the state is damaged: {name} of worker_states[{number}] is {state[name]!r}"
+                )
 
 
 def _check_fit(state: State, loader: Any) -> None:
@@ -474,7 +550,7 @@ def _check_fit(state: State, loader: Any) -> None:
                 f"the state was taken in mid-epoch with {name}={state[name]}, this loader "
                 f"has {mine}: its place means nothing here"
             )
-    if by_worker is not None and len(by_worker) != max(1, loader.num_workers):
+    if iterable and len(by_worker) != max(1, loader.num_workers):
         raise ValueError(
             f"the state was taken with {len(by_worker)} workers, this loader has "
             f"{loader.num_workers}: each worker goes through an iterable dataset by itself, "
@@ -487,5 +563,32 @@ def opened(state: Any, loader: Any) -> State:
     _check_form(state)
     _check_fit(state, loader)
     generators = {role: unpack(text) for role, text in state["generators"].items()}
-    costs = unpack_costs(state["costs"])
-    return {**state, "generators": generators, "costs": costs, "as_given": dict(state)}
+    costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
+    given = dict(state)
+    return {**state, "generators": generators, "costs": costs, "starts": starts, "as_given": given}
+
+
+def _starts(state: State, loader: Any) -> list[Start] | None:
+    """Where each worker goes on by what its dataset has said of itself."""
+    states, workers = state.get("worker_states"), loader.num_workers
+    if states is None:
+        return None
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    fits = len(states) == max(1, workers) and (iterable or workers == 0)
+    if fits:
+        return [(None, 0) if one is None else _start(one) for one in states]
+    if any(one is not None and one["dataset"] is not None for one in states):
+        raise ValueError(
+            f"the state holds what {len(states)} {'copy' if len(states) == 1 else 'copies'} of the "
+            f"dataset said in state_dict(), and this loader has {workers} workers: give it the "
+            "number that the state was taken with"
+        )
+    return None
+
+
+def _start(state: dict[str, Any]) -> Start:
+    generators, again = state["generators"], state["again"]
+    if generators is not None:
+        generators = {role: unpack(text) for role, text in generators.items()}
+    said = {name: state[name] for name in ("dataset", "iterator", "ended", "begins")}
+    return pickle.dumps(Snapshot(**said, generators=generators)), again

@@ -49,8 +49,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    own = {"common", "kills", "loader", "startup", "balance", "leaks", "operators", "volumes", "locality",
-           "locality_data"}  # fmt: skip
+    own = {"common", "kills", "loader", "startup", "balance", "leaks", "resume", "operators",
+           "volumes", "locality", "locality_data"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
 
@@ -113,6 +113,32 @@ def test_costs_stay_or_are_drawn_anew(benchmark: Any) -> None:
     assert (anew[1] != anew[0]).any() and sorted(anew[1]) == sorted(anew[0])
     assert balance.in_turn("abc", 0) == ["a", "b", "c"]
     assert balance.in_turn("abc", 4) == ["b", "c", "a"]
+
+
+def test_resume(tmp_path: Path) -> None:
+    modes = ["ready", "stateful", "iterable"]
+    result, text = quick("resume.py", tmp_path, "--modes", *modes)
+    rows = {row["mode"]: row for row in result["rows"]}
+    assert list(rows) == modes and "bit for bit" in text
+    for row in rows.values():
+        assert row["positions"] == row["union"] == row["exact"] == 2 and not row["failed"]
+    assert rows["ready"]["kills"] > 0 and rows["iterable"]["again"] > 0
+
+
+def test_resume_tells_a_wrong_state(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume = benchmark("resume")
+    load = resume.Rows.load_state_dict
+
+    def behind(rows: Any, state: Any) -> None:
+        load(rows, {**state, "index": state["index"] - rows.step})
+
+    def draws(rows: Any, state: Any) -> None:
+        load(rows, {**state, "rng": rows.rng.bit_generator.state})
+
+    for wrong, union in ((behind, 0), (draws, 2)):
+        monkeypatch.setattr(resume.Rows, "load_state_dict", wrong)
+        found = resume.measure(resume.MODES["stateful"], 1, 150, 1)
+        assert (found["positions"], found["union"], found["exact"]) == (2, union, 0)
 
 
 def test_leaks(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 probing=self._splits and memo.asks_for_samples(),
                 places=self._places,
                 on_error=options.on_error,
+                starts=self._position.starts,
             ),
         )
 

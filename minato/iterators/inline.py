@@ -16,6 +16,7 @@ from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
+from ..stateful import Kept, Snapshot, may_be_asked, read, tell, tell_iterator
 from .memo import memo_of
 from .position import BASE_SEED, Position
 
@@ -44,9 +45,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         with position.taking_up():
             start = position.start or {}
             found = position.sources.capture()
-            again = sum(start.get("delivered_by_worker") or [])
+            again, snapshot = sum(start.get("delivered_by_worker") or []), Snapshot()
+            if position.starts is not None:
+                pickled, again = position.starts[0]
+                snapshot = snapshot if pickled is None else read(pickled)
+            tell(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
                 super().__init__(loader)
+                tell_iterator(self._dataset_fetcher, snapshot)
                 for _ in range(again):
                     index = super()._next_index()  # type: ignore[no-untyped-call]
                     self._dataset_fetcher.fetch(index)
@@ -56,6 +62,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._dataset = made.dataset
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
+        if may_be_asked(loader.dataset, self._dataset_fetcher):
+            position.here = Kept()
+            position.here.lives(loader.dataset, self._dataset_fetcher)
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample

@@ -51,6 +51,7 @@ class Memo:
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_uncounted = False  # that its states know no position
+        self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: what its worker scheduler had come to, and between which numbers of workers

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..state import Progress, Sources, State, all_global, global_generators
+from ..state import Progress, Sources, State, Start, all_global, global_generators
+from ..stateful import Kept
 from .memo import Memo
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Position:
         self._persistent = bool(loader.persistent_workers)
         iterable = loader._dataset_kind == _DatasetKind.Iterable
         self._streams: int | None = max(1, loader.num_workers) if iterable else None
+        #: where the workers of an iterable dataset go on by what that has said of itself
+        self.starts: list[Start] | None = self.start.get("starts") if self.start else None
+        self.here: Kept | None = None  # of a dataset in this process that can be asked
+        self._lives_on = self._persistent or loader.num_workers == 0
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:
@@ -64,6 +69,7 @@ class Position:
         """Notes where the epoch's order comes from; what was delivered is left out."""
         if not first:
             self.start = self.memo.take()
+            self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
             if self.start is not None and self.start["base_seed"] is None:
                 self.sources.set_own(self.start["generators"])
@@ -91,13 +97,29 @@ class Position:
         )
         if self._streams is not None:
             progress.by_worker = [0] * self._streams
+            progress.kept = [Kept() for _ in range(self._streams)]
+        if self.here is not None:
+            progress.kept = [self.here]
+        progress.lives_on = self._lives_on
         if start is not None:
             progress.head = start["delivered"]
             progress.failed = start.get("failed", 0)
             progress.beyond = set(start["delivered_beyond"])
             if progress.by_worker is not None and start["delivered_by_worker"] is not None:
                 progress.by_worker = list(start["delivered_by_worker"])
+            if self.here is None:
+                self._keep(progress)
         return progress
+
+    def _keep(self, progress: Progress) -> None:
+        """What workers begin with."""
+        counts = progress.by_worker or []
+        for worker, kept in enumerate(progress.kept):
+            pickled, again = self.starts[worker] if self.starts else (None, counts[worker])
+            if pickled is None:
+                kept.again = again
+            else:
+                kept.came(pickled, again)
 
     def open_next(self) -> Progress:
         """The next epoch's, which begins while this one ends."""

@@ -68,32 +68,32 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def placed_batch(
     engine: Engine, shape: Shape, block: Block, sent: Layout | None, most: int
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, ...], bytes | None]:
     """(status, payload) of a BATCH task whose samples, at most so many, may be in rows of the
-    layout that was sent along."""
+    layout that was sent along; and what the dataset says of itself."""
     layout = sent if sent is not None and engine.form(block)[1] else None  # else: no room for rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
         shape.note(True)
-        return OK, data
+        return (OK, data), None
     (worker, _row0, _nrows, pickled, buffers) = engine.envelopes(block)[0]
     if pickled is None:
-        return FAILED, no_room()
-    answer = received.placed(worker, pickled, buffers, layout, most)
+        return (FAILED, no_room()), None
+    answer, stated = received.placed(worker, pickled, buffers, layout, most)
     if answer[0] == AMISS:
-        return amended(answer)[:2]
+        return amended(answer)[:2], stated
     status, data, *more = answer
     if status == PLACED and layout is not None:
         shape.note(True)
         rows, objects = data, more[0]
-        return OK, engine.decode(block, layout.core, objects, rows)
+        return (OK, engine.decode(block, layout.core, objects, rows)), stated
     if status == OK and layout is not None:
         shape.note(False)
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
             shape.layout = received.layout(worker, more[0])
-    return status, data
+    return (status, data), stated
 
 
 class Completions:

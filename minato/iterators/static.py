@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from .._core import Block, Epoch
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
+from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..workers.process import EXHAUSTED, FAILED, OK
 from ..workers.tolerance import REPLACE, Ahead, Spares
@@ -43,6 +44,10 @@ class StaticIterator(MinatoIterator):
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        #: what a worker's dataset said of itself with a batch that is not delivered yet, or at
+        #: its end
+        self._stated: dict[int, bytes] = {}
+        self._last_words: dict[int, bytes] = {}
         by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
         self._shape = self._position.memo.shape if by_default else WHOLE
         self._places = not self._shape.whole
@@ -65,7 +70,8 @@ class StaticIterator(MinatoIterator):
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
-        self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        self._stated.clear()
+        self._last_words.clear()
         resumed = self._position.memo.resume is not None
         with self._position.epoch_begins(loader, first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
@@ -78,6 +84,11 @@ class StaticIterator(MinatoIterator):
             if self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()
+            first = 0
+            if self._position.starts is not None:  # nothing is made again here
+                first, self._earlier.by_worker = self._progress.turn(), [0] * self._num_workers
+            turns = (*range(first, self._num_workers), *range(first))
+            self._worker_queue_idx_cycle = itertools.cycle(turns)
             if not first_iter:
                 self._restart(loader) if resumed else self._resume()
             for _ in range(self._prefetch_factor * self._num_workers):
@@ -90,8 +101,8 @@ class StaticIterator(MinatoIterator):
         self._start_workers(loader, self._supervisor)
 
     def _next_data(self) -> Any:
-        """torch's. Batches that an earlier process delivered are made again and thrown away:
-        the random streams and places of these workers come no other way."""
+        """torch's. Batches that an earlier process delivered are made again and thrown away,
+        where the random streams and places of these workers come no other way."""
         if self._living():  # after the end torch goes on to say so
             self._engine.asked()
         try:
@@ -101,6 +112,8 @@ class StaticIterator(MinatoIterator):
                 pass
         except StopIteration:
             self._progress.finished = True
+            for worker, words in self._last_words.items():
+                self._progress.kept[worker].came(words)
             if self._dataset_kind == _DatasetKind.Map:
                 self._progress.check_end(self._send_idx)
             raise
@@ -116,11 +129,19 @@ class StaticIterator(MinatoIterator):
         there), throws it away, and makes new fetchers: torch's resume marker."""
         engine = self._engine
         markers = [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
-        unread = (sent.block for sent in self._blocks.values() if sent.answer is None)
-        for block in [*unread, *markers]:
+        unread = [sent.block for sent in self._blocks.values() if sent.answer is None]
+        for number, block in enumerate([*unread, *markers], -len(unread)):
             self._supervisor.wait_for(block, functools.partial(engine.poll, block))
+            if number >= 0 and self._iterable and engine.poll(block) == 1:
+                self._note_begin(number, block)
             engine.retire(block)
         self._blocks.clear()
+
+    def _note_begin(self, worker: int, block: Block) -> None:
+        (_worker, _row0, _nrows, pickled, buffers) = self._engine.envelopes(block)[0]
+        stated = None if pickled is None else received.begun(worker, pickled, buffers)
+        if stated is not None:
+            self._progress.kept[worker].came(stated)
 
     def _send(self, worker: int, number: int, index: Any) -> None:
         layout = None if self._form.makes_whole(index) else self._shape.layout
@@ -150,8 +171,12 @@ class StaticIterator(MinatoIterator):
             del self._blocks[number]
             status, data, *_ = answer
             if status != EXHAUSTED:
+                if sent.stated is not None:
+                    self._stated[number] = sent.stated
                 break
             if not ended:
+                if sent.stated is not None:
+                    self._last_words[sent.worker] = sent.stated
                 if not self._persistent_workers:
                     self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
@@ -186,7 +211,10 @@ class StaticIterator(MinatoIterator):
 
     def _whole(self, sent: _Sent) -> tuple[Any, ...]:
         most = len(sent.index) if sent.layout is not None else 0
-        return placed_batch(self._engine, self._shape, sent.block, sent.layout, most)
+        answer, sent.stated = placed_batch(
+            self._engine, self._shape, sent.block, sent.layout, most
+        )
+        return answer
 
     def _read_ahead(self) -> None:
         """Sends what is done to be pinned: the batch that is asked for and the one after."""
@@ -220,9 +248,12 @@ class StaticIterator(MinatoIterator):
         self._workers_num_tasks[worker_idx] -= 1
         self._try_put_index()
         number = self._rcvd_idx - 1 if self._in_order else self._got
+        stated = self._stated.pop(number, None)
         if self._earlier.takes(number, worker_idx):
             return _PASSED
         self._progress.delivered(number, worker_idx)
+        if self._iterable:
+            self._progress.kept[worker_idx].delivered(stated)
         if type(data) is Amended:
             amended = data
             data = self._allowed(amended)
@@ -254,6 +285,7 @@ class _Sent:
     layout: Layout | None  # of the rows that it may be in
     answer: Any = None  # (status, data) once it was read: its block is free
     done_ns: int = 0
+    stated: bytes | None = None  # what the worker's dataset said of itself
 
 
 def _placed(block: Block | None) -> Block:

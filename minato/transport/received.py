@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import Failure
 from ..workers.process import (
-    AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE,
+    AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE, STATED,
 )  # fmt: skip
 from ..workers.tolerance import Amiss
 from . import messages
@@ -49,7 +49,7 @@ def _is_number(value: Any, most: float) -> bool:
 def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
     each of the first two. Or (AMISS, the first or None, what was wrong with samples)."""
-    got = _answer(worker, data, buffers)
+    got = _answer(worker, _loads(worker, data, buffers))
     if got[0] == AMISS:
         return got
     if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
@@ -59,13 +59,14 @@ def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ..
 
 def placed(
     worker: int, data: bytes, buffers: list[Any] | None, layout: Layout | None, most: int
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, ...], bytes | None]:
     """Of a whole batch that may be in rows of a layout, most of them: (OK, data), (FAILED,
     failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above. (OK, data,
-    layout) tells a layout, pickled or empty."""
-    got = _answer(worker, data, buffers)
+    layout) tells a layout, pickled or empty. And what the dataset says of itself."""
+    told, state = _stated(worker, _loads(worker, data, buffers))
+    got = _answer(worker, told)
     if got[0] == AMISS:
-        return got
+        return got, state
     if got[0] == PLACED:
         sound = layout is not None and len(got) == 3 and _are_rows(*got[1:], layout, most)
     else:
@@ -73,7 +74,23 @@ def placed(
         sound = sound or (got[0] == FAILED and _is_number(got[2], 2**63))
     if not sound:
         raise nonsense(worker)
-    return got
+    return got, state
+
+
+def begun(worker: int, data: bytes, buffers: list[Any] | None) -> bytes | None:
+    """Of a new epoch: what the dataset says of itself."""
+    told, state = _stated(worker, _loads(worker, data, buffers))
+    if _answer(worker, told)[0] != OK:
+        raise nonsense(worker)
+    return state
+
+
+def _stated(worker: int, got: Any) -> tuple[Any, bytes | None]:
+    if not isinstance(got, tuple) or got[:1] != (STATED,):
+        return got, None
+    if len(got) != 3 or type(got[2]) is not bytes:
+        raise nonsense(worker)
+    return got[1], got[2]
 
 
 def layout(worker: int, pickled: bytes) -> Layout:
@@ -84,8 +101,8 @@ def layout(worker: int, pickled: bytes) -> Layout:
         raise nonsense(worker) from error
 
 
-def _answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
-    got: tuple[Any, ...] = _loads(worker, data, buffers)
+def _answer(worker: int, told: Any) -> tuple[Any, ...]:
+    got: tuple[Any, ...] = told
     if isinstance(got, tuple) and len(got) == 3 and got[0] == AMISS:
         if not _is_amiss(*got[1:]):
             raise nonsense(worker)

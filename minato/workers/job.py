@@ -108,6 +108,8 @@ class Job:
     probing: bool = False  # workers find out what sending a sample takes
     places: bool = False  # default_collate's batches may go into rows
     on_error: str = "raise"  # see workers/tolerance.py
+    #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
+    starts: list[tuple[bytes | None, int]] | None = None
     zygote: int = 0  # its process id
 
     def __getstate__(self) -> dict[str, Any]:

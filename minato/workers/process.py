@@ -20,7 +20,8 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import _core
 from ..errors import Failure
 from ..seeding import init_states
-from ..state import all_global
+from ..state import all_global, put_global
+from ..stateful import Snapshots
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
@@ -35,13 +36,14 @@ ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
 #: REPLACED: (failure, index, sample) of one made in its place; FATAL: an error of no one sample
 SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)
 #: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say; AMISS: some
-#: could not be made, and what is left is (OK, ...) or None
-OK, FAILED, EXHAUSTED, PLACED, AMISS = range(5)
+#: could not be made, and what is left is (OK, ...) or None; STATED: the answer, and what its
+#: dataset says of itself after it, pickled
+OK, FAILED, EXHAUSTED, PLACED, AMISS, STATED = range(6)
 
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
 #: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
-#: None), (PLACED, rows, objects) or (AMISS, ...)
+#: None), (PLACED, rows, objects), (AMISS, ...) or (STATED, answer, snapshot)
 Answer = tuple[Any, ...]
 #: place of a task in the epoch, as the core's next() gives it
 Task = tuple[Any, ...]
@@ -87,6 +89,8 @@ class _Runner:
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.exhausted = False
+        self.snapshots: Snapshots | None = None
+        self.again = 0  # batches that another process has delivered, and this one makes again
         self.init_states = init_states.UNCHANGED
         try:
             if job.worker_init_fn is not None:
@@ -98,18 +102,30 @@ class _Runner:
                 from ..seeding.generators import make_seeder
 
                 self.seeder = make_seeder(job.dataset, job.collate_fn)
-            self._make_fetcher()
+            if job.dataset_kind == _DatasetKind.Iterable:
+                self.snapshots = Snapshots(self.where)
+            self._make_fetcher(job.starts[number] if job.starts else None)
         except Exception as error:
             self.init_failure = Failure.of(error, self.where)
 
-    def _make_fetcher(self) -> None:
-        job = self.job
+    def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
+        job, snapshots = self.job, self.snapshots
         # worker_init_fn may have taught this process's default_collate something
         places = job.places and is_default_collate(job.collate_fn)
         self.collate_fn: Callable[[Any], Any] = self._into_rows if places else job.collate_fn
-        self.fetcher = _DatasetKind.create_fetcher(
-            job.dataset_kind, job.dataset, job.auto_collation, self.collate_fn, job.drop_last
-        )
+
+        def create() -> Any:
+            return _DatasetKind.create_fetcher(
+                job.dataset_kind, job.dataset, job.auto_collation, self.collate_fn, job.drop_last
+            )
+
+        if start is not None and snapshots is not None:
+            self.fetcher = snapshots.go_on(start[0], job.dataset, create, put_global)
+        else:
+            self.fetcher = create()
+        if snapshots is not None:
+            snapshots.watch(job.dataset, self.fetcher)
+        self.again = 0 if start is None else start[1]
         self.exhausted = False
 
     def _into_rows(self, samples: Any) -> Any:
@@ -208,6 +224,8 @@ class _Runner:
         try:
             if isinstance(index, _IndexError):
                 raise index.error
+            if self.again:
+                self._make_again(index)
             data = self._fetch(index, *task)
             if type(data) is _Placed:
                 return PLACED, *data
@@ -224,6 +242,30 @@ class _Runner:
             return FAILED, self._failure(error), *self.row
         except Exception as error:
             return FAILED, self._failure(error), *self.row
+
+    def _make_again(self, index: Any) -> None:
+        """What was delivered since the snapshot that this worker goes on from. Failures too."""
+        self.fetcher.collate_fn, again = self.job.collate_fn, self.again
+        self.again = 0
+        for _ in range(again):
+            try:
+                self.fetcher.fetch(index)
+            except StopIteration:
+                raise
+            except Exception:
+                pass  # the program has seen it
+        self.fetcher.collate_fn = self.collate_fn
+
+    def stated(self, answer: Answer) -> Answer | None:
+        """The answer with what the dataset says of itself; None where it says nothing. After a
+        failure it does not: what that leaves behind, only making it again would."""
+        snapshots, status = self.snapshots, answer[0]
+        if snapshots is None or status == FAILED:
+            return None
+        told = snapshots.taken(at_any_cost=status == EXHAUSTED)
+        if status == EXHAUSTED:
+            snapshots.rest()
+        return None if told is None else (STATED, answer, told)
 
     def _fetch(
         self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
@@ -287,7 +329,8 @@ class _Runner:
             self._make_fetcher()
         except Exception as error:
             self.init_failure = Failure.of(error, self.where)
-        return OK, None
+        told = self.snapshots.taken(at_any_cost=True) if self.snapshots is not None else None
+        return (OK, None) if told is None else (STATED, (OK, None), told)
 
 
 class _IndexError:
@@ -523,7 +566,9 @@ def main(job: Job, number: int) -> None:
             answer: Any = runner.resume()
         elif kind == BATCH:
             answer = runner.batch(payload, place)
-            if answer[0] == PLACED and answer[1] == nrows and not answer[2]:
+            if (stated := runner.stated(answer)) is not None:
+                answer = stated
+            elif answer[0] == PLACED and answer[1] == nrows and not answer[2]:
                 answer = None  # its rows say it all
         elif kind == COLLATE:
             answer = runner.collate(payload, worker.parts(), place)
@@ -532,6 +577,7 @@ def main(job: Job, number: int) -> None:
         else:
             answer = runner.rows(payload, place)
         data, buffers = _encode(answer, runner.where, kind)
+        stated = None
         del task, payload, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):
             return

@@ -15,7 +15,7 @@ import torch
 
 import minato
 
-from .conftest import Points, loader, loss_of, model, step, weights
+from .conftest import Noisy, Points, loader, loss_of, model, step, weights
 
 STEPS, FIRST = 12, 8
 
@@ -62,7 +62,38 @@ class Stream(torch.utils.data.IterableDataset):
         return (points[i] for i in range(worker.id, len(self), worker.num_workers))
 
 
-@pytest.mark.parametrize("kind", ["minato", "static, noise", "stream"])
+class Reader:
+    """An iterator that says where it is."""
+
+    def __init__(self) -> None:
+        worker = torch.utils.data.get_worker_info()
+        self.index, self.step, self.points = worker.id, worker.num_workers, Noisy()
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        if self.index >= len(self.points):
+            raise StopIteration
+        index, self.index = self.index, self.index + self.step
+        return self.points[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"index": self.index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.index = state["index"]
+        assert self.index >= self.step, "goes on, and does not begin anew"
+
+
+class StatefulStream(Stream):
+    """With augmentations, and a state of its own."""
+
+    def __iter__(self) -> Any:
+        return Reader()
+
+
+@pytest.mark.parametrize("kind", ["minato", "static, noise", "stream", "stateful stream"])
 def test_lightning(kind: str, tmp_path: Path) -> None:
     """The trainer asks loaders for their state by itself."""
     lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
@@ -75,8 +106,9 @@ def test_lightning(kind: str, tmp_path: Path) -> None:
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
         module = lightning_module()
-        if kind == "stream":
-            batches = minato.DataLoader(Stream(), 4, num_workers=2)
+        if "stream" in kind:
+            data = Stream() if kind == "stream" else StatefulStream()
+            batches = minato.DataLoader(data, 4, num_workers=2)
         else:
             batches = loader(kind, persistent_workers=False)
         trainer.fit(module, batches, ckpt_path=saved)

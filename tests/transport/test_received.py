@@ -11,7 +11,7 @@ import torch
 from minato.errors import Failure
 from minato.transport import messages, received
 from minato.transport.layouts import Layout, proven
-from minato.workers.process import EXHAUSTED, FAILED, OK, PLACED
+from minato.workers.process import EXHAUSTED, FAILED, OK, PLACED, STATED
 
 WORDS = [("a", torch.tensor(1)), ("b", torch.tensor(2))]
 FOUND = proven(WORDS, [("a", "b"), torch.tensor([1, 2])])
@@ -23,7 +23,7 @@ FAILURE = Failure.of(KeyError("wrong"), "in DataLoader worker process 3")
 
 def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
     data, buffers = messages.dumps(answer)
-    return received.placed(3, data, [bytearray(buffer) for buffer in buffers], layout, most)
+    return received.placed(3, data, [bytearray(buffer) for buffer in buffers], layout, most)[0]
 
 
 @pytest.mark.parametrize("answer", [
@@ -49,11 +49,22 @@ def test_objects_by_row() -> None:
     ((PLACED, 1, [["a", "b"]]), WORDED), ((PLACED, 1, [[]]), WORDED),
     ((OK, "data", 7), PLAIN), ((OK, "data", None), PLAIN), ((FAILED, FAILURE, b""), PLAIN),
     ((FAILED, "no failure"), PLAIN), ((77, None), PLAIN), ((), PLAIN), (7, PLAIN),
-    ((OK, 1, b"", 4), PLAIN),
+    ((OK, 1, b"", 4), PLAIN), ((STATED, (OK, 1), "text"), PLAIN), ((STATED, (OK, 1)), PLAIN),
+    ((STATED, (STATED, (OK, 1), b""), b""), PLAIN), ((STATED, 7, b""), PLAIN),
 ], ids=itertools.count())  # fmt: skip
 def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
         told(answer, layout)
+
+
+def test_what_a_dataset_says_of_itself() -> None:
+    for answer in ((OK, "data"), (EXHAUSTED, None), (PLACED, 2, [])):
+        data, _buffers = messages.dumps((STATED, answer, b"words"))
+        assert received.placed(3, data, [], PLAIN, 2) == (answer, b"words")
+    assert received.begun(3, messages.dumps((STATED, (OK, None), b"words"))[0], []) == b"words"
+    assert received.begun(3, messages.dumps((OK, None))[0], []) is None
+    with pytest.raises(RuntimeError, match="worker 3 has sent makes no sense"):
+        received.begun(3, messages.dumps((EXHAUSTED, None))[0], [])
 
 
 def test_only_who_may_place_is_believed_to_have() -> None:

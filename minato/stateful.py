@@ -1,0 +1,292 @@
+"""What a dataset says of itself, by torchdata's ``Stateful`` convention: an object with
+``state_dict()`` and ``load_state_dict(state)``.
+
+An iterable dataset and the iterator that its ``__iter__`` returns are asked in the worker that
+goes through them, behind the batch that is just made. The answer travels with that batch, and is
+the worker's state once the batch is delivered, so it does not matter how far workers are ahead.
+With it go the worker's global generators: what follows draws the same numbers.
+
+To go on, a worker tells the dataset, has it make its iterator, tells that, and makes again and
+throws away what was delivered since the snapshot: nothing, where a snapshot is cheap.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import pickle
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .errors import Failure
+
+#: nanoseconds: a snapshot that takes no longer goes with every batch
+CHEAP_NS = 500_000
+#: of a worker's time, at most, for those that take longer: one is as far behind as the batches
+#: of ten times the time that it takes
+SHARE = 0.1
+
+
+def is_stateful(part: Any) -> bool:
+    """Whether an object offers both methods itself: a ``__getattr__`` would make up anything. One
+    that says ``state_dict = None`` is not asked."""
+
+    def offers(name: str) -> bool:
+        own = hasattr(type(part), name) or name in getattr(part, "__dict__", ())
+        return own and callable(getattr(part, name))
+
+    return offers("state_dict") and offers("load_state_dict")
+
+
+class Snapshot(NamedTuple):
+    """What is said at one moment; None by what is not Stateful."""
+
+    dataset: Any = None
+    iterator: Any = None
+    ended: bool = False  # the fetcher, because the batch made last was not full
+    begins: bool = False  # an epoch, for which no iterator is made yet
+    #: states of the global generators that a worker has drawn from: see Generators
+    generators: dict[str, Any] | None = None
+
+
+def ask(dataset: Any, fetcher: Any) -> Snapshot:
+    """Asks those that are Stateful. An iterator that is the dataset itself is asked once."""
+    iterator = getattr(fetcher, "dataset_iter", None)
+    return Snapshot(
+        None if iterator is dataset else _asked(dataset, "dataset"),
+        _asked(iterator, "iterator of the dataset"),
+        getattr(fetcher, "ended", False),
+    )
+
+
+def _asked(part: Any, what: str) -> Any:
+    try:
+        return part.state_dict() if is_stateful(part) else None
+    except Exception as error:
+        raise RuntimeError(
+            f"state_dict() of the {what}, a {type(part).__name__}, has raised "
+            f"{type(error).__name__}: {error}. Batches do not need it, the loader's own "
+            "state_dict() does: mend it, or set it to None on the object, and what was delivered "
+            "is made again when it is resumed"
+        ) from error
+
+
+def tell(part: Any, state: Any, what: str) -> None:
+    """Hands back what a part said of itself, if it has said anything."""
+    if state is None:
+        return
+    if not is_stateful(part):
+        raise ValueError(
+            f"the state holds what the {what} has said in state_dict(), but that is a "
+            f"{type(part).__name__} now, without load_state_dict()"
+        )
+    part.load_state_dict(state)
+
+
+def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
+    """Once there is one, of a dataset that has been told."""
+    tell(getattr(fetcher, "dataset_iter", None), snapshot.iterator, "iterator of the dataset")
+    if snapshot.ended:
+        fetcher.ended = True
+
+
+def may_be_asked(dataset: Any, fetcher: Any) -> bool:
+    """Whether there is anybody to ask."""
+    iterator = getattr(fetcher, "dataset_iter", None)
+    return not _forgets(dataset) and (is_stateful(dataset) or is_stateful(iterator))
+
+
+def _forgets(dataset: Any) -> bool:
+    """A stream of Hugging Face's datasets that shuffles has taken samples into its buffer, and its
+    state leaves them out: they would be lost."""
+    parts = [getattr(dataset, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        held = vars(part) if hasattr(part, "__dict__") else {}
+        parts += [held.get("ex_iterable"), *(held.get("ex_iterables") or ())]
+        parts = [part for part in parts if part is not None]
+    return False
+
+
+# ---- generators ------------------------------------------------------------------------
+
+
+#: bytes of a Mersenne Twister's words and place, as NumPy has them in memory
+_MT19937 = 4 * 625
+
+
+def _is_mt(bits: Any) -> bool:
+    return type(bits) is np.random.MT19937
+
+
+class Generators:
+    """The global generators of a worker, compared with what they were before its dataset drew.
+
+    Captured in the form that is had in microseconds; ``plain`` makes it what states hold."""
+
+    def __init__(self) -> None:
+        self.initial = {**self._torch_and_python(), **self._numpy()}
+        # Asking NumPy takes longer than all else, and where nothing is drawn its words stay.
+        untouched = self.initial.get("numpy", (b"", 0, 1))[2] == 0  # and no second Gaussian waits
+        self._words = self._numpy_words() if untouched else None
+
+    @staticmethod
+    def _torch_and_python() -> dict[str, Any]:
+        words = torch.default_generator.get_state().numpy().tobytes()
+        return {"torch": words, "python": random.getstate()}
+
+    @staticmethod
+    def _numpy() -> dict[str, Any]:
+        state: Any = np.random.get_state(legacy=True)
+        name, words, *rest = state
+        return {"numpy": (words.tobytes(), *rest)} if name == "MT19937" else {}
+
+    @staticmethod
+    def _numpy_words() -> bytes:
+        bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+        return ctypes.string_at(bits.ctypes.state_address, _MT19937) if _is_mt(bits) else b""
+
+    def drawn(self) -> dict[str, Any]:
+        """Those that are not what they were."""
+        now = self._torch_and_python()
+        if self._numpy_words() != self._words:
+            now.update(self._numpy())
+        return {role: state for role, state in now.items() if state != self.initial.get(role)}
+
+    def put(self, states: dict[str, Any], set_all: Callable[[dict[str, bytes]], None]) -> None:
+        """Sets these, and the others as they were at first."""
+        set_all(plain({**self.initial, **states}))
+
+
+def plain(generators: dict[str, Any]) -> dict[str, bytes]:
+    """States of global generators as minato.state has them."""
+    return {role: _plain(state) for role, state in generators.items()}
+
+
+def _plain(state: Any) -> bytes:
+    if isinstance(state, bytes):
+        return state
+    if isinstance(state[0], bytes):
+        words, *rest = state
+        state = [np.frombuffer(words, np.uint32).tolist(), *rest]
+    return json.dumps(state).encode()
+
+
+# ---- on the way ------------------------------------------------------------------------
+
+
+class Snapshots:
+    """Taken in a worker, as often as they are cheap."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._generators = Generators()
+        self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, where they are Stateful
+        self._cost = self._spent = 0  # nanoseconds: of the last, and of all
+        self._began = time.perf_counter_ns()
+
+    def go_on(
+        self,
+        pickled: bytes | None,
+        dataset: Any,
+        create: Callable[[], Any],
+        set_all: Callable[[dict[str, bytes]], None],
+    ) -> Any:
+        """The fetcher, where it stood in another process."""
+        snapshot = Snapshot() if pickled is None else read(pickled)
+        tell(dataset, snapshot.dataset, "dataset")
+        if snapshot.begins and snapshot.generators is not None:
+            self._generators.put(snapshot.generators, set_all)
+        fetcher = create()
+        tell_iterator(fetcher, snapshot)
+        if not snapshot.begins and snapshot.generators is not None:
+            self._generators.put(snapshot.generators, set_all)
+        return fetcher
+
+    def watch(self, dataset: Any, fetcher: Any) -> None:
+        """What is asked from now on."""
+        self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
+
+    def rest(self) -> None:
+        """Nothing is asked for now."""
+        self._asked = None
+
+    def taken(self, at_any_cost: bool = False) -> bytes | None:
+        """A snapshot, if there is anybody to ask and it is time for one."""
+        if self._asked is None:
+            return None
+        begins = time.perf_counter_ns()
+        dear = self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began)
+        if dear and not at_any_cost:
+            return None
+        try:
+            said = ask(*self._asked)  # which may draw
+            said = said._replace(generators=self._generators.drawn())
+            pickled = _pickled(said, self._asked[0])
+        except Exception as error:
+            pickled = pickle.dumps(Failure.of(error, self._where))
+        self._cost = time.perf_counter_ns() - begins
+        self._spent += self._cost
+        return pickled
+
+
+def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
+    try:
+        return pickle.dumps(snapshot)
+    except Exception as error:
+        raise RuntimeError(
+            f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict() "
+            f"cannot be pickled: {error}"
+        ) from error
+
+
+def read(pickled: bytes) -> Snapshot:
+    """What a worker has sent. Raises what went wrong there."""
+    found = pickle.loads(pickled)
+    if isinstance(found, Failure):
+        found.reraise()
+    if not isinstance(found, Snapshot):
+        raise TypeError(f"{type(found).__name__} is no snapshot")
+    return found
+
+
+class Kept:
+    """What a loader knows of a dataset's own place: of one worker's, or of its only one."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], Snapshot] | None = None
+        self.pickled: bytes | None = None
+        self.again = 0  # batches delivered since
+
+    def delivered(self, pickled: bytes | None) -> None:
+        """A batch, and what came with it."""
+        if pickled is None:
+            self.again += 1
+        else:
+            self.came(pickled)
+
+    def came(self, pickled: bytes, again: int = 0) -> None:
+        """What a worker has said."""
+        self.pickled, self.again = pickled, again
+        self._read = partial(read, pickled)
+
+    def lives(self, dataset: Any, fetcher: Any) -> None:
+        """It is in this process, and can be asked at any time."""
+        self._read = lambda: copy.deepcopy(ask(dataset, fetcher))
+
+    def known(self) -> bool:
+        """Whether anything was said."""
+        return self._read is not None
+
+    def snapshot(self) -> Snapshot:
+        """What was said; as at the beginning where nothing was."""
+        return Snapshot() if self._read is None else self._read()

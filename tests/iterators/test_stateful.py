@@ -1,0 +1,461 @@
+"""Datasets that have a state of their own: iterables that go on, and make nothing again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+import minato
+from minato import stateful
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N, SIZE = 61, 4
+
+
+@pytest.fixture(autouse=True)
+def _always_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(stateful, "CHEAP_NS", 10**18)
+
+
+def place() -> tuple[int, int]:
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info is not None else (0, 1)
+
+
+def sample(index: int, epoch: int = 0, made: int = 0) -> torch.Tensor:
+    """With draws, its epoch, and how many this process has made of its epoch."""
+    draws = [random.random(), random.gauss(0, 1), np.random.randn(), float(torch.randn(()))]
+    return torch.tensor([index, *draws, epoch, made], dtype=torch.float64)
+
+
+class Rows:
+    """An iterator with a state."""
+
+    def __init__(self, index: int, step: int, n: int) -> None:
+        self.index, self.step, self.n, self.made = index, step, n, 0
+
+    def __iter__(self) -> Rows:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self.index >= self.n:
+            raise StopIteration
+        index, self.index, self.made = self.index, self.index + self.step, self.made + 1
+        return sample(index, 0, self.made)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.index = state["index"]
+
+
+class ByIterator(IterableDataset):
+    """Whose iterator has the state."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        return Rows(*place(), self.n)
+
+
+class ByDataset(IterableDataset):
+    """With the state itself, a generator that goes on from it, and its own count of epochs."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n, self.done, self.epoch = n, 0, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        (first, step), made = place(), 0
+        for k in range(self.done, len(range(first, self.n, step))):
+            self.done, made = k + 1, made + 1
+            yield sample(first + k * step, self.epoch, made)
+        self.done, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done, self.epoch = state["done"], state["epoch"]
+
+
+class Itself(Rows, IterableDataset):
+    """A dataset that is its own iterator."""
+
+    def __init__(self, n: int = N) -> None:
+        super().__init__(0, 1, n)
+
+    def __iter__(self) -> Itself:
+        if self.made == 0 and self.index == 0:
+            self.index, self.step = place()
+        return self
+
+
+class Uneven(ByIterator):
+    """Whose workers end one after another, some in the middle of a batch."""
+
+    def __iter__(self) -> Any:
+        number, _count = place()
+        return Rows(100 * number, 1, 100 * number + 5 * number + 3)
+
+
+def make(data: Any, workers: int, **kw: Any) -> Any:
+    return minato.DataLoader(data, SIZE, num_workers=workers, **kw)
+
+
+def values(batches: Any) -> list[Any]:
+    """Without how many were made."""
+    return [batch[:, :-1].tolist() for batch in batches]
+
+
+def followed(loader: Any) -> tuple[list[Any], list[str]]:
+    """An epoch, and the states before it, after each batch, and once it has ended, as JSON."""
+    states, batches = [json.dumps(loader.state_dict())], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+    return values(batches), [*states, json.dumps(loader.state_dict())]
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+def rest(data: Any, state: str, workers: int, **kw: Any) -> list[torch.Tensor]:
+    """What a loader makes of a state, in a program that has drawn other numbers."""
+    seed(99)
+    loader = make(data, workers, **kw)
+    loader.load_state_dict(json.loads(state))
+    assert json.dumps(loader.state_dict()) == state
+    return list(loader)
+
+
+@pytest.mark.parametrize("kind, workers, step", [
+    (ByIterator, 1, 5), (ByIterator, 2, 1), (ByIterator, 4, 5), (ByIterator, 8, 9),
+    (ByDataset, 2, 5), (Itself, 2, 5), (Uneven, 3, 2),
+])  # fmt: skip
+def test_goes_on_from_everywhere_and_makes_nothing_again(kind: Any, workers: int, step: int) -> None:
+    seed(5)
+    batches, states = followed(make(kind(), workers))
+    for done in range(0, len(batches), step):
+        tail = rest(kind(), states[done], workers)
+        if done:  # before the first, the seed is the program's to come
+            assert values(tail) == batches[done:], done
+        made = sum(int(batch[:, -1].numel()) for batch in tail)
+        highest = max(int(batch[:, -1].max()) for batch in tail)
+        assert highest <= made, "samples that were delivered before were made again"
+    assert rest(kind(), states[len(batches)], workers) == []
+
+
+@pytest.mark.parametrize("kind", [ByIterator, ByDataset, Itself])
+def test_without_workers(kind: Any) -> None:
+    """What samples draw is the program's own to restore."""
+    batches, states = followed(make(kind(), 0))
+    for done in range(1, len(batches), 3):
+        tail = rest(kind(), states[done], 0)
+        assert [b[:, 0].tolist() for b in tail] == [[r[0] for r in b] for b in batches[done:]]
+        assert tail[0][0, -1] == 1
+
+
+def test_without_workers_after_its_iterator_is_gone() -> None:
+    loader = make(ByIterator(), 0)
+    for done, batch in enumerate(loader):
+        if done == 2:
+            break
+    assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": 3 * SIZE}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_between_one_worker_and_none(workers: int) -> None:
+    batches, states = followed(make(ByDataset(), workers))
+    tail = rest(ByDataset(), states[3], 1 - workers)
+    assert [b[:, 0].tolist() for b in tail] == [[r[0] for r in b] for b in batches[3:]]
+
+
+def test_workers_are_ahead_of_their_states() -> None:
+    it = iter(loader := make(ByIterator(), 2, prefetch_factor=4))
+    for done in range(1, 7):
+        next(it)
+        given = [-(-done // 2), done // 2]
+        states = loader.state_dict()["worker_states"]
+        assert [s and s["iterator"]["index"] for s in states] == [
+            number + 2 * SIZE * count if count else None and 0 for number, count in enumerate(given)
+        ]
+
+
+@pytest.mark.parametrize("kind", [ByIterator, ByDataset])
+def test_every_epoch_of_persistent_workers(kind: Any) -> None:
+    """The end of one and places in the next, with the streams of random numbers."""
+    seed(5)
+    loader = make(kind(), 2, persistent_workers=True)
+    _first, ended = followed(loader)
+    batches, states = followed(loader)
+    assert values(rest(kind(), ended[-1], 2, persistent_workers=True)) == batches
+    for done in (0, 1, 7):
+        seed(99)
+        other = make(kind(), 2, persistent_workers=True)
+        other.load_state_dict(json.loads(states[done]))
+        assert values(other) == batches[done:], done
+    third = values(loader)
+    assert values(other) == third
+
+
+def test_epochs_left_in_the_middle() -> None:
+    seed(5)
+    loader = make(ByDataset(), 2, persistent_workers=True)
+    next(iter(loader))
+    it = iter(loader)
+    begun = json.dumps(loader.state_dict())
+    batches = values(it)
+    seed(99)
+    other = make(ByDataset(), 2, persistent_workers=True)
+    other.load_state_dict(json.loads(begun))
+    assert values(other) == batches
+
+
+def test_into_a_living_persistent_loader() -> None:
+    loader = make(ByIterator(), 2, persistent_workers=True)
+    batches, states = followed(loader)
+    for _ in range(2):
+        loader.load_state_dict(json.loads(states[5]))
+        assert values(loader) == batches[5:]
+
+
+def test_out_of_order_the_rest_comes_once() -> None:
+    loader = make(ByIterator(), 3, in_order=False)
+    it = iter(loader)
+    first = values(next(it) for _ in range(5))
+    state = json.dumps(loader.state_dict())
+    tail = values(rest(ByIterator(), state, 3, in_order=False))
+    assert Counter(r[0] for b in first + tail for r in b) == Counter(range(N))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_snapshots_that_are_dear_are_few(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then what was delivered since is made again, with the same draws."""
+    monkeypatch.setattr(stateful, "CHEAP_NS", -1)
+    monkeypatch.setattr(stateful, "SHARE", 0.0)
+    seed(5)
+    batches, states = followed(make(ByIterator(), workers))
+    for done in range(1, len(batches), 6):
+        again = [s["again"] for s in json.loads(states[done])["worker_states"] if s]
+        assert sum(again) == done - min(done, workers)
+        assert values(rest(ByIterator(), states[done], workers)) == batches[done:]
+
+
+class Failing(ByDataset):
+    """Its second worker's reader cannot read one sample, and goes no further."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for row in super().__iter__():
+            if row[0] == 21:
+                raise LookupError("sample 21")
+            yield row
+
+
+def caught(loader: Any) -> list[Any]:
+    found: list[Any] = []
+    it = iter(loader)
+    while True:
+        try:
+            found.append(next(it)[:, :-1].tolist())
+        except StopIteration:
+            return found
+        except LookupError:
+            found.append("LookupError")
+
+
+def test_what_has_failed_has_ended() -> None:
+    """A generator that has raised is over; told its state it would go on behind the sample."""
+    seed(5)
+    whole = caught(make(Failing(), 2))
+    assert whole.count("LookupError") == 1
+    for done in range(4, len(whole), 3):
+        it = iter(loader := make(Failing(), 2))
+        for _ in range(done):
+            try:
+                next(it)
+            except LookupError:
+                pass
+        other = make(Failing(), 2)
+        other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [b if b == "LookupError" else [r[0] for r in b] for b in caught(other)] == [
+            b if b == "LookupError" else [r[0] for r in b] for b in whole[done:]
+        ], done
+
+
+class Mute(ByIterator):
+    """Whose second worker cannot say where it is."""
+
+    def state_dict(self) -> Any:
+        if place()[0] == 1:
+            raise OSError("no connection")
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_a_state_dict_that_raises_is_the_programs_only_when_it_asks() -> None:
+    loader = make(Mute(), 2)
+    it = iter(loader)
+    next(it), next(it)
+    with pytest.raises(RuntimeError, match="(?s)worker process 1.*Mute.*OSError: no connection"):
+        loader.state_dict()
+    assert len(list(it)) == 14
+
+
+class Unsendable(ByDataset):
+    def state_dict(self) -> Any:
+        return {"open": lambda: None}
+
+
+def test_a_state_that_cannot_leave_its_worker() -> None:
+    loader = make(Unsendable(), 2)
+    batches = list(iter(loader))
+    assert len(batches) == 16
+    it = iter(loader)
+    next(it)
+    with pytest.raises(RuntimeError, match="(?s)worker process 0.*Unsendable.*cannot be pickled"):
+        loader.state_dict()
+
+
+def test_it_may_say_that_it_is_not_to_be_asked() -> None:
+    """Then it is made again and thrown away, as without a state."""
+    data: Any = ByDataset()
+    data.state_dict = None
+    batches, states = followed(make(data, 2))
+    assert json.loads(states[3])["worker_states"] is None
+    assert values(rest(data, states[3], 2)) == batches[3:]
+
+
+class Guesses:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_methods_that_are_made_up_are_not_asked() -> None:
+    assert not stateful.is_stateful(Guesses()) and stateful.is_stateful(ByDataset())
+
+
+def test_another_number_of_workers() -> None:
+    _batches, states = followed(make(ByDataset(), 2, persistent_workers=True))
+    for state in (states[3], states[-1]):
+        with pytest.raises(ValueError, match="2 (workers|copies)"):
+            make(ByDataset(), 3).load_state_dict(json.loads(state))
+    batches, states = followed(make(ByIterator(), 2, persistent_workers=True))
+    assert rest(ByIterator(), states[-1], 2) and make(ByIterator(), 3).load_state_dict(
+        json.loads(states[-1])) is None
+
+
+def test_a_dataset_that_has_no_state_now() -> None:
+    class Plain(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter([torch.zeros(7)] * N)
+
+    _batches, states = followed(make(ByDataset(), 2))
+    with pytest.raises(ValueError, match="(?s)worker process .*dataset.*Plain.*load_state_dict"):
+        rest(Plain(), states[3], 2)
+
+
+def test_a_worker_killed_after_it_has_gone_on() -> None:
+    """No other can take its place; the state before it still leads on."""
+    batches, states = followed(make(ByIterator(200), 2))
+    loader = make(ByIterator(200), 2)
+    loader.load_state_dict(json.loads(states[3]))
+    it = iter(loader)
+    assert values([next(it)])[0] == batches[3]
+    state = json.dumps(loader.state_dict())
+    os.kill(it._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(minato.WorkerLost, match="killed by signal"):
+        list(it)
+    del it
+    assert values(rest(ByIterator(200), state, 2)) == batches[4:]
+
+
+class Counts(torch.utils.data.Dataset):
+    """A map-style dataset with a state, which only lives on without workers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        return self.asked
+
+    def state_dict(self) -> dict[str, int]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.asked = state["asked"]
+
+
+def test_map_style_without_workers() -> None:
+    loader = make(Counts(), 0)
+    it = iter(loader)
+    next(it), next(it)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = make(Counts(), 0)
+    other.load_state_dict(state)
+    assert [b.tolist() for b in other] == [b.tolist() for b in it]
+    with pytest.raises(ValueError, match="1 copy of the dataset"):
+        make(Counts(), 2).load_state_dict(state)
+
+
+def test_map_style_with_workers_is_not_asked() -> None:
+    loader = make(Counts(), 2)
+    with pytest.warns(UserWarning, match="a Counts, has a state_dict.. that is not asked"):
+        assert loader.state_dict()["worker_states"] is None
+    loader.state_dict()
+    make(Counts(), 2, scheduling="static").state_dict()
+
+
+class BufferShuffledExamplesIterable:
+    def __init__(self, ex_iterable: Any) -> None:
+        self.ex_iterable = ex_iterable
+
+
+class Mapped(BufferShuffledExamplesIterable):
+    pass
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_state_that_leaves_samples_out_is_not_used(shuffled: bool) -> None:
+    """As a stream of Hugging Face's datasets does of those in its shuffle buffer."""
+    data: Any = ByDataset()
+    data._ex_iterable = Mapped((BufferShuffledExamplesIterable if shuffled else Mapped)(None))
+    batches, states = followed(make(data, 1))
+    assert (json.loads(states[3])["worker_states"] is None) == shuffled
+    assert values(rest(data, states[3], 1)) == batches[3:]
+
+
+@pytest.mark.parametrize("states", [
+    7, [7], [{}], [{"dataset": 1}],
+    [{"dataset": 1, "iterator": 1, "ended": 0, "begins": False, "generators": None, "again": 0}],
+    [{"dataset": 1, "iterator": 1, "ended": False, "begins": False, "generators": [], "again": 0}],
+    [{"dataset": 1, "iterator": 1, "ended": True, "begins": False, "generators": {}, "again": -1}],
+], ids=str)  # fmt: skip
+def test_damaged_states(states: Any) -> None:
+    loader = make(ByDataset(), 1)
+    next(iter(loader))
+    state = {**loader.state_dict(), "worker_states": states}
+    with pytest.raises(ValueError, match="the state is damaged"):
+        loader.load_state_dict(state)
