@@ -67,7 +67,7 @@ class StaticIterator(MinatoIterator):
         self._workers_num_tasks = [0] * self._num_workers
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
         resumed = self._position.memo.resume is not None
-        with self._position.epoch_begins(loader, first_iter):
+        with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             self._epoch = Epoch(
                 self._position.epoch,
