@@ -19,7 +19,7 @@ help:
 
 $(VENV)/.ready:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check "setuptools>=68" wheel "numpy>=2.0"
+	$(BIN)/pip install -q --disable-pip-version-check "setuptools>=77" wheel "numpy>=2.0"
 	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
 	touch $@
 

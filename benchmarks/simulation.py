@@ -457,14 +457,19 @@ def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
     have: set[int] = set()
     busy = False
 
+    def start(rank: int) -> None:
+        for worker, ns, work in loaders[rank].start(now):
+            heapq.heappush(events, (now + ns, next(order), rank, worker, work))
+
     def settle(ranks: Sequence[int]) -> None:
         nonlocal first, busy
         for rank in ranks:
-            loader = loaders[rank]
             while True:
-                for worker, ns, work in loader.start(now):
-                    heapq.heappush(events, (now + ns, next(order), rank, worker, work))
-                if rank in have or busy or step == case.batches or not loader.fetch(now):
+                start(rank)
+                if rank in have or busy or step == case.batches:
+                    break
+                if not loaders[rank].fetch(now):
+                    start(rank)  # another may be the head now, which passes the memory limit
                     break
                 have.add(rank)
                 got_at[rank] = now

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import os
 import re
@@ -251,15 +252,40 @@ def _end(left: Counter[str]) -> None:
     signal.signal(signal.SIGCHLD, handler)
 
 
+#: what the folders of sessions begin with
+FOLDER = "minato-tests-"
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the folders of sessions that were killed: nobody holds a lock on those."""
+    for folder in parent.glob(FOLDER + "*"):
+        with contextlib.suppress(OSError), _locked(folder):
+            if folder.stat().st_mtime < time.time() - PATIENCE_S:  # else it may be locked next
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises BlockingIOError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @pytest.fixture(scope="session")
 def _temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of this process's own for all that makes temporary files by the usual ways."""
     tmp_path_factory.getbasetemp()  # which is not in it
-    folder = Path(tempfile.mkdtemp(prefix="minato-"))
+    remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
     patch = pytest.MonkeyPatch()
     patch.setenv("TMPDIR", str(folder))
     patch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
+    with _locked(folder):
+        yield folder
     patch.undo()
     # after multiprocessing has removed its own, which is in it, at a priority of -100
     util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import housekeeping
 import skips
 
 TESTS = Path(__file__).resolve().parent
@@ -28,6 +29,19 @@ def run(folder: Path, text: str, *options: str, **environment: str) -> str:
     done = subprocess.run(command, env={**kept, **env}, cwd=folder, capture_output=True,
                           text=True, timeout=100, check=False)  # fmt: skip
     return f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}\n"
+
+
+def test_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
+    living, killed, begins, others = (tmp_path / name for name in (
+        "minato-tests-1", "minato-tests-2", "minato-tests-3", "minato-4"))  # fmt: skip
+    for folder in (living, killed, begins, others):
+        folder.mkdir()
+        (folder / "file").touch()
+        if folder is not begins:
+            os.utime(folder, (0, 0))
+    with housekeeping._locked(living):
+        housekeeping.remove_abandoned(tmp_path)
+    assert {folder.name for folder in tmp_path.iterdir()} == {living.name, begins.name, others.name}
 
 
 LEAVES = """

@@ -58,7 +58,7 @@ def tree(to: Path) -> Path:
 def index_answers() -> bool:
     """Whether the package index can be reached: an isolated build fetches setuptools."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary"]
-    command += [":none:", "--disable-pip-version-check", "setuptools>=68"]
+    command += [":none:", "--disable-pip-version-check", "setuptools>=77"]
     try:
         with tempfile.TemporaryDirectory() as to:
             done = subprocess.run([*command, "-d", to], capture_output=True, timeout=60)

@@ -303,13 +303,11 @@ class Trainer:
         self.loader = None
         self.dataset = dataset_for(self.args.loader, self.reference)
         gc.collect()
-        left = pagecache.evict(path for case in self.cases
-                               for path in (case.image, case.label))
-        if self.ranks.rank == 0 and (left is None or left > 0.1):
-            share = "an unknown share" if left is None else f"{left:.0%}"
-            tqdm.write(f"warning: {share} of the data is still cached; this epoch is "
-                       "not cold", file=sys.stderr)
-        return left
+        paths = (path for case in self.cases for path in (case.image, case.label))
+        if self.ranks.rank != 0:  # the first says it
+            return pagecache.evict(paths)
+        return pagecache.evict_or_warn(
+            paths, lambda text: tqdm.write(text, file=sys.stderr))[0]
 
     def _finish_epoch(self, log: records.Records, clock: EpochClock, used: dict,
                       rest: list[int], resumed_at: int, nbytes: int, rate: float) -> None:

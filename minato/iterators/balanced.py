@@ -57,7 +57,8 @@ class BalancedIterator(MinatoIterator):
         hints, form = Hints(loader, position.memo), Form(shape)
         size = loader.batch_size or 1
         known = hints.given is not None
-        window = Window(loader, options, position.memo.costs, known, batch_size=size)
+        costs = position.memo.costs
+        window = Window(loader, options, costs, hinted=known, batch_size=size)
         self._planner = planner = Planner(
             loader,
             position,
@@ -67,16 +68,16 @@ class BalancedIterator(MinatoIterator):
             hints,
             groups_of(loader),
             Making(
-                options.seeds,
-                self._offer is not None,
-                self._splits,
+                seeds=options.seeds,
+                native=self._offer is not None,
+                splits=self._splits,
                 replaces=options.on_error == REPLACE,
             ),
         )
         collates = CollatesHere(loader, position, shape)
         completions = Completions(supervisor, planner)
         forgets = not self._pin_memory and self._provider is None  # else errors may name them
-        self._receiver = Receiver(completions, planner, collates, forgets)
+        self._receiver = Receiver(completions, planner, collates, forgets=forgets)
         at_a_time = AtATime(form if self._in_order else None, window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
 
@@ -159,9 +160,9 @@ class BalancedIterator(MinatoIterator):
             self._prefetcher.queue.clear()
             self._receiver.clear()
             planner.clear()
-        with self._position.epoch_begins(loader, first_iter):
+        with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
-            planner.begin(self._indices(), bool(loader.prefetch_next_epoch))
+            planner.begin(self._indices(), goes_on=bool(loader.prefetch_next_epoch))
         planner.go_on()
 
     def _indices(self) -> Iterator[Any]:

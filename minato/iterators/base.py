@@ -108,7 +108,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         position.allowed = ErrorsAllowed(loader, options, position)
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
-        self._supervisor = supervisor = Supervisor(loader, options, position, self._balanced)
+        self._supervisor = supervisor = Supervisor(
+            loader, options, position, balanced=self._balanced
+        )
         self._compose(loader, supervisor)
         self._start_workers(loader, supervisor)
         self._reset(loader, first_iter=True)

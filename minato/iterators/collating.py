@@ -40,7 +40,7 @@ class CollatesHere:
             failure.note = note(*place)
             return failure
         if layout is not None:
-            self.shape.note(False)
+            self.shape.misfit()
         return data
 
     def collated(self, samples: list[Any], worker: int) -> object:

@@ -98,7 +98,8 @@ class Part(NamedTuple):
 def lost(engine: Engine, parts: list[Part]) -> Failure:
     """A batch some of whose samples took every worker with them that tried: which of it they
     are, and no others of what the sampler gave along with them."""
-    found: list[tuple[int, int, int, list[Any]]] = []  # batch, a death's pid and status, its samples
+    #: number of the batch, a death's pid and status, and the samples that it took
+    found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for _worker, pid, status, row0, rows in engine.lost(part.block):
             samples = _lost_of(part, row0, rows, engine.form(part.block)[0] == BATCH)

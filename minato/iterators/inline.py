@@ -99,7 +99,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._begun:
             return contextlib.nullcontext()
         self._begun = True
-        return self._position.epoch_begins(None, True)
+        return self._position.epoch_begins(None, first=True)
 
     def _next_index(self) -> Any:
         first, start = not self._begun, self._position.start or {}

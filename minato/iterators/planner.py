@@ -137,7 +137,7 @@ class Planner:
 
     # ---- an epoch ------------------------------------------------------------------------
 
-    def begin(self, indices: Iterator[Any], goes_on: bool) -> None:
+    def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
         """A new epoch: its first window is planned."""
         self._unended = None
         self._goes_on = goes_on

@@ -65,7 +65,7 @@ class Position:
         self.memo.position = weakref.ref(self)
 
     @contextlib.contextmanager
-    def epoch_begins(self, loader: Any, first: bool) -> Iterator[None]:
+    def epoch_begins(self, loader: Any, *, first: bool) -> Iterator[None]:
         """Notes where the epoch's order comes from; what was delivered is left out."""
         if not first:
             self.start = self.memo.take()

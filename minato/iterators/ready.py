@@ -57,11 +57,11 @@ class UnitPlanner(Planner):
     _within = 0  # rows of the batch drawn last that are planned
     _resumed = 0  # places before this one may have been delivered
 
-    def begin(self, indices: Iterator[Any], goes_on: bool) -> None:
+    def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
         progress = self._progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
         self._planned_rows = self._formed_rows = self._within = 0
-        super().begin(indices, goes_on)
+        super().begin(indices, goes_on=goes_on)
 
     def drawn_ahead(self) -> int:
         """In batches of samples that are in none yet, and those that are formed. What does not
@@ -253,7 +253,7 @@ class ReadyReceiver(Receiver):
                         return obj
                     objects.append(obj)
             data = self.engine.decode(block, layout.core, objects)
-        self.shape.note(True)
+        self.shape.fits()
         return data
 
     def _sample(self, block: Block, row: int) -> Any:
@@ -332,7 +332,7 @@ class ReadyIterator(BalancedIterator):
         self._mixes = not shape.whole
         hints, form = Hints(loader, position.memo), Form(shape, in_parts=self._mixes)
         costs, known = position.memo.costs, hints.given is not None
-        window = Window(loader, self._options, costs, known, batch_size=size)
+        window = Window(loader, self._options, costs, hinted=known, batch_size=size)
         self._planner = planner = UnitPlanner(
             loader,
             position,
@@ -342,10 +342,10 @@ class ReadyIterator(BalancedIterator):
             hints,
             groups_of(loader),
             Making(
-                self._options.seeds,
-                self._offer is not None,
-                self._splits,
-                self._options.on_error == REPLACE,
+                seeds=self._options.seeds,
+                native=self._offer is not None,
+                splits=self._splits,
+                replaces=self._options.on_error == REPLACE,
             ),
         )
         collates = CollatesHere(loader, position, shape)

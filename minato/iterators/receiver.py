@@ -74,7 +74,7 @@ def placed_batch(
     layout = sent if sent is not None and engine.form(block)[1] else None  # else: no room for rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
-        shape.note(True)
+        shape.fits()
         return (OK, data), None
     (worker, _row0, _nrows, pickled, buffers) = engine.envelopes(block)[0]
     if pickled is None:
@@ -84,11 +84,11 @@ def placed_batch(
         return amended(answer)[:2], stated
     status, data, *more = answer
     if status == PLACED and layout is not None:
-        shape.note(True)
+        shape.fits()
         rows, objects = data, more[0]
         return (OK, engine.decode(block, layout.core, objects, rows)), stated
     if status == OK and layout is not None:
-        shape.note(False)
+        shape.misfit()
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
@@ -138,6 +138,7 @@ class Receiver:
         completions: Completions,
         planner: Planner,
         collates: CollatesHere,
+        *,
         forgets: bool,
     ) -> None:
         self.completions = completions
@@ -226,7 +227,7 @@ class Receiver:
         layout = self.shape.layout
         data = self.engine.take(block, layout.core) if layout is not None else None
         if data is not None:
-            self.shape.note(True)
+            self.shape.fits()
         return data
 
     def _take(self, batch: Batch, block: Block) -> Any:
@@ -273,7 +274,7 @@ class Receiver:
         if amiss:
             return self._amended(batch, block, layout, samples, objects, amiss, worker)
         if layout is not None and not samples and len(objects) == rows:
-            self.shape.note(True)
+            self.shape.fits()
             return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
         every = self._samples(block, layout, samples, objects, range(rows))
         return self.collates.batch((batch.number, batch.indices), every, worker, layout)

@@ -73,7 +73,7 @@ class StaticIterator(MinatoIterator):
         self._stated.clear()
         self._last_words.clear()
         resumed = self._position.memo.resume is not None
-        with self._position.epoch_begins(loader, first_iter):
+        with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             self._epoch = Epoch(
                 self._position.epoch,

@@ -36,7 +36,7 @@ class Supervisor:
     engine: Engine
 
     def __init__(
-        self, loader: Any, options: Options, position: Position, balanced: bool
+        self, loader: Any, options: Options, position: Position, *, balanced: bool
     ) -> None:
         workers: int = loader.num_workers
         self.bounds = options.bounds(workers)
@@ -76,7 +76,8 @@ class Supervisor:
         return self.pool is not None and not self.pool.stopped
 
     def wait_for(self, block: Block | None, done: Callable[[], object]) -> None:
-        """Waits until done() is true, which is said of one block or of any; raises torch's errors for timeouts and deaths."""
+        """Waits until done() is true, which says something of the block, or of any; raises
+        torch's errors for timeouts and deaths."""
         engine, timeout = self.engine, self.timeout
         deadline = time.monotonic() + timeout if timeout > 0 else None
         while not done():

@@ -39,6 +39,7 @@ class Window:
         loader: Any,
         options: Options,
         costs: CostModel,
+        *,
         hinted: bool,
         bounds: tuple[int, int] = LOOK_AHEAD_BATCHES,
         batch_size: int = 1,

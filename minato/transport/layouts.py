@@ -76,7 +76,7 @@ def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:
         raise NoLayout(f"arrays of {array_dtype}") from None
 
 
-def describe(sample: Any, in_sequence: bool = False) -> Spec:
+def describe(sample: Any, *, in_sequence: bool = False) -> Spec:
     """The description of a sample; raises NoLayout where rows cannot hold it.
 
     in_sequence: default_collate turns strings of a sequence into a tuple, else into a list.
@@ -85,11 +85,11 @@ def describe(sample: Any, in_sequence: bool = False) -> Spec:
     if kind is dict:
         return DICT, tuple(sample), tuple(describe(v) for v in sample.values())
     if kind is list:
-        return LIST, tuple(describe(v, True) for v in sample)
+        return LIST, tuple(describe(v, in_sequence=True) for v in sample)
     if kind is tuple:
-        return TUPLE, tuple(describe(v, True) for v in sample)
+        return TUPLE, tuple(describe(v, in_sequence=True) for v in sample)
     if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return NAMED, kind, tuple(describe(v, True) for v in sample)
+        return NAMED, kind, tuple(describe(v, in_sequence=True) for v in sample)
     if kind is torch.Tensor:
         if sample.layout is not torch.strided or sample.device.type != "cpu":
             raise NoLayout("tensors that are not dense or not on the CPU")

@@ -31,8 +31,13 @@ class Shape:
         if self.unsure:
             self.whole, self.unsure = not plain, plain
 
-    def note(self, fitted: bool) -> None:
-        """Samples that seldom fit are collated where they are made, as torch does."""
-        self.misfits.append(not fitted)
-        if not fitted and sum(self.misfits) >= MISFIT_LIMIT:
+    def fits(self) -> None:
+        """A batch's samples were in rows."""
+        self.misfits.append(False)
+
+    def misfit(self) -> None:
+        """They were not. Samples that seldom fit are collated where they are made, as torch
+        does."""
+        self.misfits.append(True)
+        if sum(self.misfits) >= MISFIT_LIMIT:
             self.whole = True

@@ -434,7 +434,7 @@ def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
             amiss.append(Amiss(row, obj))
         elif what == REPLACED:
             failure, index, sample = obj
-            amiss.append(Amiss(row, failure, True, index))
+            amiss.append(Amiss(row, failure, replaced=True, instead=index))
             samples.append(sample)
         else:
             samples.append(obj)

@@ -95,7 +95,7 @@ class Tolerant:
                 sample = get(row, index)
             except Exception:
                 continue
-            return [sample], Amiss(row, failure, True, index)
+            return [sample], Amiss(row, failure, replaced=True, instead=index)
         raise error
 
 

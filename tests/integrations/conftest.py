@@ -41,6 +41,20 @@ class Noisy(Points):
         return point + torch.rand(2) / 9 + np.random.rand() / 9 + random.random() / 9, label
 
 
+class Named(torch.utils.data.Dataset):
+    """Points or Noisy by names, as the Trainer of Transformers wants them."""
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        point, label = self.points[index]
+        return {"points": point, "labels": label}
+
+
 class Watch:
     """Modules of the iterators that minato's loaders have made."""
 
@@ -99,6 +113,17 @@ def weights(module: torch.nn.Module) -> torch.Tensor:
 def loss_of(net: torch.nn.Module, batch: Any) -> torch.Tensor:
     x, y = batch
     return torch.nn.functional.binary_cross_entropy_with_logits(net(x), y)
+
+
+class NamedNet(torch.nn.Module):
+    """The model of batches of Named; it gives their loss, as the Trainer wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+
+    def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": loss_of(self.net, (points, labels))}
 
 
 def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:

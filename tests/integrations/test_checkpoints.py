@@ -15,7 +15,9 @@ import torch
 
 import minato
 
-from .conftest import Noisy, Points, loader, loss_of, model, step, weights
+from .conftest import (
+    Named, NamedNet, Noisy, Points, loader, loss_of, model, step, weights,
+)  # fmt: skip
 
 STEPS, FIRST = 12, 8
 
@@ -214,19 +216,6 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     trainer_module = pytest.importorskip("transformers.trainer", exc_type=ImportError)
     from minato.integrations import accelerate as integration
 
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-            return {"loss": loss_of(self.net, (points, labels))}
-
-    class Data(Points):
-        def __getitem__(self, index: int) -> Any:
-            point, label = super().__getitem__(index)
-            return {"points": point, "labels": label}
-
     class Stop(transformers.TrainerCallback):
         def __init__(self, steps: int) -> None:
             self.steps = steps
@@ -240,9 +229,9 @@ def test_transformers_trainer(tmp_path: Path) -> None:
             dataloader_num_workers=2, report_to=[], save_strategy="steps", save_steps=FIRST,
             disable_tqdm=True, logging_strategy="no", seed=3,
         )  # fmt: skip
-        net = Net()
+        net = NamedNet()
         trainer = transformers.Trainer(
-            net, arguments, train_dataset=Data(), callbacks=[Stop(steps)]
+            net, arguments, train_dataset=Named(Points()), callbacks=[Stop(steps)]
         )
         trainer.train(resume_from_checkpoint=saved)
         return weights(net)

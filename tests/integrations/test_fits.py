@@ -12,6 +12,8 @@ import minato
 
 from .conftest import (
     KINDS,
+    Named,
+    NamedNet,
     Noisy,
     Points,
     Watch,
@@ -287,32 +289,13 @@ def test_transformers_trainer(watch: Watch, tmp_path: Path) -> None:
     trainer_module = pytest.importorskip("transformers.trainer", exc_type=ImportError)
     from minato.integrations import accelerate as integration
 
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-            return {"loss": loss_of(self.net, (points, labels))}
-
-    class Data(torch.utils.data.Dataset):
-        def __init__(self, points: Points) -> None:
-            self.points = points
-
-        def __len__(self) -> int:
-            return len(self.points)
-
-        def __getitem__(self, index: int) -> Any:
-            point, label = self.points[index]
-            return {"points": point, "labels": label}
-
     def fit(kind: str) -> torch.Tensor:
         arguments = transformers.TrainingArguments(
             str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True,
             dataloader_num_workers=2, report_to=[], save_strategy="no", disable_tqdm=True,
             logging_strategy="no", seed=3,
         )  # fmt: skip
-        net, data = Net(), Data(Noisy() if "noise" in kind else Points())
+        net, data = NamedNet(), Named(Noisy() if "noise" in kind else Points())
         trainer = transformers.Trainer(net, arguments, train_dataset=data)
         trainer.train()
         return weights(net.net)

@@ -134,10 +134,10 @@ def planner_of(
     position = position_of(loader)
     options = Options.of(loader)
     hints = Hints(loader, position.memo)
-    window = Window(loader, options, position.memo.costs, False, batch_size=loader.batch_size)
+    window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
     planner = kind(loader, position, Form(Shape()), window, received, hints)
     planner.engine = engine  # type: ignore[assignment]
-    planner.begin(iter(loader._index_sampler), goes_on)
+    planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner
 
 

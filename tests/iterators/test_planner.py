@@ -81,7 +81,7 @@ def test_delivered_batches_are_passed_over() -> None:
     engine.plans.clear()
     planner.position.progress.head = 2
     planner.planned.clear()
-    planner.begin(iter(loader._index_sampler), False)
+    planner.begin(iter(loader._index_sampler), goes_on=False)
     assert indices(engine)[0] == [4, 5] and engine.plans[0].number == 2
 
 
@@ -90,7 +90,7 @@ def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
     planner = planner_of(loader, Engine())
     planner.position.progress.head = 5
     with pytest.raises(ValueError, match="the sampler gave only 2"):
-        planner.begin(iter(loader._index_sampler), False)
+        planner.begin(iter(loader._index_sampler), goes_on=False)
 
 
 def test_the_next_epoch_is_begun_while_this_one_ends() -> None:

@@ -34,7 +34,7 @@ def receiver_of(
     if isinstance(planner, UnitPlanner):
         receiver: Receiver = ReadyReceiver(completions, planner, collates)
     else:
-        receiver = Receiver(completions, planner, collates, True)
+        receiver = Receiver(completions, planner, collates, forgets=True)
     receiver.engine = completions.engine = receiver.collates.engine = engine  # type: ignore
     return receiver
 

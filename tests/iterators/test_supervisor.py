@@ -49,7 +49,7 @@ class Pool:
 
 def supervisor_of(pool: Any, balanced: bool = True, **options: Any) -> Supervisor:
     loader: Any = Loader(20, **options)
-    made = Supervisor(loader, Options.of(loader), position_of(loader), balanced)
+    made = Supervisor(loader, Options.of(loader), position_of(loader), balanced=balanced)
     made.start(lambda: pool)
     return made
 
@@ -68,7 +68,7 @@ def test_they_live_from_start_to_stop() -> None:
 
 def test_what_could_not_be_started_is_stopped() -> None:
     loader: Any = Loader(20)
-    supervisor = Supervisor(loader, Options.of(loader), position_of(loader), True)
+    supervisor = Supervisor(loader, Options.of(loader), position_of(loader), balanced=True)
     pool: Any = Pool(fails=True)
     with pytest.raises(OSError, match="no process"):
         supervisor.start(lambda: pool)

@@ -133,6 +133,15 @@ def test_lock_step_ranks_stay_near_the_bound_too():
     assert out["in order 2"].ratio < out["torch ooo"].ratio
 
 
+def test_a_memory_of_a_quarter_of_the_window_is_enough_for_ready_first_batches():
+    """All of it may be of batches that wait for others: then the next one passes the limit."""
+    case = next(c for c in simulate.background() if c.name == "1% of 500 ms in 5 ms")
+    costs = _policy.PolicyCost(case.samples)
+    for epochs in simulate.make_epochs(case, 2, 2):
+        outcome = run([MinatoReady(case, epochs[0], 0, costs, 0.25)], 0)
+        assert outcome.peak_batches <= case.workers // 2 + 1
+
+
 def test_a_known_slow_sample_drawn_last_does_not_hold_the_epoch():
     costs = [5 * MS] * 799 + [500 * MS]
     case = Case("t", 8, 8, 100, lambda rng: (1,))

@@ -5,7 +5,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ALMOST = 0.1  # a share of cached data that still counts as cold
@@ -62,14 +62,18 @@ def evict_by(paths: Iterable[Path]) -> tuple[float | None, str]:
     return left, how
 
 
-def evict_or_warn(paths: Iterable[Path]) -> tuple[float | None, str]:
-    """Drop `paths`, with a warning on standard error if much stays: the share that is still
-    cached, and what was done."""
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def evict_or_warn(paths: Iterable[Path], warn: Callable[[str], object] = _to_stderr
+                  ) -> tuple[float | None, str]:
+    """Drop `paths`, with a warning if much stays: the share that is still cached, and what was
+    done."""
     left, how = evict_by(paths)
     share = "an unknown share" if left is None else f"{left:.0%}"
     if left is None or left > ALMOST:
-        print(f"warning: {share} of the data is still cached; this epoch is not cold",
-              file=sys.stderr)
+        warn(f"warning: {share} of the data is still cached; this epoch is not cold")
     return left, f"{how}; {share} still cached"
 
 
