@@ -122,6 +122,7 @@ fuzz: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
+	  tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 
 # In an environment of their own, beside the torch that is there, and one by one: not all are there

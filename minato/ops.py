@@ -662,11 +662,10 @@ class VolumeDataset:
             found = cases.fields()[:-1] if tail else cases.fields()
             return [(np.dtype(name).name, shape) for name, shape in found]
 
-        def size(tail: int) -> int:
-            return sum(np.dtype(name).itemsize * math.prod(shape) for name, shape in volumes(tail))
-
-        tail = min(range(native.steps(), -1, -1), key=size)
-        before, after = volumes(tail), volumes(0)
+        at = [volumes(tail) for tail in range(native.steps() + 1)]
+        sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
+        tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
+        before, after = at[tail], at[0]
         fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
         if tail == 0 or not fits:  # torch does little with uint16
             return None
