@@ -1,4 +1,4 @@
-"""Samples a second of loaders with two worker processes, side by side, and what they use.
+"""Samples a second of loaders with two workers (or --workers N), side by side, and what they use.
 
     python benchmarks/loader.py [--cases tiny image volume augment turn] [--repeats 5]
         [--modes static iterable out-of-order ready] [--peers] [--json FILE] [--quick]

@@ -86,7 +86,7 @@ def gpu_percent() -> float | None:
         return None
     try:
         return float(torch.cuda.utilization())
-    except (ModuleNotFoundError, RuntimeError):  # no pynvml, or no permission
+    except Exception:  # no nvidia-ml-py, no permission, or an error of a class of its own
         return None
 
 
