@@ -23,7 +23,8 @@ from device.emulated import environment_without
 ROOT = Path(__file__).resolve().parents[1]
 SITE = Path(sysconfig.get_path("purelib"))
 NOT_SOURCE = shutil.ignore_patterns(
-    ".*", "build", "dist", "data", "runs", "tests", "*.so", "*.fatbin", "*.egg-info", "__pycache__"
+    ".*", "build", "dist", "data", "runs", "site", "tests", "*.so", "*.fatbin", "*.egg-info",
+    "__pycache__",
 )
 
 #: Data that a module may write to, by name; all else must be const. First the tables that
@@ -388,7 +389,10 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
     wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py*")}
     wanted = {n for n in wanted if "__pycache__" not in n}
-    wanted |= {"minato/include/minato/ops.h"}
+    wanted |= {"minato/include/minato/ops.h", "mkdocs.yml", "docs/pictures/top.svg"}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "examples").rglob("*.[cp]*") if p.is_file()}
+    wanted = {n for n in wanted if not n.endswith((".pyc", ".so", ".o"))}
     assert wanted | {"LICENSE", "README.md", "setup.py", "pyproject.toml"} <= names
     assert not [n for n in names if n.endswith((".so", ".o"))]
 
