@@ -247,7 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order comes from, and learned costs; see ``minato.state`` for the fields. An iterable
         dataset, or its iterator, that has ``state_dict()`` and ``load_state_dict()`` (as
         torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
-        batch that each has delivered; where that raises, so does this. Where torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
+        batch that each has delivered; where that raises, so does this. So is a sampler. Where torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
         which count nothing, it knows the epoch and no position in it, and warns once.
         """
         memo = memo_of(self)

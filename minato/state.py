@@ -4,13 +4,14 @@ What is kept: what the caller was handed, the base seed, the epoch, the states o
 generators that the sampler drew from when the epoch began, and what samples have cost.
 The sampler is run again and what was delivered is left out, so nothing depends on workers;
 under balanced scheduling the seeds of the rest depend on its place in the sampler's order
-only.  ``scheduling="static"``, iterable datasets and loaders without workers keep their
-randomness and place elsewhere, so there delivered batches may be made again and thrown
-away.
+only.  ``scheduling="static"``, iterable datasets that say nothing of themselves and loaders
+without workers keep their randomness and place elsewhere, so there delivered batches may be
+made again and thrown away.
 
 A sampler gives the same order again from the generators below and from what ``set_epoch``
-tells it. One that goes by anything else (a count of its own epochs, say) has to be put there
-by the program, before the loader is iterated.
+tells it. One that goes by anything else (a count of its own epochs, say) has a state of its own,
+see iterators/sampler_states.py, or has to be put there by the program, before the loader is
+iterated. What an iterable dataset says of itself: stateful.py.
 
 Fields of a state:
 
@@ -25,6 +26,9 @@ delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``
 failed                  samples of those that on_error has left out or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
+sampler                 what a sampler says of itself, where it does: ``drawn`` of its indices
+                        before, with so many samples (``position``), ``begins`` (an epoch), and
+                        ``sampler`` and ``iterator`` as their own ``state_dict()`` gave it
 worker_states           of each worker what an iterable dataset says of itself, where it does:
                         ``dataset`` and ``iterator`` as their own ``state_dict()`` gave it,
                         ``ended`` (its last batch was not full), ``begins`` (an epoch, and has
@@ -310,6 +314,7 @@ class Progress:
     head: int = 0  # all batches before this number were delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
     by_worker: list[int] | None = None  # iterable datasets: batches of each worker
+    sampler: Any = None  # what watches its sampler: see iterators/sampler_states.py
     kept: list[Kept] = field(default_factory=list)  # what each one's dataset says of itself
     failed: int = 0  # samples that were left out or replaced, of the batches delivered
     finished: bool = False
@@ -428,6 +433,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         generators = {**now, **progress.generators}
         if "loader" in now:
             generators["loader"] = now["loader"]  # base seeds alone come from it
+    state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
     state["generators"] = {role: pack(data) for role, data in generators.items()}
     state["costs"] = pack_costs(memo.costs.save())
@@ -503,9 +509,21 @@ def _check_form(state: Any) -> None:
     numbers.append(state.get("failed", 0))  # states of before on_error have none
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is no whole number of 63 bits")
+    _check_sampler(state.get("sampler"))
     _check_worker_states(state.get("worker_states"))  # states of before it have none
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
         raise ValueError("the state is damaged: costs are two lists")
+
+
+def _check_sampler(said: Any) -> None:
+    if said is None:
+        return
+    fields = {"drawn": int, "position": int, "begins": bool, "sampler": object, "iterator": object}
+    sound = isinstance(said, dict) and set(said) == set(fields)
+    if not sound or not all(isinstance(said[name], kind) for name, kind in fields.items()):
+        raise ValueError(f"the state is damaged: sampler is {said!r}")
+    if not _whole_numbers([said["drawn"], said["position"]]):
+        raise ValueError("the state is damaged: counts of its sampler are no whole numbers")
 
 
 def _check_worker_states(states: Any) -> None:

@@ -162,7 +162,8 @@ class BalancedIterator(MinatoIterator):
             planner.clear()
         with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
-            planner.begin(self._indices(), goes_on=bool(loader.prefetch_next_epoch))
+            indices = self._position.watched(self._indices(), self._progress)
+            planner.begin(indices, goes_on=bool(loader.prefetch_next_epoch))
         planner.go_on()
 
     def _indices(self) -> Iterator[Any]:

@@ -109,6 +109,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             resumed = start.get("base_seed") is not None
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
                 self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
+            if first:
+                self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
             if first and self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             try:

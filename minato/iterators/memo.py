@@ -19,6 +19,7 @@ from ..transport.shape import Shape
 if TYPE_CHECKING:
     from ..device.copies import Copies
     from .position import Position
+    from .sampler_states import Said
     from .supervisor import Supervisor
 
 if CORE:
@@ -48,6 +49,7 @@ class Memo:
         self.position: weakref.ref[Position] | None = None
         self.supervisor: weakref.ref[Supervisor] | None = None
         self.progress: Progress | None = None  # its
+        self.sampler_end: Said | None = None  # what its sampler said at an epoch's end, just now
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_uncounted = False  # that its states know no position

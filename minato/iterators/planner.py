@@ -184,7 +184,7 @@ class Planner:
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         self.early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
-        self._open(iter(self._sampler))
+        self._open(self.position.watched(iter(self._sampler), self.early.progress))
 
     def _open(self, indices: Iterator[Any]) -> None:
         if self._spares is not None:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..state import Progress, Sources, State, Start, all_global, global_generators
+from ..state import (
+    Progress, Sources, State, Start, all_global, global_generators, put_global,
+)  # fmt: skip
 from ..stateful import Kept
 from .memo import Memo
+from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:
     from .errors_allowed import ErrorsAllowed
@@ -47,6 +50,7 @@ class Position:
         self._streams: int | None = max(1, loader.num_workers) if iterable else None
         #: where the workers of an iterable dataset go on by what that has said of itself
         self.starts: list[Start] | None = self.start.get("starts") if self.start else None
+        self.sampler = SamplerStates(loader, memo, unit)
         self.here: Kept | None = None  # of a dataset in this process that can be asked
         self._lives_on = self._persistent or loader.num_workers == 0
 
@@ -77,6 +81,7 @@ class Position:
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
                 )
         start, self.start = self.start, None
+        self.sampler.start = start.get("sampler") if start else None
         states: dict[str, bytes] = {}
         if start is not None:
             states = start["generators"]
@@ -89,6 +94,16 @@ class Position:
             self.progress.generators = self.sources.capture()
             self.memo.progress = self.progress
             yield
+
+    def watched(self, indices: Iterator[Any], progress: Progress) -> Iterator[Any]:
+        """An epoch's indices, whose sampler is asked for its state where it has one, and goes on
+        from it. To be called where the epoch begins."""
+
+        def rewind() -> None:
+            self.sources.set_own(progress.generators or {})
+            put_global(progress.generators or {})
+
+        return self.sampler.watched(indices, progress, rewind)
 
     def new_progress(self, start: State | None = None) -> Progress:
         """Of an epoch that begins at its beginning, or where a state says."""

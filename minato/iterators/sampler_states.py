@@ -1,0 +1,159 @@
+"""A sampler's own state, where it has one: ``state_dict()`` and ``load_state_dict(state)``.
+
+The sampler is ahead of what is delivered, so it is asked behind each index that it gives, and what
+it said then is the loader's state once all up to there is delivered. To go on it is told that, and
+gives what comes after; what it gave before, nobody asks it for again.
+
+Samplers without a state are run again from the generators that they draw from: minato/state.py.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..state import Progress, sampler_of
+from ..stateful import CHEAP_NS, SHARE, is_stateful, tell
+
+if TYPE_CHECKING:
+    from .memo import Memo
+
+
+class Said(NamedTuple):
+    """What was said behind so many indices, of batches with so many samples."""
+
+    drawn: int
+    position: int
+    pickled: bytes | Exception  # (of the sampler, of its iterator)
+    begins: bool = False  # it was the end of the epoch before
+
+
+class SamplerStates:
+    """Of one loader: who is asked, and what the present epoch goes on from."""
+
+    def __init__(self, loader: Any, memo: Memo, unit: str) -> None:
+        self._memo = memo
+        self._index_sampler = loader._index_sampler
+        parts = (self._index_sampler, sampler_of(loader))
+        self._sampler = next((part for part in parts if is_stateful(part)), None)
+        #: samples of a batch; of a smaller one, which is the last, its sampler has met its end
+        self._full = getattr(loader.batch_sampler, "batch_size", 0) if loader._auto_collation else None
+        #: where batches are made again, or others take a sample's place, all indices are needed
+        self._used = (
+            unit == "batch" and loader._dataset_kind == _DatasetKind.Map
+            and loader.on_error != "replace"
+            and (loader.num_workers == 0 or loader.scheduling != "static")
+        )  # fmt: skip
+        self.start: dict[str, Any] | None = None  # of a state, until its epoch has begun
+
+    def watched(
+        self, indices: Iterator[Any], progress: Progress, rewind: Callable[[], None]
+    ) -> Iterator[Any]:
+        """The indices of an epoch, of which the sampler is asked where it has a state. rewind: puts
+        the generators where the epoch found them."""
+        start, self.start = self.start, None
+        if not self._used:
+            return indices
+        # Where the last epoch was left in the middle nobody has said anything of this one.
+        begin, self._memo.sampler_end = self._memo.sampler_end or Said(0, 0, b""), None
+        if start is not None:
+            begin = Said(start["drawn"], start["position"], _pickled(start), start["begins"])
+            indices = self._told(start, rewind)
+        if self._sampler is None and not is_stateful(indices):
+            return indices
+        progress.sampler = watch = _Watch(self._ask, begin, progress, self._full)
+        return watch.indices(indices, self._ended)
+
+    def _ended(self, said: Said) -> None:
+        self._memo.sampler_end = said
+
+    def _ask(self, indices: Any) -> bytes:
+        parts: tuple[Any, ...] = (self._sampler, indices)
+        return pickle.dumps([part.state_dict() if is_stateful(part) else None for part in parts])
+
+    def _told(self, start: dict[str, Any], rewind: Callable[[], None]) -> Iterator[Any]:
+        tell(self._sampler, start["sampler"], "sampler")
+        if start["begins"]:
+            # It was at its end. Most say so again, and then begin anew; one that has begun anew
+            # already is told once more, because it has given an index now.
+            if next(iter(self._index_sampler), self) is not self:
+                tell(self._sampler, start["sampler"], "sampler")
+        rewind()
+        indices: Iterator[Any] = iter(self._index_sampler)
+        if not start["begins"]:
+            tell(indices, start["iterator"], "iterator of the sampler")
+        return indices
+
+
+def _pickled(start: dict[str, Any]) -> bytes:
+    return pickle.dumps([start["sampler"], start["iterator"]])
+
+
+class _Watch:
+    """What a sampler says in one epoch."""
+
+    def __init__(
+        self, ask: Callable[[Any], bytes], begin: Said, progress: Progress, full: int | None
+    ) -> None:
+        self._ask, self._progress, self._full = ask, progress, full
+        self._said = deque([begin])
+        self._end: Said | None = None
+        self._cost = self._spent = 0  # nanoseconds
+        self._began = time.perf_counter_ns()
+
+    def indices(self, indices: Iterator[Any], ended: Callable[[Said], None]) -> Iterator[Any]:
+        """All; those that were delivered before the state was taken are stood in for."""
+        begin = self._said[0]
+        drawn, position = begin.drawn, begin.position
+        if drawn:  # as many samples
+            yield from chain([range(position)], repeat(range(0), drawn - 1))
+        for index in iter(indices):
+            drawn += 1
+            full, samples = self._full, 1
+            if full is not None and hasattr(index, "__len__"):
+                samples = len(index)
+            position += samples
+            if full is None or samples >= full:  # else it may have begun anew
+                self._take(indices, drawn, position)
+            yield index
+        self._end = Said(0, 0, self._asked(indices), True)
+        ended(self._end)
+
+    def _asked(self, indices: Any) -> bytes | Exception:
+        try:
+            return self._ask(indices)
+        except Exception as error:
+            return error
+
+    def _take(self, indices: Any, drawn: int, position: int) -> None:
+        begins = time.perf_counter_ns()
+        if self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began):
+            return
+        self._said.append(Said(drawn, position, self._asked(indices)))
+        while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
+            self._said.popleft()
+        self._cost = time.perf_counter_ns() - begins
+        self._spent += self._cost
+
+    def state(self) -> dict[str, Any] | None:
+        """What was said behind the last index of those that are all delivered."""
+        head = self._progress.head
+        last = [one for one in self._said if one.drawn <= head][-1]
+        if self._progress.finished and self._end is not None:
+            last = self._end
+        if isinstance(last.pickled, Exception):
+            raise RuntimeError(
+                f"state_dict() of the sampler has raised {type(last.pickled).__name__}: "
+                f"{last.pickled}"
+            ) from last.pickled
+        if not last.pickled:
+            return None  # nothing was said: it begins as the program has left it
+        sampler, iterator = pickle.loads(last.pickled)
+        return {"drawn": last.drawn, "position": last.position, "begins": last.begins,
+                "sampler": sampler, "iterator": iterator}  # fmt: skip

@@ -1,0 +1,206 @@
+"""Samplers that have a state of their own are told it, and are not run again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Sampler
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N, SIZE = 23, 4
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, random.random()], dtype=torch.float64)
+
+
+class Counts(Sampler):
+    """Its order depends on how many epochs it has begun, which it alone knows."""
+
+    def __init__(self) -> None:
+        self.epoch, self.done, self.drawn = 0, 0, 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for index in order[self.done :]:
+            self.done += 1
+            self.drawn += 1
+            yield index
+        self.done, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.done = state["epoch"], state["done"]
+
+
+class Stale(Counts):
+    """As torchdata's for distributed training: what it is told holds for one __iter__, and it
+    does not begin anew before its next."""
+
+    told = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.done, self.told = self.told, 0
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(3)).tolist()
+        for index in order[self.done :]:
+            self.done += 1
+            self.drawn += 1
+            yield index
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.told = state["done"]
+
+
+class Walk:
+    """An iterator over batches, with a state."""
+
+    def __init__(self, sampler: Batches) -> None:
+        self.sampler, self.at = sampler, 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> list[int]:
+        if self.at >= N:
+            raise StopIteration
+        self.at, first = self.at + self.at % 3 + 1, self.at  # of different sizes
+        self.sampler.drawn += 1
+        return list(range(first, min(self.at, N)))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Batches(Sampler):
+    drawn = 0
+
+    def __iter__(self) -> Any:
+        return Walk(self)
+
+    def __len__(self) -> int:
+        return len(list(Walk(self)))
+
+
+def make(kind: Any, workers: int, **kw: Any) -> Any:
+    sampler = kind()
+    if kind is Batches:
+        return minato.DataLoader(Noisy(), batch_sampler=sampler, num_workers=workers, **kw)
+    batches = BatchSampler(sampler, SIZE, False)
+    return minato.DataLoader(Noisy(), batch_sampler=batches, num_workers=workers, **kw)
+
+
+def own(loader: Any) -> Any:
+    return getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+
+
+def seen(loader: Any) -> tuple[list[Any], list[str]]:
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch.tolist())
+        states.append(json.dumps(loader.state_dict()))
+    return batches, [*states, json.dumps(loader.state_dict())]
+
+
+@pytest.mark.parametrize("kind", [Counts, Stale, Batches])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_goes_on_from_every_place_of_two_epochs(kind: Any, workers: int) -> None:
+    """And on into the epoch after it; nothing that was delivered is drawn again."""
+    kw = {"seed_per_sample": True, "persistent_workers": workers > 0}
+    torch.manual_seed(3)
+    loader = make(kind, workers, **kw)
+    epochs = [seen(loader) for _ in range(3)]
+    orders = [[[row[0] for row in b] for b in batches] for batches, _states in epochs]
+    assert (orders[0] != orders[1]) == (kind is Counts)
+    for which in (0, 1):
+        batches, states = epochs[which]
+        for done in (1, 3, len(batches), len(batches) + 1):
+            other = make(kind, workers, **kw)
+            other.load_state_dict(json.loads(states[done - 1]))
+            if done <= len(batches):
+                assert [b.tolist() for b in other] == batches[done:]
+                again = SIZE - 1 if kind is not Batches else 0  # the last batch is short
+                most = sum(map(len, batches[done:])) + again
+                assert own(other).drawn <= (len(batches) - done if kind is Batches else most)
+            following = [[row[0] for row in b.tolist()] for b in other]
+            assert following == orders[which + 1], (which, done)
+
+
+def test_a_state_of_a_state() -> None:
+    it = iter(loader := make(Counts, 2))
+    next(it), next(it)
+    state = json.dumps(loader.state_dict())
+    other = make(Counts, 3)
+    other.load_state_dict(json.loads(state))
+    begun = iter(other)
+    assert other.state_dict()["sampler"] == loader.state_dict()["sampler"]
+    next(begun)
+    third = make(Counts, 1)
+    third.load_state_dict(json.loads(json.dumps(other.state_dict())))
+    assert [b.tolist() for b in third] == [b.tolist() for b in it][1:]
+
+
+@pytest.mark.parametrize("kw", [
+    {"scheduling": "static"}, {"on_error": "replace"}, {"in_order": False}
+], ids=str)  # fmt: skip
+def test_where_every_index_is_needed(kw: Any) -> None:
+    """They are drawn again where batches are made again, and where others take a place."""
+    it = iter(loader := make(Stale, 2, **kw))
+    first = [next(it)[:, 0].tolist() for _ in range(3)]
+    state = loader.state_dict()
+    assert (state["sampler"] is None) == ("in_order" not in kw)
+    other = make(Stale, 2, **kw)
+    other.load_state_dict(json.loads(json.dumps(state)))
+    rest = [b[:, 0].tolist() for b in other]
+    assert sorted(sum(first + rest, [])) == list(range(N))
+
+
+class Mute(Counts):
+    def state_dict(self) -> Any:
+        raise OSError("no connection")
+
+
+def test_a_state_dict_that_raises() -> None:
+    loader = make(Mute, 2)
+    it = iter(loader)
+    next(it)
+    with pytest.raises(RuntimeError, match="state_dict.. of the sampler has raised OSError: no con"):
+        loader.state_dict()
+    assert len(list(it)) == 5
+
+
+def test_a_sampler_without_a_state_now() -> None:
+    it = iter(loader := make(Counts, 2))
+    next(it)
+    other = minato.DataLoader(Noisy(), SIZE, num_workers=2)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="what the sampler has said"):
+        next(iter(other))
+
+
+@pytest.mark.parametrize("said", [7, {}, {"drawn": 1, "position": -1, "begins": False,
+                                          "sampler": None, "iterator": None}], ids=str)  # fmt: skip
+def test_damaged_states(said: Any) -> None:
+    loader = make(Counts, 2)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="the state is damaged"):
+        loader.load_state_dict({**loader.state_dict(), "sampler": said})
