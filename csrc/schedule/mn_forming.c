@@ -9,7 +9,6 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
 
 /* What it takes to mix a batch of its rows: a copy, at what one core moves where memory is cold,
  * and some bookkeeping for each. Whoever waits that long before it mixes loses no more by waiting

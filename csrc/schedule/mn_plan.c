@@ -5,9 +5,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_internal.h"

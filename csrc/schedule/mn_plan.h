@@ -255,13 +255,14 @@ mn_plan_prefetched(struct mn_plan *p, int more);
 void
 mn_plan_clear(struct mn_plan *p);
 
-/* Begins or ends to keep neighbours together where what is known has changed. To be called
- * before anything is started, with the lock of the costs if mn_plan_unsettled says so. */
-void
-mn_plan_settle(struct mn_plan *p);
-
+/* Whether what is known has changed, and with it whether neighbours are kept together, or how. */
 bool
 mn_plan_unsettled(const struct mn_plan *p);
+
+/* Begins or ends to keep neighbours together, or cuts the pieces anew. To be called before
+ * anything is started, where mn_plan_unsettled says so; with the lock of the costs. */
+void
+mn_plan_settle(struct mn_plan *p);
 
 /* ---- what starts next: mn_plan_next.c, mn_plan_shares.c --------------------------------- */
 

@@ -69,7 +69,6 @@ mn_plan_cut_evenly(struct mn_planned *q, uint64_t most)
     }
 }
 
-/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
 {

@@ -84,8 +84,6 @@ insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost,
     }
 }
 
-/* Cuts a batch that has not started into tasks and hands them on, with room left for one task
- * of each of `others`. cost: room for its rows'. 0 or -ENOMEM. */
 int
 mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others)
 {
@@ -170,8 +168,6 @@ mn_plan_unsettled(const struct mn_plan *p)
     return p->wanted != p->by_piece || (p->by_piece && stance_of(p) != p->stance);
 }
 
-/* Begins or ends to keep neighbours together, or cuts the pieces anew, where what is known has
- * changed. */
 void
 mn_plan_settle(struct mn_plan *p)
 {

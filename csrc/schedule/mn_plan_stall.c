@@ -2,7 +2,7 @@
  * and when more is planned. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan.h"
 
 /* Workers that idle start nothing past the window for mn_plan_patience_ns, unless the sample
  * that holds up the others has been running for so long and so many times the typical cost:
