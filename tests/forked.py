@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import io
 import json
 import os
@@ -106,6 +107,8 @@ def _be(job: dict[str, Any], base: str) -> None:
 def _main(jobs: list[dict[str, Any]], folder: str) -> None:
     import torch.utils.data  # noqa: F401  # once for all
 
+    gc.collect()
+    gc.freeze()  # each job's end would look at all of torch's objects again
     statuses = []
     for number, job in enumerate(jobs):
         pid = os.fork()

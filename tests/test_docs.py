@@ -162,6 +162,14 @@ def test_every_variable_and_option_has_its_place() -> None:
     assert [name for name in wanted if name not in text] == []
 
 
+def test_every_field_of_stats_is_told() -> None:
+    import minato
+
+    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "api.md").read_text(), re.M)
+    told = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert set(minato.DataLoader(range(3)).stats()) <= told
+
+
 def test_what_builds_them_is_named_once_and_again() -> None:
     """`make docs` installs the extra `docs` without building the package."""
     project, makefile = ((ROOT / name).read_text() for name in ("pyproject.toml", "Makefile"))
