@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
+import gc
 import io
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import types
@@ -19,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: for all jobs of a run, on a machine that has much else to do
-LIMIT_S = 280
+#: for all jobs of a run, and for one of them, on a machine that has much else to do
+LIMIT_S, JOB_S = 280, 120
 
 
 @dataclasses.dataclass
@@ -89,6 +92,8 @@ def _be(job: dict[str, Any], base: str) -> None:
     os.chdir(base)
     _redirect(0, os.devnull)
     _redirect(2, f"{base}.err")
+    faulthandler.register(signal.SIGALRM, chain=True)  # one that hangs says where, and ends
+    signal.alarm(JOB_S)
     if job["blocks"] is not None:
         _redirect(1, os.devnull)
         _run_blocks(job["file"], job["blocks"], base)
@@ -102,6 +107,8 @@ def _be(job: dict[str, Any], base: str) -> None:
 def _main(jobs: list[dict[str, Any]], folder: str) -> None:
     import torch.utils.data  # noqa: F401  # once for all
 
+    gc.collect()
+    gc.freeze()  # each job's end would look at all of torch's objects again
     statuses = []
     for number, job in enumerate(jobs):
         pid = os.fork()

@@ -1,8 +1,8 @@
 """The pages of docs/: their programs run and print what they say, and what they name is there.
 
-A block of Python is run after those before it on its page, in one process. One that needs a library,
-which ``<!-- needs: NAME -->`` above it says, is a program of its own. A block of text below
-``<!-- prints -->`` is what the block before it prints; three dots stand for anything.
+A block of Python is run after those before it on its page, in one process. One that needs a
+library, which ``<!-- needs: NAME -->`` above it says, is a program of its own. A block of text
+below ``<!-- prints -->`` is what the block before it prints; three dots stand for anything.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def missing(text: str) -> list[str]:
     named = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", text)
     wrong = [f"{file}::{test}" for file, test in named
              if not (ROOT / file).exists() or test not in functions(ROOT / file)]  # fmt: skip
-    paths = re.findall(r"\b((?:benchmarks|csrc|docs|examples|minato|tests|unet3d)/[\w./-]+\w)", text)
+    folders = "benchmarks|csrc|docs|examples|minato|tests|unet3d"
+    paths = re.findall(rf"\b((?:{folders})/[\w./-]+\w)", text)
     wrong += [path for path in paths if not any(
         (folder / path).exists() for folder in (ROOT, ROOT / "minato" / "include"))]  # fmt: skip
     targets = re.findall(r"\bmake (?=[a-z])([\w-]+)`", text)
@@ -160,6 +161,14 @@ def test_every_variable_and_option_has_its_place() -> None:
     text = "".join((DOCS / page).read_text() for page in PAGES)
     wanted = [*PROGRAM, *own_options()]
     assert [name for name in wanted if name not in text] == []
+
+
+def test_every_field_of_stats_is_told() -> None:
+    import minato
+
+    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "api.md").read_text(), re.M)
+    told = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert set(minato.DataLoader(range(3)).stats()) <= told
 
 
 def test_what_builds_them_is_named_once_and_again() -> None:
