@@ -76,8 +76,8 @@ def sweep_table(name: str, rows: Rows) -> str:
 
 def detail_table(name: str, rows: Rows, measured: dict[str, Any]) -> str:
     """All figures of the contenders, where most of them are compared."""
-    cores = max({row["cores"] for row in rows}, key=lambda n: (
-        len({row["label"] for row in chosen(rows, cores=n)}), -n))
+    cores = max(dict.fromkeys(row["cores"] for row in rows),  # of equals, the first that was run
+                key=lambda n: len({row["label"] for row in chosen(rows, cores=n)}))
     rows, pinned = chosen(rows, cores=cores), measured.get("pinned_mb_s")
     most = ceiling(rows)
     lines = [[f"{cores} cores, {name}", "samples/s", "min-max", "% of synth.", "waits %",
@@ -89,10 +89,8 @@ def detail_table(name: str, rows: Rows, measured: dict[str, Any]) -> str:
             "samples_s", "wait_share", "gpu", "copy_mb_s", "copy_overlap", "cpu", "memory_mb")}
         rates = [epoch["samples_s"] for epoch in compare.counted_epochs("warm", own)]
         copied = of["copy_mb_s"]
-        cached, others = (min((row[column] for row in own if row[column] is not None),
-                              default=None) if column == "cached" else
-                          max((row[column] for row in own if row[column] is not None),
-                              default=None) for column in ("cached", "others"))
+        cached = min((row["cached"] for row in own if row["cached"] is not None), default=None)
+        others = max((row["others"] for row in own if row["others"] is not None), default=None)
         lines.append([
             label, number(of["samples_s"], ".2f"), f"{min(rates):.2f}-{max(rates):.2f}",
             number(of["samples_s"] / most if most and of["samples_s"] else None, ".1f", 100),
