@@ -119,7 +119,7 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
 
 def _lost_of(part: Part, row0: int, rows: int, whole: bool) -> list[Any]:
     """The indices of what is lost of a part with a task that was to make so many rows."""
-    if whole or not rows:  # which one it was at is not known; or it was to collate all
+    if whole:  # which one it was at is not known
         return part.indices if type(part.indices) is list else [part.indices]
     return list(part.indices[max(row0, part.row0) : min(row0 + rows, part.row0 + part.rows)])
 

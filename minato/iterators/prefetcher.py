@@ -99,7 +99,7 @@ class Prefetcher:
                 return self.receiver.receive()
         if not supervisor.living():
             return self.receiver.receive()
-        step = self.engine.asked()
+        step = self.engine.wait_begins()
         got = False
         try:
             if self.pinner is None and not 0 < step < SHORT_STEP_NS:
@@ -121,7 +121,7 @@ class Prefetcher:
             return what, data
         finally:
             if supervisor.living():
-                self.engine.given(got)
+                self.engine.wait_ends(got)
                 if supervisor.trace is not None:
                     supervisor.trace.news()
 
@@ -133,7 +133,7 @@ class Prefetcher:
 
     def _handed_out(self) -> tuple[Any, Any]:
         what, data = self.queue.popleft()
-        self.engine.handed()
+        self.engine.delivered()
         if self._supervisor.trace is not None:
             self._supervisor.trace.news()
         if isinstance(data, Raised):

@@ -104,7 +104,7 @@ class StaticIterator(MinatoIterator):
         """torch's. Batches that an earlier process delivered are made again and thrown away,
         where the random streams and places of these workers come no other way."""
         if self._living():  # after the end torch goes on to say so
-            self._engine.asked()
+            self._engine.wait_begins()
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()
@@ -119,7 +119,7 @@ class StaticIterator(MinatoIterator):
             raise
         finally:
             if self._living():
-                self._engine.given(not self._progress.finished)
+                self._engine.wait_ends(not self._progress.finished)
                 if self._supervisor.trace is not None:
                     self._supervisor.trace.news()
         return data

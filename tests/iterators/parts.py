@@ -68,8 +68,8 @@ class Engine:
         self.ready: deque[Block] = deque()
         self.data: dict[Block, Any] = {}
         self.retired: list[Block] = []
-        self.given_: list[bool] = []
-        self.handed_ = 0
+        self.waits_ended: list[bool] = []
+        self.delivered_ahead = 0
 
     def set_form(self, layout: Any) -> None:
         self.told.append(layout)
@@ -102,14 +102,14 @@ class Engine:
     def envelopes(self, block: Block) -> Any:
         return self.data[block]
 
-    def asked(self) -> int:
+    def wait_begins(self) -> int:
         return 1_000_000
 
-    def given(self, got: bool) -> None:
-        self.given_.append(got)
+    def wait_ends(self, got: bool) -> None:
+        self.waits_ended.append(got)
 
-    def handed(self) -> None:
-        self.handed_ += 1
+    def delivered(self) -> None:
+        self.delivered_ahead += 1
 
 
 def position_of(loader: Any) -> Position:

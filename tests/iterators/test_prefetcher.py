@@ -75,7 +75,7 @@ def test_what_is_complete_is_received_along() -> None:
     prefetcher.next()
     assert receiver.at == 3  # first these
     engine: Any = prefetcher.engine
-    assert engine.given_ == [True] and engine.handed_ == 1
+    assert engine.waits_ended == [True] and engine.delivered_ahead == 1
 
 
 def test_no_more_than_are_asked_for() -> None:
@@ -87,7 +87,7 @@ def test_no_more_than_are_asked_for() -> None:
 @pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
 def test_one_by_one_where_steps_are_long_or_unknown(step: int) -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100))
-    prefetcher.engine.asked = lambda: step  # type: ignore[method-assign]
+    prefetcher.engine.wait_begins = lambda: step  # type: ignore[method-assign]
     prefetcher.next()
     assert receiver.at == 1
 

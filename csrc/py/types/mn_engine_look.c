@@ -433,7 +433,7 @@ mn_engine_py_waits(PyObject *self, PyObject *ignored)
 }
 
 PyObject *
-mn_engine_py_asked(PyObject *self, PyObject *ignored)
+mn_engine_py_wait_begins(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);
@@ -444,7 +444,7 @@ mn_engine_py_asked(PyObject *self, PyObject *ignored)
 }
 
 PyObject *
-mn_engine_py_given(PyObject *self, PyObject *got)
+mn_engine_py_wait_ends(PyObject *self, PyObject *got)
 {
     struct mn_engine *e = mn_engine_get(self);
     int yes = PyObject_IsTrue(got);
@@ -456,7 +456,7 @@ mn_engine_py_given(PyObject *self, PyObject *got)
 }
 
 PyObject *
-mn_engine_py_handed(PyObject *self, PyObject *ignored)
+mn_engine_py_delivered(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
     struct mn_engine *e = mn_engine_get(self);

@@ -207,11 +207,11 @@ extern const char mn_engine_waits_doc[];
 PyObject *
 mn_engine_py_waits(PyObject *self, PyObject *ignored);
 PyObject *
-mn_engine_py_asked(PyObject *self, PyObject *ignored);
+mn_engine_py_wait_begins(PyObject *self, PyObject *ignored);
 PyObject *
-mn_engine_py_given(PyObject *self, PyObject *got);
+mn_engine_py_wait_ends(PyObject *self, PyObject *got);
 PyObject *
-mn_engine_py_handed(PyObject *self, PyObject *ignored);
+mn_engine_py_delivered(PyObject *self, PyObject *ignored);
 extern const char mn_engine_spans_doc[];
 PyObject *
 mn_engine_py_spans(PyObject *self, PyObject *block);

@@ -437,9 +437,12 @@ mn_engine_py_place(PyObject *self, PyObject *args)
     mn_engine_pin(e);
     for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
         PyObject *own = PyList_GetItem(objects, i);
-        rc = own == NULL ? -1
-                         : mn_layout_encode(st, l, PyList_GET_ITEM(samples, i), shm,
-                                            mn_block_at(shm, to), i, own);
+        PyObject *sample = own != NULL ? PyList_GetItem(samples, i) : NULL;
+        Py_XINCREF(sample); /* what is called may change the lists */
+        rc = sample == NULL
+                 ? -1
+                 : mn_layout_encode(st, l, sample, shm, mn_block_at(shm, to), i, own);
+        Py_XDECREF(sample);
     }
     bool open = ((struct mn_engine_object *)self)->engine == e;
     if (open && rc != 1) {

@@ -341,12 +341,13 @@ static PyMethodDef engine_methods[] = {
     {"health", mn_engine_py_health, METH_NOARGS, mn_engine_health_doc},
     {"memory", mn_engine_py_memory, METH_NOARGS, mn_engine_memory_doc},
     {"waits", mn_engine_py_waits, METH_NOARGS, mn_engine_waits_doc},
-    {"asked", mn_engine_py_asked, METH_NOARGS,
-     PyDoc_STR("asked() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
+    {"wait_begins", mn_engine_py_wait_begins, METH_NOARGS,
+     PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
                "begins to wait for a batch; next() does it by itself")},
-    {"given", mn_engine_py_given, METH_O, PyDoc_STR("given(got): and ends")},
-    {"handed", mn_engine_py_handed, METH_NOARGS,
-     PyDoc_STR("handed(): both, for a batch that was taken before its turn")},
+    {"wait_ends", mn_engine_py_wait_ends, METH_O,
+     PyDoc_STR("wait_ends(got): with a batch or without")},
+    {"delivered", mn_engine_py_delivered, METH_NOARGS,
+     PyDoc_STR("delivered(): both, for a batch that was taken before its turn")},
     {"set_page_driver", mn_engine_py_set_driver, METH_VARARGS, mn_engine_set_driver_doc},
     {"lock_pages", mn_engine_py_lock_pages, METH_VARARGS, mn_engine_lock_pages_doc},
     {"unlock_pages", mn_engine_py_unlock_pages, METH_NOARGS,
