@@ -436,7 +436,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
     state["generators"] = {role: pack(data) for role, data in generators.items()}
-    state["costs"] = pack_costs(memo.costs.save())
+    state["costs"] = memo.packed_costs()
     return state
 
 

@@ -32,6 +32,8 @@ CHEAP_NS = 500_000
 #: of a worker's time, at most, for those that take longer: one is as far behind as the batches
 #: of ten times the time that it takes
 SHARE = 0.1
+#: of a snapshot: it travels in the memory that is there for batches
+MOST_BYTES = 32 << 20
 
 
 def is_stateful(part: Any) -> bool:
@@ -240,13 +242,17 @@ class Snapshots:
 
 
 def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
+    what = f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict()"
     try:
-        return pickle.dumps(snapshot)
+        pickled = pickle.dumps(snapshot)
     except Exception as error:
+        raise RuntimeError(f"{what} cannot be pickled: {error}") from error
+    if len(pickled) > MOST_BYTES:
         raise RuntimeError(
-            f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict() "
-            f"cannot be pickled: {error}"
-        ) from error
+            f"{what} has {len(pickled)} bytes, and {MOST_BYTES} may go with a batch. Leave out what "
+            "can be made again"
+        )
+    return pickled
 
 
 def read(pickled: bytes) -> Snapshot:

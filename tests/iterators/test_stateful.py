@@ -335,6 +335,16 @@ def test_a_state_that_cannot_leave_its_worker() -> None:
         loader.state_dict()
 
 
+def test_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateful, "MOST_BYTES", 20)
+    loader = make(ByDataset(), 1)
+    assert len(list(loader)) == 16
+    it = iter(loader)
+    next(it)
+    with pytest.raises(RuntimeError, match="(?s)worker process 0.*bytes, and 20 may go with"):
+        loader.state_dict()
+
+
 def test_it_may_say_that_it_is_not_to_be_asked() -> None:
     """Then it is made again and thrown away, as without a state."""
     data: Any = ByDataset()
