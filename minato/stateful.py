@@ -6,6 +6,10 @@ goes through them, behind the batch that is just made. The answer travels with t
 the worker's state once the batch is delivered, so it does not matter how far workers are ahead.
 With it go the worker's global generators: what follows draws the same numbers.
 
+An epoch begins with the dataset as the program has made it: what iterables say at the end of one,
+or where it was left in the middle, would have most begin the next at their end, or there. Only
+the generators of persistent workers go on.
+
 To go on, a worker tells the dataset, has it make its iterator, tells that, and makes again and
 throws away what was delivered since the snapshot: nothing, where a snapshot is cheap.
 """
@@ -90,6 +94,13 @@ def tell(part: Any, state: Any, what: str) -> None:
             f"{type(part).__name__} now, without load_state_dict()"
         )
     part.load_state_dict(state)
+
+
+def begin_anew(dataset: Any) -> None:
+    """A stream of Hugging Face's datasets begins where it was told to each time that its epoch is
+    the one that it was told of, the next epochs of a program that counts none included."""
+    if getattr(dataset, "__dict__", {}).get("_starting_state_dict") is not None:
+        dataset._starting_state_dict = None
 
 
 def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
@@ -205,6 +216,8 @@ class Snapshots:
     ) -> Any:
         """The fetcher, where it stood in another process."""
         snapshot = Snapshot() if pickled is None else read(pickled)
+        if snapshot.dataset is None:
+            begin_anew(dataset)
         tell(dataset, snapshot.dataset, "dataset")
         if snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
@@ -217,6 +230,13 @@ class Snapshots:
     def watch(self, dataset: Any, fetcher: Any) -> None:
         """What is asked from now on."""
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
+
+    def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
+        """The fetcher of one that begins, and what is to be known of it."""
+        begin = Snapshot(begins=True, generators=self._generators.drawn())
+        begin_anew(dataset)
+        fetcher = create()
+        return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
 
     def rest(self) -> None:
         """Nothing is asked for now."""
