@@ -98,7 +98,8 @@ def tell(part: Any, state: Any, what: str) -> None:
 
 def begin_anew(dataset: Any) -> None:
     """A stream of Hugging Face's datasets begins where it was told to each time that its epoch is
-    the one that it was told of, the next epochs of a program that counts none included."""
+    the one that it was told of, the next epochs of a program that counts none included. What the
+    program itself has told it, it may hold to."""
     if getattr(dataset, "__dict__", {}).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 
@@ -203,6 +204,7 @@ class Snapshots:
     def __init__(self, where: str) -> None:
         self._where = where
         self._generators = Generators()
+        self._told = False  # the dataset, where it was
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, where they are Stateful
         self._cost = self._spent = 0  # nanoseconds: of the last, and of all
         self._began = time.perf_counter_ns()
@@ -216,8 +218,7 @@ class Snapshots:
     ) -> Any:
         """The fetcher, where it stood in another process."""
         snapshot = Snapshot() if pickled is None else read(pickled)
-        if snapshot.dataset is None:
-            begin_anew(dataset)
+        self._told = snapshot.dataset is not None
         tell(dataset, snapshot.dataset, "dataset")
         if snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
@@ -234,7 +235,8 @@ class Snapshots:
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
         """The fetcher of one that begins, and what is to be known of it."""
         begin = Snapshot(begins=True, generators=self._generators.drawn())
-        begin_anew(dataset)
+        if self._told:
+            begin_anew(dataset)
         fetcher = create()
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
 

@@ -50,7 +50,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if position.starts is not None:
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
-            begin_anew(loader.dataset)
+            if memo.told_dataset:
+                begin_anew(loader.dataset)
+            memo.told_dataset = snapshot.dataset is not None
             tell(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
                 super().__init__(loader)

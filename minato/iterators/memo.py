@@ -59,6 +59,7 @@ class Memo:
         self.sampler_end: Said | None = None  # what its sampler said at an epoch's end, just now
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
+        self.told_dataset = False  # what it has said of itself, in this process
         self.told_uncounted = False  # that its states know no position
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended

@@ -469,6 +469,10 @@ def test_the_epoch_after_one_that_has_gone_on_is_whole(workers: int) -> None:
     loader = make(Holds(), workers, **kw)
     loader.load_state_dict(json.loads(states[3]))
     assert [len(list(loader)) for _ in range(2)] == [len(batches) - 3, len(batches)]
+    data = Holds()
+    data._starting_state_dict = 8  # by the program, whose business it is
+    assert [len(list(make(data, workers, **kw))) for _ in range(2)] == [
+        len(batches) - 2 * max(1, workers)] * 2
 
 
 class BufferShuffledExamplesIterable:
