@@ -247,8 +247,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order comes from, and learned costs; see ``minato.state`` for the fields. An iterable
         dataset, or its iterator, that has ``state_dict()`` and ``load_state_dict()`` (as
         torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
-        batch that each has delivered; where that raises, so does this. So is a sampler. Where torch's own workers serve the loader (DataPipes, custom multiprocessing contexts),
-        which count nothing, it knows the epoch and no position in it, and warns once.
+        batch that each has delivered; where that raises, so does this. So is a sampler,
+        as of the last batch delivered. Where torch's own workers serve the loader (DataPipes,
+        custom multiprocessing contexts), which count nothing, it knows the epoch and no position
+        in it, and warns once.
         """
         memo = memo_of(self)
         if memo.resume is not None:
@@ -296,10 +298,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         memo = memo_of(self)
         if state == {}:
-            memo.resume, memo.progress = None, None
+            memo.resume = memo.progress = memo.sampler_end = None
             return
         resume = opened(state, self)
-        memo.costs.load(*resume["costs"])
+        memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
         reason = self._why_torch()

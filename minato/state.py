@@ -436,13 +436,13 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
     state["generators"] = {role: pack(data) for role, data in generators.items()}
-    state["costs"] = pack_costs(memo.costs.save())
+    state["costs"] = memo.packed_costs()
     return state
 
 
 def _worker_states(progress: Progress) -> list[Any] | None:
-    """What datasets say of themselves. Between epochs that is the dataset alone, where it lives
-    on: with persistent workers, and without any."""
+    """What datasets say of themselves. Between epochs that is what a map-style one says without
+    workers; of persistent workers' iterables their generators go on."""
     kept = progress.kept
     if not any(one.known() for one in kept) or (progress.finished and not progress.lives_on):
         return None
@@ -450,8 +450,8 @@ def _worker_states(progress: Progress) -> list[Any] | None:
     for one in kept:
         snapshot, again = one.snapshot(), one.again
         if progress.finished:
-            snapshot = snapshot._replace(iterator=None, ended=False, begins=True)
-            again = 0
+            dataset = None if progress.by_worker else snapshot.dataset
+            snapshot, again = Snapshot(dataset, None, False, True, snapshot.generators), 0
         state: dict[str, Any] = {**snapshot._asdict(), "again": again}
         if snapshot.generators is not None:
             state["generators"] = {r: pack(s) for r, s in plain(snapshot.generators).items()}

@@ -6,6 +6,10 @@ goes through them, behind the batch that is just made. The answer travels with t
 the worker's state once the batch is delivered, so it does not matter how far workers are ahead.
 With it go the worker's global generators: what follows draws the same numbers.
 
+An epoch begins with the dataset as the program has made it: what iterables say at the end of one,
+or where it was left in the middle, would have most begin the next at their end, or there. Only
+the generators of persistent workers go on.
+
 To go on, a worker tells the dataset, has it make its iterator, tells that, and makes again and
 throws away what was delivered since the snapshot: nothing, where a snapshot is cheap.
 """
@@ -32,6 +36,8 @@ CHEAP_NS = 500_000
 #: of a worker's time, at most, for those that take longer: one is as far behind as the batches
 #: of ten times the time that it takes
 SHARE = 0.1
+#: of a snapshot: it travels in the memory that is there for batches
+MOST_BYTES = 32 << 20
 
 
 def is_stateful(part: Any) -> bool:
@@ -88,6 +94,14 @@ def tell(part: Any, state: Any, what: str) -> None:
             f"{type(part).__name__} now, without load_state_dict()"
         )
     part.load_state_dict(state)
+
+
+def begin_anew(dataset: Any) -> None:
+    """A stream of Hugging Face's datasets begins where it was told to each time that its epoch is
+    the one that it was told of, the next epochs of a program that counts none included. What the
+    program itself has told it, it may hold to."""
+    if getattr(dataset, "__dict__", {}).get("_starting_state_dict") is not None:
+        dataset._starting_state_dict = None
 
 
 def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
@@ -190,6 +204,7 @@ class Snapshots:
     def __init__(self, where: str) -> None:
         self._where = where
         self._generators = Generators()
+        self._told = False  # the dataset, where it was
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, where they are Stateful
         self._cost = self._spent = 0  # nanoseconds: of the last, and of all
         self._began = time.perf_counter_ns()
@@ -203,6 +218,7 @@ class Snapshots:
     ) -> Any:
         """The fetcher, where it stood in another process."""
         snapshot = Snapshot() if pickled is None else read(pickled)
+        self._told = snapshot.dataset is not None
         tell(dataset, snapshot.dataset, "dataset")
         if snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
@@ -215,6 +231,14 @@ class Snapshots:
     def watch(self, dataset: Any, fetcher: Any) -> None:
         """What is asked from now on."""
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
+
+    def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
+        """The fetcher of one that begins, and what is to be known of it."""
+        begin = Snapshot(begins=True, generators=self._generators.drawn())
+        if self._told:
+            begin_anew(dataset)
+        fetcher = create()
+        return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
 
     def rest(self) -> None:
         """Nothing is asked for now."""
@@ -240,13 +264,17 @@ class Snapshots:
 
 
 def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
+    what = f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict()"
     try:
-        return pickle.dumps(snapshot)
+        pickled = pickle.dumps(snapshot)
     except Exception as error:
+        raise RuntimeError(f"{what} cannot be pickled: {error}") from error
+    if len(pickled) > MOST_BYTES:
         raise RuntimeError(
-            f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict() "
-            f"cannot be pickled: {error}"
-        ) from error
+            f"{what} has {len(pickled)} bytes, and {MOST_BYTES} may go with a batch. Leave out what "
+            "can be made again"
+        )
+    return pickled
 
 
 def read(pickled: bytes) -> Snapshot:

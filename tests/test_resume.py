@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import minato
 from minato import _core
+from minato.iterators import memo
 from minato.state import pack, pack_costs, unpack_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -598,6 +599,27 @@ def test_learned_costs_travel() -> None:
     cost = other.stats()["cost"]
     assert cost["known"] == N and cost["mean"] == pytest.approx(known["mean"], rel=0.2)
     assert {i for i, _ in other.stats()["slow"]} == {i for i, _ in loader.stats()["slow"]}
+
+
+@pytest.mark.parametrize("size, again", [(1 << 17, True), (1 << 10, False)])
+def test_costs_of_many_are_packed_now_and_then(
+    size: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo, "PACKED_FOR", 1e9)
+    loader = minato.DataLoader(Noisy(size), num_workers=1)
+    costs = memo.memo_of(loader).costs
+
+    def learn(wall: int) -> Any:
+        ones = np.arange(100, dtype=np.int64)
+        costs.load(ones.tobytes(), np.full(100, wall, np.int64).tobytes())
+        return loader.state_dict()["costs"]
+
+    first = learn(1000)
+    assert (learn(2000) == first) == again
+    loader.load_state_dict({**loader.state_dict(), "costs": first})
+    next(iter(loader))
+    monkeypatch.setattr(memo, "PACKED_FOR", 0)
+    assert learn(4000) != first
 
 
 # ---- what is wrong with a state --------------------------------------------------------

@@ -16,7 +16,7 @@ from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
-from ..stateful import Kept, Snapshot, may_be_asked, read, tell, tell_iterator
+from ..stateful import Kept, Snapshot, begin_anew, may_be_asked, read, tell, tell_iterator
 from .memo import memo_of
 from .position import BASE_SEED, Position
 
@@ -49,6 +49,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if position.starts is not None:
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
+            if memo.told_dataset:
+                begin_anew(loader.dataset)
+            memo.told_dataset = snapshot.dataset is not None
             tell(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
                 super().__init__(loader)

@@ -7,13 +7,14 @@ their attributes.
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
-from ..state import Progress, State
+from ..state import Progress, State, pack_costs
 from ..transport.shape import Shape
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ if CORE:
 #: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
 #: rest only enters the mean
 COSTS_MOST = 1 << 22
+
+#: of datasets with more samples costs are packed for states to come, too, for so many times as
+#: long as it has taken: those of millions take a good part of a second
+PACKED_QUICKLY, PACKED_FOR = 1 << 16, 50
 
 #: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
 #: no hash, and still be two.
@@ -45,6 +50,8 @@ class Memo:
                 size = len(loader.dataset)
         self.size = min(size, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
+        self._packed: list[str] = []  # costs, of a large dataset
+        self._packed_until = 0.0
         # weak references to parts of the latest iterator
         self.position: weakref.ref[Position] | None = None
         self.supervisor: weakref.ref[Supervisor] | None = None
@@ -52,6 +59,7 @@ class Memo:
         self.sampler_end: Said | None = None  # what its sampler said at an epoch's end, just now
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
+        self.told_dataset = False  # what it has said of itself, in this process
         self.told_uncounted = False  # that its states know no position
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
@@ -59,6 +67,23 @@ class Memo:
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def packed_costs(self) -> list[str]:
+        """What samples have cost, for a state. Of millions that may be what was known a little
+        before: they are a help to begin with."""
+        begins = time.monotonic()
+        if self._packed and begins < self._packed_until:
+            return list(self._packed)
+        packed = pack_costs(self.costs.save())
+        if self.size > PACKED_QUICKLY:
+            self._packed = list(packed)
+            self._packed_until = begins + PACKED_FOR * (time.monotonic() - begins)
+        return packed
+
+    def load_costs(self, index: bytes, wall: bytes) -> None:
+        """Of a state."""
+        self.costs.load(index, wall)
+        self._packed = []
 
     def asks_for_samples(self) -> bool:
         """Whether workers are to say what their first samples are like, see transport/sendable.py."""

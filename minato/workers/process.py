@@ -90,6 +90,7 @@ class _Runner:
         self.init_failure: Failure | None = None
         self.exhausted = False
         self.snapshots: Snapshots | None = None
+        self.begin: bytes | None = None  # what is to be known of an epoch that begins
         self.again = 0  # batches that another process has delivered, and this one makes again
         self.init_states = init_states.UNCHANGED
         try:
@@ -121,6 +122,8 @@ class _Runner:
 
         if start is not None and snapshots is not None:
             self.fetcher = snapshots.go_on(start[0], job.dataset, create, put_global)
+        elif snapshots is not None:
+            self.fetcher, self.begin = snapshots.epoch(job.dataset, create)
         else:
             self.fetcher = create()
         if snapshots is not None:
@@ -329,8 +332,7 @@ class _Runner:
             self._make_fetcher()
         except Exception as error:
             self.init_failure = Failure.of(error, self.where)
-        told = self.snapshots.taken(at_any_cost=True) if self.snapshots is not None else None
-        return (OK, None) if told is None else (STATED, (OK, None), told)
+        return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)
 
 
 class _IndexError:

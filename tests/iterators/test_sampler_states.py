@@ -12,10 +12,17 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 import minato
+from minato.iterators import sampler_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 N, SIZE = 23, 4
+
+
+@pytest.fixture(autouse=True)
+def _always_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(sampler_states, "CHEAP_NS", 10**18)
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -159,6 +166,20 @@ def test_a_state_of_a_state() -> None:
     assert [b.tolist() for b in third] == [b.tolist() for b in it][1:]
 
 
+def test_answers_that_are_dear_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then some indices are drawn again, and passed over."""
+    monkeypatch.setattr(sampler_states, "CHEAP_NS", -1)
+    monkeypatch.setattr(sampler_states, "SHARE", 0.0)
+    it = iter(loader := make(Counts, 2))
+    for _ in range(4):
+        next(it)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["delivered"], state["sampler"]["drawn"]) == (4, 1)
+    other = make(Counts, 3)
+    other.load_state_dict(state)
+    assert [b.tolist() for b in other] == [b.tolist() for b in it]
+
+
 @pytest.mark.parametrize("kw", [
     {"scheduling": "static"}, {"on_error": "replace"}, {"in_order": False}
 ], ids=str)  # fmt: skip
@@ -172,6 +193,37 @@ def test_where_every_index_is_needed(kw: Any) -> None:
     other.load_state_dict(json.loads(json.dumps(state)))
     rest = [b[:, 0].tolist() for b in other]
     assert sorted(sum(first + rest, [])) == list(range(N))
+
+
+class Itself(Walk, Sampler):
+    """A batch sampler that is its own iterator, and begins anew when it has ended."""
+
+    drawn = 0
+
+    def __init__(self) -> None:
+        super().__init__(self)  # type: ignore[arg-type]
+        self.told = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Itself:
+        if self.at >= N:
+            self.at = 0
+        return self
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.told += 1
+
+
+def test_one_that_is_its_own_iterator() -> None:
+    loaders = [minato.DataLoader(Noisy(), batch_sampler=Itself(), num_workers=2) for _ in range(2)]
+    it = iter(loaders[0])
+    next(it), next(it)
+    loaders[1].load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+    assert [b.tolist() for b in loaders[1]] == [b.tolist() for b in it]
+    assert own(loaders[1]).told == 1
 
 
 class Mute(Counts):

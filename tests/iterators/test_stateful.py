@@ -73,23 +73,37 @@ class ByIterator(IterableDataset):
 
 
 class ByDataset(IterableDataset):
-    """With the state itself, a generator that goes on from it, and its own count of epochs."""
+    """With the state itself, and a generator that goes on from what it was told, once. At its end it
+    says that it is there until it begins again."""
 
     def __init__(self, n: int = N) -> None:
-        self.n, self.done, self.epoch = n, 0, 0
+        self.n, self.done, self.told = n, 0, 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        self.done, self.told = self.told, 0
         (first, step), made = place(), 0
         for k in range(self.done, len(range(first, self.n, step))):
             self.done, made = k + 1, made + 1
-            yield sample(first + k * step, self.epoch, made)
-        self.done, self.epoch = 0, self.epoch + 1
+            yield sample(first + k * step, 0, made)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done, "epoch": self.epoch}
+        return {"done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done, self.epoch = state["done"], state["epoch"]
+        self.told = state["done"]
+
+
+class Restarts(ByDataset):
+    """That is at its beginning again once it has ended, and goes on where it was left."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.done:
+            self.told = self.done
+        yield from super().__iter__()
+        self.done = 0
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
 
 
 class Itself(Rows, IterableDataset):
@@ -198,7 +212,7 @@ def test_workers_are_ahead_of_their_states() -> None:
         ]
 
 
-@pytest.mark.parametrize("kind", [ByIterator, ByDataset])
+@pytest.mark.parametrize("kind", [ByIterator, ByDataset, Restarts])
 def test_every_epoch_of_persistent_workers(kind: Any) -> None:
     """The end of one and places in the next, with the streams of random numbers."""
     seed(5)
@@ -335,6 +349,16 @@ def test_a_state_that_cannot_leave_its_worker() -> None:
         loader.state_dict()
 
 
+def test_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateful, "MOST_BYTES", 20)
+    loader = make(ByDataset(), 1)
+    assert len(list(loader)) == 16
+    it = iter(loader)
+    next(it)
+    with pytest.raises(RuntimeError, match="(?s)worker process 0.*bytes, and 20 may go with"):
+        loader.state_dict()
+
+
 def test_it_may_say_that_it_is_not_to_be_asked() -> None:
     """Then it is made again and thrown away, as without a state."""
     data: Any = ByDataset()
@@ -355,12 +379,9 @@ def test_methods_that_are_made_up_are_not_asked() -> None:
 
 def test_another_number_of_workers() -> None:
     _batches, states = followed(make(ByDataset(), 2, persistent_workers=True))
-    for state in (states[3], states[-1]):
-        with pytest.raises(ValueError, match="2 (workers|copies)"):
-            make(ByDataset(), 3).load_state_dict(json.loads(state))
-    batches, states = followed(make(ByIterator(), 2, persistent_workers=True))
-    assert rest(ByIterator(), states[-1], 2) and make(ByIterator(), 3).load_state_dict(
-        json.loads(states[-1])) is None
+    with pytest.raises(ValueError, match="taken with 2 workers"):
+        make(ByDataset(), 3).load_state_dict(json.loads(states[3]))
+    assert len(rest(ByDataset(), states[-1], 3)) == 16  # a new epoch
 
 
 def test_a_dataset_that_has_no_state_now() -> None:
@@ -426,6 +447,32 @@ def test_map_style_with_workers_is_not_asked() -> None:
         assert loader.state_dict()["worker_states"] is None
     loader.state_dict()
     make(Counts(), 2, scheduling="static").state_dict()
+
+
+class Holds(ByDataset):
+    """As Hugging Face's streams hold to what they were told, in whichever epoch."""
+
+    _starting_state_dict: Any = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.told = self._starting_state_dict or 0
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._starting_state_dict = state["done"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epoch_after_one_that_has_gone_on_is_whole(workers: int) -> None:
+    kw = {"persistent_workers": workers > 0}
+    batches, states = followed(make(Holds(), workers, **kw))
+    loader = make(Holds(), workers, **kw)
+    loader.load_state_dict(json.loads(states[3]))
+    assert [len(list(loader)) for _ in range(2)] == [len(batches) - 3, len(batches)]
+    data = Holds()
+    data._starting_state_dict = 8  # by the program, whose business it is
+    assert [len(list(make(data, workers, **kw))) for _ in range(2)] == [
+        len(batches) - 2 * max(1, workers)] * 2
 
 
 class BufferShuffledExamplesIterable:
