@@ -70,6 +70,7 @@ class StaticIterator(MinatoIterator):
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
+        self._made_by: dict[int, int] = {}  # batches that torch's dispatch has: their workers
         self._stated.clear()
         self._last_words.clear()
         resumed = self._position.memo.resume is not None
@@ -183,6 +184,7 @@ class StaticIterator(MinatoIterator):
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note = note(number, sent.index)
         self._got = number
+        self._made_by[number] = sent.worker
         return number, data
 
     def _read(self, number: int, ended: bool = False) -> None:
@@ -244,10 +246,12 @@ class StaticIterator(MinatoIterator):
             raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
         return numbers[0]
 
-    def _process_data(self, data: Any, worker_idx: int) -> Any:
+    def _process_data(self, data: Any, worker: int | None = None) -> Any:
+        """torch's; torch 2.6 does not say whose it is."""
+        number = self._rcvd_idx - 1 if self._in_order else self._got
+        worker_idx = self._made_by.pop(number)
         self._workers_num_tasks[worker_idx] -= 1
         self._try_put_index()
-        number = self._rcvd_idx - 1 if self._in_order else self._got
         stated = self._stated.pop(number, None)
         if self._earlier.takes(number, worker_idx):
             return _PASSED
