@@ -161,8 +161,11 @@ def through(state: Any, ours: bool) -> Any:
 def kill_one(it: Any, dice: random.Random) -> int:
     """Kills a worker of those that live; how many that were."""
     pids = [worker.pid for worker in it._workers if worker.is_alive()]
-    if pids:
-        os.kill(dice.choice(pids), signal.SIGKILL)
+    try:
+        if pids:
+            os.kill(dice.choice(pids), signal.SIGKILL)
+    except ProcessLookupError:  # it has left meanwhile
+        return 0
     return min(1, len(pids))
 
 
