@@ -74,7 +74,8 @@ class Slots:
         return locked
 
 
-_CUDA = "libcuda.so.1"
+#: the library of the driver
+CUDA = "libcuda.so.1"
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: locked for all contexts
 
 
@@ -85,7 +86,7 @@ def _functions() -> tuple[Any, list[int]]:
     Contexts are entered by the driver's own functions: those of the runtime would make one on
     device 0 in each thread that was never told of another.
     """
-    library = ctypes.CDLL(_CUDA)
+    library = ctypes.CDLL(CUDA)
     names = (
         "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemHostRegister_v2",
         "cuMemHostUnregister",
@@ -111,7 +112,7 @@ def cuda_driver() -> Driver | None:
 def has_driver() -> bool:
     """Whether the driver's library is here."""
     try:
-        ctypes.CDLL(_CUDA)
+        ctypes.CDLL(CUDA)
     except OSError:
         return False
     return True
@@ -123,10 +124,10 @@ def told() -> str:
     try:
         _functions()
     except OSError:
-        return f"{pinned}: there is no {_CUDA}, the driver's library"
+        return f"{pinned}: there is no {CUDA}, the driver's library"
     except AttributeError as error:
         return f"{pinned}: {error}"
-    return f"from where workers wrote them, unless the driver refuses ({_CUDA} is there)"
+    return f"from where workers wrote them, unless the driver refuses ({CUDA} is there)"
 
 
 def cut(tensor: torch.Tensor, cuts: list[int]) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Subset
 
 from .._system import CORE
+from . import slots
 
 if TYPE_CHECKING:
     from .._ops import Finisher
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 #: code for devices, built where there was a compiler for it
 KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
-LIBRARY = "libcuda.so.1"
 NOT_BUILT = "not built: there was no nvcc where minato was installed"
 #: "0": nothing runs on devices
 SWITCH = "MINATO_DEVICE_OPERATORS"
@@ -178,24 +178,22 @@ def finisher_of(ordinal: int) -> Finisher | str:
     if image is None:
         return NOT_BUILT
     try:
-        return _ops.Finisher(LIBRARY, ordinal, image)
+        return _ops.Finisher(slots.CUDA, ordinal, image)
     except RuntimeError as error:
         return str(error)
 
 
 def told() -> str:
     """For ``minato info``: whether the operators of minato.ops can run on a device."""
-    from .slots import has_driver
-
     image = kernels()
     if image is None:
         return NOT_BUILT + "; they run on the host"
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    if has_driver():
+    if slots.has_driver():
         return built
-    return f"{built}, not loaded: there is no {LIBRARY}, the driver's library"
+    return f"{built}, not loaded: there is no {slots.CUDA}, the driver's library"
 
 
 # ---- whether a device keeps its promise ------------------------------------------------------

@@ -187,10 +187,10 @@ def test_pages_of_the_arena_alone_are_locked(fake: Fake, locker: Locker) -> None
 
 
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_CUDA", "libnowhere.so.1")
+    monkeypatch.setattr(slots, "CUDA", "libnowhere.so.1")
     assert slots.cuda_driver() is None
     assert "there is no libnowhere.so.1" in slots.told()
-    monkeypatch.setattr(slots, "_CUDA", "libc.so.6")  # a library without these functions
+    monkeypatch.setattr(slots, "CUDA", "libc.so.6")  # a library without these functions
     assert slots.cuda_driver() is None
     assert "cuCtxPushCurrent" in slots.told()
 
@@ -215,7 +215,7 @@ def test_the_drivers_functions_are_found(
     (tmp_path / "driver.c").write_text(DRIVER)
     library = tmp_path / "libdriver.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    monkeypatch.setattr(slots, "_CUDA", str(library))
+    monkeypatch.setattr(slots, "CUDA", str(library))
     found = slots.cuda_driver()
     assert found is not None and found.context == 0x1234 and found.flags == 1
     assert len({*found[:4]}) == 4 and all(found[:4])

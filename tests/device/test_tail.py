@@ -409,9 +409,9 @@ def test_info_tells_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.delenv(tail.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(tail, "KERNELS", str(tmp_path / "kernels"))
-    monkeypatch.setattr("minato.device.slots._CUDA", "libnowhere.so.1")
+    monkeypatch.setattr("minato.device.slots.CUDA", "libnowhere.so.1")
     assert "built (2 KiB" in tail.told() and "not loaded" in tail.told()
-    monkeypatch.setattr("minato.device.slots._CUDA", "libm.so.6")
+    monkeypatch.setattr("minato.device.slots.CUDA", "libm.so.6")
     assert tail.told() == "built (2 KiB for CUDA devices)"
     monkeypatch.setattr(tail, "KERNELS", str(tmp_path / "none"))
     assert tail.told().startswith("not built") and tail.finisher_of(0) == tail.NOT_BUILT
