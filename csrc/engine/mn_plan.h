@@ -112,6 +112,8 @@ struct mn_plan {
     bool by_piece;               /* and are: mn_plan_pieces.c */
     bool again;                  /* these workers have made an epoch: samples have homes */
     uint64_t first_epoch;        /* theirs */
+    uint64_t finding;            /* 1 + sequence of a first batch of which it is being found out
+                                  * whether others should help with it; 0: none */
     bool declared;               /* the dataset says where groups begin */
     struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
     uint32_t stance;             /* what the pieces were cut by: a change of it is news */

@@ -147,7 +147,7 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
         return 0;
     }
     const int64_t *index = b->index_kind == MN_INDEX_INT64 ? b->index : NULL;
-    mn_costs_predict(p->costs, index, b->nrows, cost);
+    mn_costs_predict(p->costs, index, b->nrows, p->by_piece, cost);
     return b->whole ? mn_costs_look(p->costs).collate_ns : 0;
 }
 

@@ -75,6 +75,26 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
     mn_share_take_behind(p, w, behind, x);
 }
 
+struct mn_piece *
+mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
+{
+    struct mn_planned *q = x->batch;
+    mn_share_take(p, w, x);
+    struct mn_piece *y = &q->pieces[q->npieces++];
+    *y = *x;
+    y->t0 = at;
+    y->cost_ns = y->opens_ns = 0;
+    for (uint32_t t = at; t < y->t1; t++) {
+        y->cost_ns += q->cost_ns[t];
+        y->opens_ns += q->opens_ns[t];
+    }
+    x->t1 = at;
+    x->cost_ns -= y->cost_ns;
+    x->opens_ns -= y->opens_ns;
+    mn_share_give(p, w, x);
+    return y;
+}
+
 void
 mn_pieces_reset(struct mn_plan *p)
 {
@@ -97,8 +117,8 @@ mn_share_usable(const struct mn_engine *e, uint32_t w)
            && mn_a32_load_relaxed(&k->leave) == 0 /* ours */ && !k->retired;
 }
 
-static void
-offer(struct mn_plan *p, struct mn_piece *x)
+void
+mn_piece_offer(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_planned *q = x->batch;
     int64_t bytes = (int64_t)mn_form_bytes(&p->form, q->batch.nrows);
@@ -121,7 +141,7 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
     struct mn_piece *x;
     while ((x = p->shares[w].first) != NULL) {
         mn_share_take(p, w, x);
-        offer(p, x);
+        mn_piece_offer(p, x);
     }
     if (p->chain.owner == (int64_t)w) {
         p->chain.owner = -1;
@@ -177,7 +197,10 @@ mark_borders(struct mn_engine *e, struct mn_planned *q, const uint16_t *home,
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     /* The first batch is waited for by everybody; so are those of an epoch of which nothing
      * is known. */
-    bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    bool first = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    bool finds = first && !b->whole && mn_locality_finds(b->nrows, e->active);
+    bool spread = first && !finds;
+    p->finding = finds ? q->sequence + 1 : p->finding;
     uint32_t part = (b->nrows + e->active - 1) / e->active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
@@ -339,7 +362,7 @@ place(struct mn_engine *e, struct mn_piece *x)
         mn_share_give(p, (uint32_t)w, x);
     }
     else {
-        offer(p, x);
+        mn_piece_offer(p, x);
     }
 }
 
