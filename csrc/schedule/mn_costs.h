@@ -68,9 +68,11 @@ void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks);
 
-/* Predicted wall time of each index, 0 where nothing is known. */
+/* Predicted wall time of each index, 0 where nothing is known of any. One of which nothing is
+ * known takes the mean; or, usual, no more than most do, so that it does not count as slow. */
 void
-mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns);
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
+                 int64_t *out_ns);
 
 struct mn_costs_view {
     int64_t mean_ns;

@@ -220,6 +220,26 @@ mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns)
     observe(&l->home, home, cost_ns);
 }
 
+bool
+mn_locality_finds(int64_t rows, int64_t workers)
+{
+    return 2 * (workers - 1) * 10 <= MN_LOCALITY_FIND_TENTHS * rows;
+}
+
+void
+mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns)
+{
+    bool alike = second_ns >= first_ns - second_ns;
+    s->alike += alike;
+    s->opened += !alike;
+}
+
+bool
+mn_locality_spreads(const struct mn_locality_pairs *s)
+{
+    return s->alike > s->opened;
+}
+
 double
 mn_locality_length(const struct mn_locality *l)
 {
@@ -275,6 +295,28 @@ mn_locality_opening(const struct mn_locality *l)
     double each = l->each_ns > 0.0 ? l->each_ns : l->near.cheap_ns;
     double opening = l->near.paid_ns - each;
     return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
+}
+
+/* A cost without what is paid on average for something, but no less than the cheap ones. */
+static int64_t
+without(int64_t cost_ns, int64_t paid_ns, int64_t cheap_ns)
+{
+    int64_t least = cost_ns < cheap_ns ? cost_ns : cheap_ns;
+    return cost_ns - paid_ns > least ? cost_ns - paid_ns : least;
+}
+
+int64_t
+mn_locality_beside(const struct mn_locality *l, int64_t cost_ns)
+{
+    int64_t opening = mn_locality_opening(l), cheap = (int64_t)l->near.cheap_ns;
+    bool opened = opening != 0 && cost_ns > cheap + opening / 2;
+    return opened ? without(cost_ns, opening, cheap) : cost_ns;
+}
+
+int64_t
+mn_locality_at_home(const struct mn_locality *l, int64_t cost_ns)
+{
+    return without(cost_ns, mn_locality_away(l), (int64_t)l->home.cheap_ns);
 }
 
 int64_t

@@ -58,6 +58,15 @@
  *   there opened nothing. To know that, some follow there in any case: one in four
  *   until EDGES were seen, one in sixteen from then on, and never two in a row. No chain is longer than `most` samples: with longer ones there
  *   would not be one for each worker within what may be planned.
+ *
+ * The first batch of all
+ *   Nothing is known, and everybody waits for it. If it is a group, spreading it over W workers
+ *   costs W - 1 openings; if not, leaving it to one takes W times as long. So each worker begins
+ *   a batch of its own, and once the second samples of most of those are nearly as dear as
+ *   the first ones (half as dear, so that opening again costs no more than a sample) all help
+ *   with it. By then the B samples of the batch are two fewer for the price of two: they are
+ *   ready after 2 + (B - 2) / W samples' time instead of B / W. Where that is too much
+ *   (mn_locality_finds) the batch is spread at once.
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H
@@ -78,6 +87,9 @@
  * and less. */
 #define MN_LOCALITY_MEMORY 1024
 #define MN_LOCALITY_EDGES 4
+/* The first batch of all takes at most this much longer, in tenths, because it is found out whether
+ * it is a group. */
+#define MN_LOCALITY_FIND_TENTHS 3
 
 enum mn_contrast_answer {
     MN_CONTRAST_UNKNOWN = 0,
@@ -148,6 +160,23 @@ mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *
 bool
 mn_locality_joins(const struct mn_locality *l);
 
+/* Whether a first batch of so many rows is left to one worker until it is known whether it is a
+ * group. */
+bool
+mn_locality_finds(int64_t rows, int64_t workers);
+
+/* What the first two samples of batches have cost whose workers began with them. */
+struct mn_locality_pairs {
+    uint32_t alike, opened; /* batches where the second was as dear, or not */
+};
+
+void
+mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns);
+
+/* Whether they say that the first batch is no group. */
+bool
+mn_locality_spreads(const struct mn_locality_pairs *s);
+
 /* Samples of a group, on average; 1 where neighbours are not cheaper. */
 double
 mn_locality_length(const struct mn_locality *l);
@@ -155,6 +184,14 @@ mn_locality_length(const struct mn_locality *l);
 /* What it costs to make a sample away from its group; 0: nothing, or not known. */
 int64_t
 mn_locality_opening(const struct mn_locality *l);
+
+/* What a sample costs beside its neighbour that has cost so much as a first. */
+int64_t
+mn_locality_beside(const struct mn_locality *l, int64_t cost_ns);
+
+/* What a sample costs at its home that has cost so much elsewhere. */
+int64_t
+mn_locality_at_home(const struct mn_locality *l, int64_t cost_ns);
 
 /* What it costs to make a sample away from its home; 0: nothing, or not known. */
 int64_t
