@@ -124,6 +124,14 @@ predict_locked(const struct mn_costs *c, int64_t index, bool usual)
 }
 
 void
+mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n)
+{
+    mn_mutex_lock(&c->mutex);
+    mn_locality_drawn(&c->locality, index, n, c->model.n);
+    mn_mutex_unlock(&c->mutex);
+}
+
+void
 mn_costs_new_workers(struct mn_costs *c)
 {
     mn_mutex_lock(&c->mutex);

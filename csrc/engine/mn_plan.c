@@ -219,6 +219,9 @@ mn_plan_add(struct mn_engine *e, const struct mn_plan_batch *b)
         p->again = b->epoch != p->first_epoch && b->index_kind == MN_INDEX_INT64
                    && p->costs->model.n != 0;
         p->declared = b->begins != NULL;
+        if (p->keeps && b->index_kind == MN_INDEX_INT64) {
+            mn_costs_drawn(p->costs, b->index, b->nrows);
+        }
         mn_plan_look(p);
         mn_plan_settle(e);
     }
