@@ -112,6 +112,12 @@ predict(const struct mn_costs *c, int64_t index, bool usual)
 }
 
 void
+mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n)
+{
+    mn_locality_drawn(&c->locality, index, n, c->model.n);
+}
+
+void
 mn_costs_new_workers(struct mn_costs *c)
 {
     if (++c->term == 0) { /* it has wrapped: nothing of then may be taken for new */

@@ -54,6 +54,10 @@ uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
                       size_t step, uint32_t n, const struct mn_costs_made *made);
 
+/* What the sampler draws: n indices, one after the other. */
+void
+mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n);
+
 /* New workers begin: what earlier ones kept is gone. */
 void
 mn_costs_new_workers(struct mn_costs *c);

@@ -12,6 +12,23 @@ mn_locality_init(struct mn_locality *l)
 {
     memset(l, 0, sizeof(*l));
     l->near.rank = l->home.rank = 0.5;
+    l->order = (struct mn_locality_order){1.0, true};
+}
+
+void
+mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_t length)
+{
+    for (int64_t i = 1; i < n && i < MN_LOCALITY_PAIRS; i++) {
+        int64_t low = index[i - 1] < index[i] ? index[i - 1] : index[i];
+        int64_t high = index[i - 1] < index[i] ? index[i] : index[i - 1];
+        bool near = low >= 0 && high < length && high - low <= length / 8;
+        l->order.share += ((near ? 1.0 : 0.0) - l->order.share) / MN_LOCALITY_PAIRS;
+    }
+    bool kept = l->order.keeps;
+    l->order.keeps = l->order.share > (kept ? 0.5 : 0.75);
+    if (l->order.keeps && !kept && l->near.answer == MN_CONTRAST_NO) {
+        l->near = (struct mn_contrast){.rank = 0.5};
+    }
 }
 
 /* ---- the contrast ------------------------------------------------------------------- */

@@ -40,7 +40,10 @@
  *            than LOCALITY_WORTH_NS, CONTRAST_FEW of the dear kind are enough, or CONTRAST_MANY
  *            of both, of which no more than one in as many cost far more.
  *   yes      believed; until the mean rank or the difference falls to half of what was asked
- *   no       all else. It can become yes at any time.
+ *   no       all else. It can become yes at any time. But where nothing is kept together each
+ *            worker opens each group, few of either kind pay, and it takes long to see it: so
+ *            the answer is unknown again when an order that keeps near indices together
+ *            follows one that did not.
  *
  * Groups
  *   While neighbours are kept together, a follower that costs more than halfway from the
@@ -87,6 +90,7 @@
  * and less. */
 #define MN_LOCALITY_MEMORY 1024
 #define MN_LOCALITY_EDGES 4
+#define MN_LOCALITY_PAIRS 16 /* of neighbours in the order that count, and of each batch at most */
 /* The first batch of all takes at most this much longer, in tenths, because it is found out whether
  * it is a group. */
 #define MN_LOCALITY_FIND_TENTHS 3
@@ -116,6 +120,13 @@ struct mn_contrast {
     enum mn_contrast_answer answer;
 };
 
+/* Whether an order keeps indices together that are near to each other: of pairs of neighbours in it
+ * most lie within an eighth of the dataset. In a random order a quarter do. */
+struct mn_locality_order {
+    double share; /* of such pairs, of some of the last */
+    bool keeps;
+};
+
 struct mn_locality {
     struct mn_contrast near; /* firsts against followers */
     struct mn_contrast home; /* made elsewhere against made at home again */
@@ -124,6 +135,7 @@ struct mn_locality {
     double followers, opened, firsts; /* counts, with the memory above: followers, of them */
     double edges, edges_opened;       /* those that opened; those at the edge of a batch */
     bool joins;                       /* most of the latter opened nothing */
+    struct mn_locality_order order;
     double right, wrong;       /* marks of followers that were kept in spite of them */
 };
 
@@ -141,6 +153,10 @@ struct mn_locality_place {
 
 void
 mn_locality_init(struct mn_locality *l);
+
+/* What the sampler draws, of a dataset of that length: n of it, one after the other. */
+void
+mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_t length);
 
 /* A sample's cost, and how it was made; edge: it is the first of its batch. Returns the marks
  * of its index from now on. */

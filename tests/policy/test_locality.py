@@ -80,6 +80,12 @@ class Locality:
     def opening(self) -> int:
         return self.library.mn_locality_opening(self.own)
 
+    def drawn(self, order: list[int], length: int) -> None:
+        array = (ctypes.c_int64 * len(order))(*order)
+        self.library.mn_locality_drawn(
+            self.own, array, ctypes.c_int64(len(order)), ctypes.c_int64(length)
+        )
+
     def beside(self, cost: int) -> int:
         return self.library.mn_locality_beside(self.own, ctypes.c_int64(cost))
 
@@ -193,6 +199,42 @@ def test_it_comes_and_goes(make):
     for n in range(2000):
         locality.near(n % 8 != 0, 25 * MS)
     assert locality.answer == NO
+
+
+@given(group=st.integers(2, 100), turns=st.integers(1, 3), seed=st.integers(0, 99))
+def test_an_order_that_begins_to_keep_groups_is_news(make, group, turns, seed):
+    """Where there was no locality; a random order is none, whatever came before."""
+    one, dice, n = make(), random.Random(seed), 1600
+    groups = [list(range(at, min(at + group, n))) for at in range(0, n, group)]
+    for _turn in range(turns):
+        while one.answer != NO:
+            one.near(dice.random() < 0.5, 5 * MS + dice.randrange(US))
+        for _batch in range(20):
+            one.drawn([dice.randrange(n) for _ in range(32)], n)
+            assert one.answer == NO
+        order = [index for at in dice.sample(groups, len(groups)) for index in at]
+        for at in range(0, 320, 32):
+            one.drawn(order[at : at + 32], n)
+        assert one.answer == (UNKNOWN if group > 4 else one.answer)
+        if one.answer == NO:
+            return
+
+
+def test_what_is_believed_is_not_forgotten_for_an_order(make):
+    one = make()
+    for group in range(30):
+        for row in range(32):
+            one.near(row != 0, 101 * MS if row == 0 else MS)
+        one.drawn(random.Random(group).sample(range(1000), 32), 1000)
+    for at in range(0, 960, 32):
+        one.drawn(list(range(at, at + 32)), 1000)
+    assert one.answer == YES
+
+
+@given(order=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40),
+       length=st.integers(0, 2**63 - 1))
+def test_any_index_may_be_drawn(make, order, length):
+    make().drawn(order, length)
 
 
 def test_a_machine_that_slows_down_is_no_locality(make):

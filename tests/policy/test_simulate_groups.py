@@ -6,6 +6,7 @@ Everything here is exact and repeatable; see ``benchmarks/simulate_groups.py``.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import random
 import shutil
 import sys
@@ -96,9 +97,11 @@ def test_each_sample_once_and_nobody_waits_for_ever(library, drawn, keeps, decla
             assert found.opened <= len(work.cost)
 
 
-def epochs(library: ctypes.CDLL, case: Any, keeps: bool, declared: bool) -> list[Any]:
+def epochs(
+    library: ctypes.CDLL, case: Any, keeps: bool, declared: bool, seed: int = 1
+) -> list[Any]:
     """Of each epoch what torch makes of it, and what the plan does."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     work = case.draw(rng)
     held = [groups.Held(work, case.held) for _ in range(case.workers)]
     out = []
@@ -220,6 +223,31 @@ def test_a_first_batch_that_is_a_group_is_opened_once(library) -> None:
     torch, plan = epochs(library, of_name("row groups of 32"), True, False)[0]
     assert plan.opened == 1.0
     assert plan.ratio < 1.01 * torch.ratio
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_groups_of_which_some_take_long_to_open(library, declared: bool) -> None:
+    """Torch's workers wait for those who have them."""
+    runs = [run for seed in range(4)
+            for run in epochs(library, of_name("openings differ"), True, declared, seed)]  # fmt: skip
+    assert sum(plan.opened for _torch, plan in runs) < 1.1 * len(runs)
+    assert sum(plan.ratio for _torch, plan in runs) < sum(torch.ratio for torch, _plan in runs)
+
+
+def test_an_order_that_keeps_groups_and_one_that_does_not(library) -> None:
+    """One after the other: what was learned of the one is unlearned in the other."""
+    case = shared(32, 4, [32] * 64, 20 * MS, MS)
+    rng = random.Random(1)
+    work = case.draw(rng)
+    mixed = dataclasses.replace(case, mixed=0)
+    with groups.Plan(library, case, work, True, False) as plan:
+        for _turn in range(2):
+            kept = [plan.epoch(case.order(work, rng)) for _ in range(3)]
+            assert kept[-1].opened < 1.1
+            spread = [plan.epoch(mixed.order(work, rng)) for _ in range(3)]
+            held = [groups.Held(work, case.held) for _ in range(case.workers)]
+            anybody = groups.sample(case, work, mixed.order(work, rng), held)
+            assert spread[-1].ratio < 1.05 * anybody.ratio
 
 
 def test_long_groups_of_small_batches_are_noticed(library) -> None:
