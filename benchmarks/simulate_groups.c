@@ -77,6 +77,7 @@ struct sim_result {
     int64_t limit_bytes;
     int64_t most_ahead; /* batches begun beyond the one to be delivered next */
     int64_t near, home; /* enum mn_contrast_answer, in the end */
+    int64_t first_ns;   /* the first batch is delivered */
 };
 
 enum sim_fault {
@@ -273,6 +274,7 @@ trainer_goes_on(struct sim *s)
     }
     check(s, sequence, block_off);
     mn_engine_taken(s->e, sequence, block_off);
+    s->r.first_ns = s->delivered == 0 ? (int64_t)sim_now : s->r.first_ns;
     s->delivered++;
     s->free_at = sim_now + (uint64_t)s->c.consumer_ns;
     (void)fill(s, false);
@@ -373,6 +375,7 @@ sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t co
     }
     s->r.limit_bytes = (int64_t)s->e->arena.limit;
     s->r.wall_ns = (int64_t)(sim_now - begin);
+    s->r.first_ns -= (int64_t)begin;
     s->r.helped = (int64_t)(s->e->plan->helped - helped);
     s->r.near = (int64_t)s->e->plan->known.near;
     s->r.home = (int64_t)s->e->plan->known.home;

@@ -239,7 +239,7 @@ class CCase(ctypes.Structure):
 class CResult(ctypes.Structure):
     _fields_ = [(name, LONG) for name in (
         "wall_ns", "opened", "helped", "starved_ns", "most_bytes", "limit_bytes", "most_ahead",
-        "near", "home")]  # fmt: skip
+        "near", "home", "first_ns")]  # fmt: skip
 
 
 @functools.cache

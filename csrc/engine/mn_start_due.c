@@ -171,6 +171,27 @@ start_tasks(struct mn_engine *e)
 
 /* ---- for each worker ------------------------------------------------------------------------ */
 
+/* What the first two samples of the batches say that workers have begun with. */
+static struct mn_locality_pairs
+first_pairs(struct mn_engine *e)
+{
+    const struct mn_plan *p = e->plan;
+    struct mn_locality_pairs pairs = {0, 0};
+    for (uint64_t n = p->head; p->finding != 0 && n < p->begun && n < p->head + e->active; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        struct mn_batch *b = off != 0 ? mn_batch_find(e, off) : NULL;
+        if (b == NULL || mn_block_at(&e->shm, off)->nrows < 2) {
+            continue;
+        }
+        mn_batch_accept_some(e, b);
+        const struct mn_report *r = b->reports;
+        if (r[0].wall_ns != 0 && r[1].wall_ns != 0) {
+            mn_locality_pair(&pairs, (int64_t)r[0].wall_ns, (int64_t)r[1].wall_ns);
+        }
+    }
+    return pairs;
+}
+
 /* Starts what the worker is to do next. False when there is nothing for it now. */
 static bool
 start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
@@ -207,6 +228,7 @@ start_shares(struct mn_engine *e)
     mn_worker_views_look(&e->views, f.now_ns);
     f.workers = e->views.view;
     f.ready = mn_next_delivery_ready(e);
+    f.pairs = first_pairs(e);
     struct mn_plan_round r;
     mn_plan_round_begin(p, &f, &r);
     for (int pass = 0; pass < 2; pass++) { /* those that idle come first */

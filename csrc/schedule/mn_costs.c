@@ -65,17 +65,22 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     struct mn_locality *l = &c->locality;
     bool known = index >= 0 && index < c->model.n;
     struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
-    uint8_t others = cell->marks & MN_COST_ABROAD;
-    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
-    int64_t extra = 0;
-    if (!follows && !(cell->marks & MN_COST_OPENS) && (double)cost > l->opens_ns) {
-        extra = mn_locality_opening(l);
+    uint8_t others = cell->marks & (MN_COST_ABROAD | MN_COST_APART);
+    bool apart = !follows && l->near.answer != MN_CONTRAST_YES;
+    if (!apart && (others & MN_COST_APART)) {
+        cell->age = 0; /* what it cost then says nothing about now */
     }
-    bool together = l->near.answer != MN_CONTRAST_YES || (follows && extra == 0);
+    others = (uint8_t)((others & ~(unsigned)MN_COST_APART) | (apart ? MN_COST_APART : 0u));
+    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
+    int64_t own = cost; /* without what is paid for being away */
+    if (!follows && !(cell->marks & MN_COST_OPENS)) {
+        own = mn_locality_beside(l, cost);
+    }
+    bool together = l->near.answer != MN_CONTRAST_YES || follows;
     if (cell->home != 0 && cell->term == c->term && together) {
         bool home = cell->home == made->worker + 1;
         mn_locality_observe_home(l, home, cost);
-        extra += home ? 0 : mn_locality_away(l);
+        own = home ? own : mn_locality_at_home(l, own);
     }
     bool again = cell->home == made->worker + 1 && cell->term == c->term;
     if (again && (cell->marks & MN_COST_ABROAD)) {
@@ -85,21 +90,31 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
                             | (again ? 0u : (unsigned)MN_COST_ABROAD));
     cell->home = (uint16_t)(made->worker + 1);
     cell->term = c->term;
-    return cost > extra ? cost - extra : cost;
+    return own;
 }
 
 /* What a sample will cost where it is best made. */
 static int64_t
-predict(const struct mn_costs *c, int64_t index)
+predict(const struct mn_costs *c, int64_t index, bool usual)
 {
     int64_t wall = mn_cost_wall(&c->model, index);
     const struct mn_contrast *home = &c->locality.home;
-    if (home->answer == MN_CONTRAST_YES && index >= 0 && index < c->model.n) {
-        const struct mn_cost_cell *cell = &c->model.cells[index];
-        bool abroad = (cell->marks & MN_COST_ABROAD) && cell->term == c->term;
-        return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+    if (index < 0 || index >= c->model.n || !mn_cost_knows(&c->model, index)) {
+        return usual && c->median_ns < wall ? c->median_ns : wall;
     }
-    return wall;
+    const struct mn_cost_cell *cell = &c->model.cells[index];
+    if (cell->marks & MN_COST_APART) {
+        wall = mn_locality_beside(&c->locality, wall);
+    }
+    bool abroad = home->answer == MN_CONTRAST_YES && (cell->marks & MN_COST_ABROAD)
+                  && cell->term == c->term;
+    return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+}
+
+void
+mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n)
+{
+    mn_locality_drawn(&c->locality, index, n, c->model.n);
 }
 
 void
@@ -164,6 +179,9 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *
                 cost = observe_place(c, at, cost, made, i > 0 || made->follows,
                                      i == 0 && made->edge);
             }
+            else if (looks && at >= 0 && at < c->model.n) {
+                c->model.cells[at].marks |= MN_COST_APART;
+            }
             mn_costs_observe(c, at, cost);
         }
     }
@@ -193,13 +211,14 @@ mn_costs_collated(struct mn_costs *c, int64_t ns)
 }
 
 void
-mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns)
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
+                 int64_t *out_ns)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (index != NULL && i + FETCH_AHEAD < n) {
             mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
         }
-        out_ns[i] = predict(c, index != NULL ? index[i] : -1);
+        out_ns[i] = predict(c, index != NULL ? index[i] : -1, usual);
     }
 }
 

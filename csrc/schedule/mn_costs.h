@@ -54,6 +54,10 @@ uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
                       size_t step, uint32_t n, const struct mn_costs_made *made);
 
+/* What the sampler draws: n indices, one after the other. */
+void
+mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n);
+
 /* New workers begin: what earlier ones kept is gone. */
 void
 mn_costs_new_workers(struct mn_costs *c);
@@ -68,9 +72,11 @@ void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks);
 
-/* Predicted wall time of each index, 0 where nothing is known. */
+/* Predicted wall time of each index, 0 where nothing is known of any. One of which nothing is
+ * known takes the mean; or, usual, no more than most do, so that it does not count as slow. */
 void
-mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, int64_t *out_ns);
+mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
+                 int64_t *out_ns);
 
 struct mn_costs_view {
     int64_t mean_ns;

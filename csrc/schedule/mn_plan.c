@@ -148,6 +148,9 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     if (p->costs != NULL) {
         p->again = b->epoch != p->first_epoch && b->integers && p->costs->model.n != 0;
         p->declared = b->begins != NULL;
+        if (p->keeps && b->integers) {
+            mn_costs_drawn(p->costs, b->index, b->nrows);
+        }
         mn_plan_look(p);
         mn_plan_settle(p);
     }

@@ -18,7 +18,8 @@
  * Its files build on each other: mn_planned (what is planned), mn_plan_chunks (rows of a task),
  * mn_plan_pieces (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
  * is planned anew for what was learned), mn_plan_stall (what idles), mn_plan_next (what
- * starts for anybody), mn_plan_shares (what starts for one worker), mn_forming (batches of what
+ * starts for anybody), mn_plan_shares (what starts for one worker), mn_plan_first (who helps with
+ * the first batch), mn_forming (batches of what
  * is ready), mn_plan (life).
  */
 #ifndef MN_PLAN_H
@@ -108,6 +109,7 @@ struct mn_plan_facts {
     struct mn_worker_view *workers; /* [max_workers]; NULL where none has a share */
     /* For how long the task of that batch has run that runs longest; -1: none does. */
     int64_t (*running_ns)(void *arg, uint64_t block_off);
+    struct mn_locality_pairs pairs; /* of batches that have begun, while plan->finding says so */
     void *arg;
 };
 
@@ -190,6 +192,8 @@ struct mn_plan {
     bool parted;                 /* are not any more: what waits on workers' queues is anybody's */
     bool again;                  /* these workers have made an epoch: samples have homes */
     uint64_t first_epoch;        /* theirs */
+    uint64_t finding;            /* 1 + sequence of a first batch of which it is being found out
+                                  * whether others should help with it; 0: none */
     bool declared;               /* the dataset says where groups begin */
     struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
     uint32_t stance;             /* what the pieces were cut by: a change of it is news */

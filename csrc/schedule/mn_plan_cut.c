@@ -55,7 +55,7 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
     if (p->costs == NULL) {
         return 0;
     }
-    mn_costs_predict(p->costs, mn_planned_index(b), b->nrows, cost);
+    mn_costs_predict(p->costs, mn_planned_index(b), b->nrows, p->by_piece, cost);
     return b->whole ? mn_costs_look(p->costs).collate_ns : 0;
 }
 

@@ -118,12 +118,32 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 
+/* Cuts a piece of a worker's share in two before a task; the second is returned, in no share. */
+struct mn_piece *
+mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at);
+
 /* The same, where it is known which piece it is behind; NULL: none. */
 void
 mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x);
 
+/* Gives a piece that is in no share to the dispatcher. */
+void
+mn_piece_offer(struct mn_plan *p, struct mn_piece *x);
+
 /* What a worker that has died, or was asked to leave, has before it is anybody's again. */
 void
 mn_share_disown(struct mn_plan *p, uint32_t w);
+
+/* Whether neighbours are known to belong together: then no slow sample is a reason to part them. */
+static inline bool
+mn_plan_together(const struct mn_plan *p)
+{
+    return p->declared || p->known.near == MN_CONTRAST_YES;
+}
+
+/* Finds out whether the first batch is a group (policy_locality.h), and has all help with it where
+ * it is none. True as long as nothing is known of it. mn_plan_first.c. */
+bool
+mn_plan_find_first(struct mn_plan *p, const struct mn_locality_pairs *pairs);
 
 #endif

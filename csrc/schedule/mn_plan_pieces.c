@@ -72,6 +72,26 @@ mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
     mn_share_take_behind(p, w, behind, x);
 }
 
+struct mn_piece *
+mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
+{
+    struct mn_planned *q = x->batch;
+    mn_share_take(p, w, x);
+    struct mn_piece *y = &q->pieces[q->npieces++];
+    *y = *x;
+    y->t0 = at;
+    y->cost_ns = y->opens_ns = 0;
+    for (uint32_t t = at; t < y->t1; t++) {
+        y->cost_ns += q->cost_ns[t];
+        y->opens_ns += q->opens_ns[t];
+    }
+    x->t1 = at;
+    x->cost_ns -= y->cost_ns;
+    x->opens_ns -= y->opens_ns;
+    mn_share_give(p, w, x);
+    return y;
+}
+
 void
 mn_pieces_reset(struct mn_plan *p)
 {
@@ -86,8 +106,8 @@ mn_pieces_reset(struct mn_plan *p)
     p->chain.owner = -1;
 }
 
-static void
-offer(struct mn_plan *p, struct mn_piece *x)
+void
+mn_piece_offer(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_planned *q = x->batch;
     int64_t bytes = (int64_t)mn_plan_rows_bytes(p, q->batch.nrows);
@@ -110,7 +130,7 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
     struct mn_piece *x;
     while ((x = p->shares[w].first) != NULL) {
         mn_share_take(p, w, x);
-        offer(p, x);
+        mn_piece_offer(p, x);
     }
     if (p->chain.owner == (int64_t)w) {
         p->chain.owner = -1;
@@ -165,7 +185,10 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
     bool near = p->declared || p->known.near != MN_CONTRAST_NO;
     /* The first batch is waited for by everybody; so are those of an epoch of which nothing
      * is known. */
-    bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    bool first = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
+    bool finds = first && !b->whole && mn_locality_finds(b->nrows, p->active);
+    bool spread = first && !finds;
+    p->finding = finds ? q->sequence + 1 : p->finding;
     uint32_t part = (b->nrows + p->active - 1) / p->active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
@@ -324,7 +347,7 @@ place(struct mn_plan *p, struct mn_piece *x)
         mn_share_give(p, (uint32_t)w, x);
     }
     else {
-        offer(p, x);
+        mn_piece_offer(p, x);
     }
 }
 

@@ -30,6 +30,9 @@
 #define STUCK_TIMES 3
 /* ... and longer, while it is not known what it costs to open a group. */
 #define UNKNOWN_NS (INT64_C(200) * 1000 * 1000)
+/* Work waits for longer than it costs to open its group again, by this part of that, before it is
+ * taken over. */
+#define HELP_MARGIN 4
 
 /* ---- who starts what ---------------------------------------------------------------- */
 
@@ -91,20 +94,13 @@ has_chain(const struct mn_planned *q, uint64_t chain)
     return false;
 }
 
-/* Whether neighbours are known to belong together: then no slow sample is a reason to part them. */
-static bool
-together(const struct mn_plan *p)
-{
-    return p->declared || p->known.near == MN_CONTRAST_YES;
-}
-
 /* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain: also
  * what comes before it, where neighbours are known to belong together. */
 static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     uint64_t chain = x->chain, n = x->batch->sequence;
-    while (together(p) && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
+    while (mn_plan_together(p) && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
         n--;
     }
     mn_dispatch_take(&p->dispatch, x->node);
@@ -174,27 +170,6 @@ price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
     return away + (opened ? opening : 0);
 }
 
-/* Cuts a piece in two before a task; the second is returned, in no share. */
-static struct mn_piece *
-split_piece(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
-{
-    struct mn_planned *q = x->batch;
-    mn_share_take(p, w, x);
-    struct mn_piece *y = &q->pieces[q->npieces++];
-    *y = *x;
-    y->t0 = at;
-    y->cost_ns = y->opens_ns = 0;
-    for (uint32_t t = at; t < y->t1; t++) {
-        y->cost_ns += q->cost_ns[t];
-        y->opens_ns += q->opens_ns[t];
-    }
-    x->t1 = at;
-    x->cost_ns -= y->cost_ns;
-    x->opens_ns -= y->opens_ns;
-    mn_share_give(p, w, x);
-    return y;
-}
-
 /* So many tasks of the victim's share, behind those that it keeps, become the helper's, and what
  * goes on with them. */
 static void
@@ -210,7 +185,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
         x = x->next;
     }
     if (x != NULL && keeps != 0) {
-        struct mn_piece *y = split_piece(p, victim, x, x->t0 + keeps);
+        struct mn_piece *y = mn_share_split(p, victim, x, x->t0 + keeps);
         kept = x;
         x = x->next;
         chain = y->chain;
@@ -279,6 +254,24 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
     return best;
 }
 
+/* How long it takes until one that idles may begin something that nobody is at: as long as the
+ * batch to be delivered next. Never at the end of all that is planned. */
+static int64_t
+more_in(const struct mn_plan *p, const struct mn_plan_round *r)
+{
+    const struct mn_planned *q = mn_plan_at(p, p->head);
+    bool last = p->dispatch.closed && p->dispatch.count == 0;
+    if (last || !p->cfg.in_order || q == NULL || q->maker == 0) {
+        return INT64_MAX;
+    }
+    uint32_t w = (uint32_t)q->maker - 1;
+    int64_t left = r->facts.workers[w].left_ns;
+    for (const struct mn_piece *x = p->shares[w].first; x != NULL && x->batch == q; x = x->next) {
+        left += x->cost_ns;
+    }
+    return left;
+}
+
 /* Whether half of what a worker has to do may go to one that idles; does it. */
 static bool
 help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victim)
@@ -289,8 +282,14 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     if (r->soon && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
         return false; /* what nobody is at costs nothing to begin with */
     }
-    if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= b.price_ns)) {
+    /* A group that is opened again for next to nothing takes the processor from others. */
+    int64_t worth = b.price_ns + b.price_ns / HELP_MARGIN;
+    if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= worth)) {
         return false;
+    }
+    bool head = p->shares[victim].first->batch->sequence == p->head;
+    if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
+        return false; /* it may begin something else before it has paid that */
     }
     take_over(p, victim, helper, b.keeps, b.takes);
     return true;
@@ -401,7 +400,8 @@ next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
     bool goes_on = own != NULL && own->chain == p->shares[w].chain;
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
-        return together(p) ? startable(p, r, w) : x;
+        own = mn_plan_together(p) ? startable(p, r, w) : NULL;
+        return own != NULL ? own : x; /* it may start, also where it could not from a share */
     }
     if (own == NULL && r->idle && find_help(p, r, w)) {
         own = startable(p, r, w);
@@ -466,13 +466,16 @@ mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_
             mn_share_disown(p, w);
         }
     }
+    int64_t held_ns = p->shared_ns;
+    bool finds = mn_plan_find_first(p, &f->pairs);
     *r = (struct mn_plan_round){
         .facts = *f,
-        .depth = depth(p),
+        /* Nothing waits behind samples whose costs decide who makes what. */
+        .depth = finds ? 0 : depth(p),
         .view = {.head_batch = (int64_t)p->head - prefetched,
                  .ready_batches = f->ready + prefetched,
                  .last_batch = (int64_t)p->horizon - 1,
-                 .held_ns = p->shared_ns},
+                 .held_ns = held_ns},
     };
 }
 

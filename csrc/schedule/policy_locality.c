@@ -12,6 +12,23 @@ mn_locality_init(struct mn_locality *l)
 {
     memset(l, 0, sizeof(*l));
     l->near.rank = l->home.rank = 0.5;
+    l->order = (struct mn_locality_order){1.0, true};
+}
+
+void
+mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_t length)
+{
+    for (int64_t i = 1; i < n && i < MN_LOCALITY_PAIRS; i++) {
+        int64_t low = index[i - 1] < index[i] ? index[i - 1] : index[i];
+        int64_t high = index[i - 1] < index[i] ? index[i] : index[i - 1];
+        bool near = low >= 0 && high < length && high - low <= length / 8;
+        l->order.share += ((near ? 1.0 : 0.0) - l->order.share) / MN_LOCALITY_PAIRS;
+    }
+    bool kept = l->order.keeps;
+    l->order.keeps = l->order.share > (kept ? 0.5 : 0.75);
+    if (l->order.keeps && !kept && l->near.answer == MN_CONTRAST_NO) {
+        l->near = (struct mn_contrast){.rank = 0.5};
+    }
 }
 
 /* ---- the contrast ------------------------------------------------------------------- */
@@ -220,6 +237,26 @@ mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns)
     observe(&l->home, home, cost_ns);
 }
 
+bool
+mn_locality_finds(int64_t rows, int64_t workers)
+{
+    return 2 * (workers - 1) * 10 <= MN_LOCALITY_FIND_TENTHS * rows;
+}
+
+void
+mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns)
+{
+    bool alike = second_ns >= first_ns - second_ns;
+    s->alike += alike;
+    s->opened += !alike;
+}
+
+bool
+mn_locality_spreads(const struct mn_locality_pairs *s)
+{
+    return s->alike > s->opened;
+}
+
 double
 mn_locality_length(const struct mn_locality *l)
 {
@@ -275,6 +312,28 @@ mn_locality_opening(const struct mn_locality *l)
     double each = l->each_ns > 0.0 ? l->each_ns : l->near.cheap_ns;
     double opening = l->near.paid_ns - each;
     return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
+}
+
+/* A cost without what is paid on average for something, but no less than the cheap ones. */
+static int64_t
+without(int64_t cost_ns, int64_t paid_ns, int64_t cheap_ns)
+{
+    int64_t least = cost_ns < cheap_ns ? cost_ns : cheap_ns;
+    return cost_ns - paid_ns > least ? cost_ns - paid_ns : least;
+}
+
+int64_t
+mn_locality_beside(const struct mn_locality *l, int64_t cost_ns)
+{
+    int64_t opening = mn_locality_opening(l), cheap = (int64_t)l->near.cheap_ns;
+    bool opened = opening != 0 && cost_ns > cheap + opening / 2;
+    return opened ? without(cost_ns, opening, cheap) : cost_ns;
+}
+
+int64_t
+mn_locality_at_home(const struct mn_locality *l, int64_t cost_ns)
+{
+    return without(cost_ns, mn_locality_away(l), (int64_t)l->home.cheap_ns);
 }
 
 int64_t

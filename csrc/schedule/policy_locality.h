@@ -40,7 +40,10 @@
  *            than LOCALITY_WORTH_NS, CONTRAST_FEW of the dear kind are enough, or CONTRAST_MANY
  *            of both, of which no more than one in as many cost far more.
  *   yes      believed; until the mean rank or the difference falls to half of what was asked
- *   no       all else. It can become yes at any time.
+ *   no       all else. It can become yes at any time. But where nothing is kept together each
+ *            worker opens each group, few of either kind pay, and it takes long to see it: so
+ *            the answer is unknown again when an order that keeps near indices together
+ *            follows one that did not.
  *
  * Groups
  *   While neighbours are kept together, a follower that costs more than halfway from the
@@ -58,6 +61,15 @@
  *   there opened nothing. To know that, some follow there in any case: one in four
  *   until EDGES were seen, one in sixteen from then on, and never two in a row. No chain is longer than `most` samples: with longer ones there
  *   would not be one for each worker within what may be planned.
+ *
+ * The first batch of all
+ *   Nothing is known, and everybody waits for it. If it is a group, spreading it over W workers
+ *   costs W - 1 openings; if not, leaving it to one takes W times as long. So each worker begins
+ *   a batch of its own, and once the second samples of most of those are nearly as dear as
+ *   the first ones (half as dear, so that opening again costs no more than a sample) all help
+ *   with it. By then the B samples of the batch are two fewer for the price of two: they are
+ *   ready after 2 + (B - 2) / W samples' time instead of B / W. Where that is too much
+ *   (mn_locality_finds) the batch is spread at once.
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H
@@ -78,6 +90,10 @@
  * and less. */
 #define MN_LOCALITY_MEMORY 1024
 #define MN_LOCALITY_EDGES 4
+#define MN_LOCALITY_PAIRS 16 /* of neighbours in the order that count, and of each batch at most */
+/* The first batch of all takes at most this much longer, in tenths, because it is found out whether
+ * it is a group. */
+#define MN_LOCALITY_FIND_TENTHS 3
 
 enum mn_contrast_answer {
     MN_CONTRAST_UNKNOWN = 0,
@@ -104,6 +120,13 @@ struct mn_contrast {
     enum mn_contrast_answer answer;
 };
 
+/* Whether an order keeps indices together that are near to each other: of pairs of neighbours in it
+ * most lie within an eighth of the dataset. In a random order a quarter do. */
+struct mn_locality_order {
+    double share; /* of such pairs, of some of the last */
+    bool keeps;
+};
+
 struct mn_locality {
     struct mn_contrast near; /* firsts against followers */
     struct mn_contrast home; /* made elsewhere against made at home again */
@@ -112,6 +135,7 @@ struct mn_locality {
     double followers, opened, firsts; /* counts, with the memory above: followers, of them */
     double edges, edges_opened;       /* those that opened; those at the edge of a batch */
     bool joins;                       /* most of the latter opened nothing */
+    struct mn_locality_order order;
     double right, wrong;       /* marks of followers that were kept in spite of them */
 };
 
@@ -129,6 +153,10 @@ struct mn_locality_place {
 
 void
 mn_locality_init(struct mn_locality *l);
+
+/* What the sampler draws, of a dataset of that length: n of it, one after the other. */
+void
+mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_t length);
 
 /* A sample's cost, and how it was made; edge: it is the first of its batch. Returns the marks
  * of its index from now on. */
@@ -148,6 +176,23 @@ mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *
 bool
 mn_locality_joins(const struct mn_locality *l);
 
+/* Whether a first batch of so many rows is left to one worker until it is known whether it is a
+ * group. */
+bool
+mn_locality_finds(int64_t rows, int64_t workers);
+
+/* What the first two samples of batches have cost whose workers began with them. */
+struct mn_locality_pairs {
+    uint32_t alike, opened; /* batches where the second was as dear, or not */
+};
+
+void
+mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns);
+
+/* Whether they say that the first batch is no group. */
+bool
+mn_locality_spreads(const struct mn_locality_pairs *s);
+
 /* Samples of a group, on average; 1 where neighbours are not cheaper. */
 double
 mn_locality_length(const struct mn_locality *l);
@@ -155,6 +200,14 @@ mn_locality_length(const struct mn_locality *l);
 /* What it costs to make a sample away from its group; 0: nothing, or not known. */
 int64_t
 mn_locality_opening(const struct mn_locality *l);
+
+/* What a sample costs beside its neighbour that has cost so much as a first. */
+int64_t
+mn_locality_beside(const struct mn_locality *l, int64_t cost_ns);
+
+/* What a sample costs at its home that has cost so much elsewhere. */
+int64_t
+mn_locality_at_home(const struct mn_locality *l, int64_t cost_ns);
 
 /* What it costs to make a sample away from its home; 0: nothing, or not known. */
 int64_t

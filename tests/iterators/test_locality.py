@@ -151,6 +151,16 @@ class TestGroups:
         openings(loader)  # here that is found out
         few(settled(loader), 512 // group * 2)
         assert near(loader) is True
+        place, slow = loader.stats()["locality"], loader.stats()["cost"]["slow"]
+        assert place["opening"] > place["each"] > 0 and 1 < place["group"] < 2 * group
+        assert slow is None or slow > place["opening"], "opening a group is nothing slow"
+
+    def test_batches_of_what_is_ready_first(self) -> None:
+        """They are filled from groups that are open."""
+        loader = make(Shards(512, 32), batching="ready", in_order=False, persistent_workers=True)
+        openings(loader)
+        few(settled(loader), 512 // 32 * 2)
+        assert near(loader) is True
 
     @pytest.mark.parametrize("within", [False, True])
     @pytest.mark.parametrize("group", [32, 8])

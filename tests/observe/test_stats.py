@@ -293,6 +293,7 @@ def waits(most: float = 0.2, share: float = 0.5) -> dict[str, Any]:
 
 
 COMPUTES, WAITS, IDLES = ([worker(*w)] * 2 for w in ((9.0, 8.5), (9.0, 0.5), (1.0, 1.0)))
+GROUPS = {"group": 32.0, "opening": 0.1, "each": 0.001}
 SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
 
 
@@ -318,6 +319,10 @@ SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 13}, "no room for them"),
         ({}, {"collate": 0.05, "fetch": 0.01, "mean": 0.001}, "collate_fn (50 ms a batch, its"),
         ({}, {"mean": 1e-6, "fetch": 64e-6}, "cheaper to make (1.0 us) than to hand over"),
+        ({"locality": GROUPS}, {}, "76% of the work is opening what samples share: 100 ms for about 32"),
+        ({"locality": GROUPS}, {}, "or a locality_key() that tells them would help."),
+        ({"locality": GROUPS | {"each": 0.01}}, {}, "all workers compute"),
+        ({"locality": GROUPS | {"opening": 0.0, "group": 1.0}}, {}, "all workers compute"),
         ({"wait": waits(4.0)}, {}, "most of it once (4.00 s)"),
         ({"wait": waits(4.0)}, {"slowest": (7, 3.9)}, "sample 7 alone takes 3.90 s"),
         ({"wait": waits(4.0)}, {"slowest": (7, 0.1)}, "most of it once"),

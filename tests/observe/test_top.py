@@ -326,6 +326,13 @@ def test_workers_in_the_table() -> None:
     assert any("longest  in flight, by index: 42 (" in line for line in lines)
 
 
+def test_groups_that_are_kept_together() -> None:
+    line = "groups   of about 32 samples are kept together: opening one takes 0.1 s"
+    shared = {"opening_ns": 100_000_000, "group_milli": 32_100}
+    assert f"  {line}" in _top.render(snapshot(12, 0, 0) | shared)
+    assert not any("groups" in text for text in _top.render(snapshot(12, 0, 0)))
+
+
 def test_what_a_small_terminal_shows() -> None:
     lines = [f"line {n}" for n in range(10)]
     assert _top._fitted(lines, 80, 13) == lines

@@ -33,8 +33,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )  # fmt: skip
     loaded = ctypes.CDLL(str(out))
     loaded.locality_new.restype = ctypes.c_void_p
-    for name in ("mn_locality_opening", "mn_locality_away"):
-        getattr(loaded, name).restype = ctypes.c_int64
+    for name in ("opening", "away", "beside", "at_home"):
+        getattr(loaded, f"mn_locality_{name}").restype = ctypes.c_int64
+    loaded.mn_locality_finds.restype = ctypes.c_bool
     loaded.mn_locality_length.restype = ctypes.c_double
     loaded.mn_locality_observe_near.restype = ctypes.c_uint8
     loaded.mn_locality_joins.restype = ctypes.c_bool
@@ -78,6 +79,18 @@ class Locality:
     @property
     def opening(self) -> int:
         return self.library.mn_locality_opening(self.own)
+
+    def drawn(self, order: list[int], length: int) -> None:
+        array = (ctypes.c_int64 * len(order))(*order)
+        self.library.mn_locality_drawn(
+            self.own, array, ctypes.c_int64(len(order)), ctypes.c_int64(length)
+        )
+
+    def beside(self, cost: int) -> int:
+        return self.library.mn_locality_beside(self.own, ctypes.c_int64(cost))
+
+    def at_home(self, cost: int) -> int:
+        return self.library.mn_locality_at_home(self.own, ctypes.c_int64(cost))
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +201,109 @@ def test_it_comes_and_goes(make):
     assert locality.answer == NO
 
 
+@given(group=st.integers(2, 100), turns=st.integers(1, 3), seed=st.integers(0, 99))
+def test_an_order_that_begins_to_keep_groups_is_news(make, group, turns, seed):
+    """Where there was no locality; a random order is none, whatever came before."""
+    one, dice, n = make(), random.Random(seed), 1600
+    groups = [list(range(at, min(at + group, n))) for at in range(0, n, group)]
+    for _turn in range(turns):
+        while one.answer != NO:
+            one.near(dice.random() < 0.5, 5 * MS + dice.randrange(US))
+        for _batch in range(20):
+            one.drawn([dice.randrange(n) for _ in range(32)], n)
+            assert one.answer == NO
+        order = [index for at in dice.sample(groups, len(groups)) for index in at]
+        for at in range(0, 320, 32):
+            one.drawn(order[at : at + 32], n)
+        assert one.answer == (UNKNOWN if group > 4 else one.answer)
+        if one.answer == NO:
+            return
+
+
+def test_what_is_believed_is_not_forgotten_for_an_order(make):
+    one = make()
+    for group in range(30):
+        for row in range(32):
+            one.near(row != 0, 101 * MS if row == 0 else MS)
+        one.drawn(random.Random(group).sample(range(1000), 32), 1000)
+    for at in range(0, 960, 32):
+        one.drawn(list(range(at, at + 32)), 1000)
+    assert one.answer == YES
+
+
+@given(order=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40),
+       length=st.integers(0, 2**63 - 1))
+def test_any_index_may_be_drawn(make, order, length):
+    make().drawn(order, length)
+
+
 def test_a_machine_that_slows_down_is_no_locality(make):
     dice, locality = random.Random(0), make()
     for n in range(3000):
         slower = 1 + n / 300
         locality.near(dice.random() < 0.5, int(5 * MS * slower * dice.uniform(0.9, 1.1)))
         assert locality.answer != YES
+
+
+@given(cost=st.integers(0, 1000 * MS))
+def test_what_was_paid_for_a_group_is_no_property_of_the_sample(make, cost):
+    """Also where opening its group took less or more than usual: it is no slow one for that."""
+    one = make()
+    assert one.beside(cost) == cost, "nothing is known"
+    for _group in range(30):
+        for row in range(32):
+            one.near(row != 0, 101 * MS if row == 0 else MS)
+    assert one.opening == pytest.approx(100 * MS, rel=0.02)
+    found = one.beside(cost)
+    assert min(cost, MS) <= found <= cost
+    if cost <= 40 * MS:
+        assert found == cost, "that is no opening, but a slow sample"
+    elif 60 * MS <= cost <= 101 * MS:
+        assert found == pytest.approx(MS, rel=0.2)
+    elif cost > 102 * MS:
+        assert found == cost - one.opening
+
+
+@given(cost=st.integers(0, 100 * MS))
+def test_what_was_paid_elsewhere_is_no_property_of_the_sample(make, cost):
+    one = make()
+    assert one.at_home(cost) == cost, "nothing is known"
+    for _sample in range(100):
+        one.home(True, MS)
+        one.home(False, 11 * MS)
+    assert min(cost, MS) <= one.at_home(cost) <= cost
+    assert one.at_home(cost) == max(cost - 10 * MS, min(cost, MS))
+
+
+@given(rows=st.integers(1, 10_000), workers=st.integers(1, 500))
+def test_finding_out_takes_no_longer_than_it_may(library, rows, workers):
+    """Two samples each, and the rest of the batch by all, against all of it by all."""
+    finds = library.mn_locality_finds(ctypes.c_int64(rows), ctypes.c_int64(workers))
+    assert finds == (2 + (rows - 2) / workers <= 1.3 * rows / workers + 1e-9)
+
+
+def spreads(library: ctypes.CDLL, pairs: list[tuple[int, int]]) -> bool:
+    first, second = ((ctypes.c_int64 * len(pairs))(*column) for column in zip(*pairs, strict=True))
+    return bool(library.locality_spreads(ctypes.c_int64(len(pairs)), first, second))
+
+
+COST = st.integers(1, 10**12)
+
+
+@given(pairs=st.lists(st.tuples(COST, COST), min_size=1, max_size=20), scale=st.integers(1, 1000))
+def test_all_help_with_a_first_batch_that_is_no_group(library, pairs, scale):
+    """Where most seconds are as dear: whatever unit costs have, and the more so the dearer
+    the seconds are; one that is opened for less than a sample takes is as good as none."""
+    found = spreads(library, pairs)
+    assert spreads(library, [(scale * a, scale * b) for a, b in pairs]) == found
+    assert spreads(library, [(a, max(a, b)) for a, b in pairs])
+    assert not spreads(library, [(2 * b + 1, b) for _a, b in pairs])
+    assert found <= spreads(library, [(a, 2 * b) for a, b in pairs])
+
+
+def test_nothing_is_spread_before_anything_is_known(library):
+    nothing = (ctypes.c_int64 * 1)()
+    assert not library.locality_spreads(ctypes.c_int64(0), nothing, nothing)
 
 
 def test_a_home_is_found(make, library):
