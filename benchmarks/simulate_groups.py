@@ -43,7 +43,7 @@ from minato.iterators.locality import Groups
 ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000
 OVERHEAD = 20_000
-NOT_LINKED = {"py", "ops", "torch"}
+NOT_LINKED = {"py", "ops", "torch", "cuda"}
 FAULTS = {-1: "nobody goes on", -2: "a sample twice, or another than asked for",
           -3: "batches out of order", -4: "a batch could not be made",
           -5: "a batch was not taken", -6: "over the memory limit", -7: "a sample is lost"}  # fmt: skip
