@@ -21,7 +21,7 @@ class Points(Dataset):
 if __name__ == "__main__":
     dist.init_process_group("gloo")  # "nccl" where there are GPUs
     rank = dist.get_rank()
-    torch.manual_seed(rank)
+    torch.manual_seed(rank)  # or position i of every rank would draw the same random numbers
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 

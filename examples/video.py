@@ -1,4 +1,4 @@
-"""Frames of videos: to open and seek is dear, the next frame is cheap.
+"""Frames of videos: to open and seek is expensive, the next frame is cheap.
 
     python examples/video.py           # makes four short videos in a temporary folder
     python examples/video.py FOLDER    # yours: .mp4 files

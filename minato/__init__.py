@@ -25,8 +25,8 @@ if not _CORE and _sys.platform == "linux":
         f"minato in {_os.path.dirname(_os.path.abspath(__file__))} is not built for this "
         "Python. If these are its sources: build them in place by `pip install -e .` in the "
         "repository's root, or run from another folder, because from the root they hide an "
-        "installed minato. If pip has installed it: there is no wheel for this Python, and "
-        "`pip install --force-reinstall --no-deps --no-binary minato minato` builds one.",
+        "installed minato. If pip has installed it: that was the wheel for other systems. "
+        "`pip install --force-reinstall --no-deps .` in a copy of the repository builds it.",
         name=__name__,
     )
 

@@ -91,8 +91,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
             whichever samples are ready first, slow ones with their natural share and none
             further than ``minato.iterators.ready.DISPLACEMENT`` batches from its place; needs
-            ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. A
-            collate_fn of your own then runs in the training process.
+            ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With a
+            collate_fn of your own, which workers run as ever, whole batches of the sampler
+            come as they are ready.
         worker_type: ``"process"``: worker processes, for any dataset. ``"native"``: threads
             of this process that make samples in C without the GIL, for datasets that offer a
             ``native_pipeline()`` (``minato.ops.VolumeDataset``); same batches, nothing is
@@ -130,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Raises:
         ValueError: for arguments that make no sense, with torch's texts for torch's, and for
-            options of minato's that would have no effect for the dataset or the scheduling.
+            most options of minato's that would have no effect for the dataset or the scheduling.
     """
 
     scheduling: str = "balanced"
