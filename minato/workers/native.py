@@ -111,8 +111,8 @@ class _FixedShape(Shape):
         super().__init__()
         self.layout = layout
 
-    def note(self, fitted: bool) -> None:
-        """Those that did not fit were odd ones; the next are not."""
+    def misfit(self) -> None:
+        """Those were odd ones; the next are not."""
 
 
 @dataclass

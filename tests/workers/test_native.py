@@ -30,6 +30,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
 from minato import ops
+from minato.transport.layouts import INT, TUPLE, Layout
+from minato.workers.native import _FixedShape
 from ops.native import RUN, Field, Native  # tests/ops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -588,6 +590,14 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
 
     got, want = outcome(loader("native")), outcome(loader("process"))
     assert got == want
+
+
+def test_odd_batches_do_not_end_the_rows() -> None:
+    """What a process's samples are is guessed from those before; native ones are known."""
+    shape = _FixedShape(Layout((TUPLE, ((INT,),))))
+    for _ in range(100):
+        shape.misfit()
+    assert not shape.whole
 
 
 def test_a_thread_that_fails_is_a_lost_worker(monkeypatch) -> None:
