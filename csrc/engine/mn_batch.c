@@ -66,8 +66,7 @@ mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
-        enum mn_task_status st = mn_word_status(word);
+        enum mn_task_status st = mn_word_status(mn_tasks_word(&e->tasks, tasks[i]));
         if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {
             return false;
         }
@@ -84,7 +83,7 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
     bool waiting = false; /* a collate task, which does not run once a part is lost */
     for (uint32_t i = 0; i < block->ntasks; i++) {
         /* seq_cst: the look after the announce, see [T3] in mn_message.h */
-        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_LOST) {
             out = MN_BLOCK_LOST;

@@ -136,7 +136,7 @@ bool
 mn_engine_loss(const struct mn_engine *e, uint64_t block_off, uint32_t i, struct mn_loss *out)
 {
     uint32_t task = mn_block_tasks(mn_block_at(&e->shm, block_off))[i];
-    uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, task)->word); /* [T4] */
+    uint64_t word = mn_tasks_word(&e->tasks, task);
     const struct mn_result *r = &e->tasks.results[task];
     *out = (struct mn_loss){e->tasks.lost[task], r->row0, r->nrows};
     return mn_word_status(word) == MN_TASK_LOST;

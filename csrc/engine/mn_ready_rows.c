@@ -15,9 +15,8 @@ mark_tasks(struct mn_engine *e, struct mn_unit *u, const struct mn_batch *b)
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        const struct mn_task *t = mn_task_at(&e->shm, tasks[i]);
         const struct mn_result *result = &e->tasks.results[tasks[i]];
-        bool lost = mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_LOST; /* [T4] */
+        bool lost = mn_word_status(mn_tasks_word(&e->tasks, tasks[i])) == MN_TASK_LOST;
         if (result->accepted || lost) {
             mn_forming_mark(e->plan, u, result->row0, result->nrows, &b->reports->wall_ns,
                             MN_REPORT_STEP);

@@ -155,7 +155,7 @@ mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b)
     const uint32_t *tasks = mn_block_tasks(block);
     bool more = false;
     for (uint32_t i = 0; i < block->ntasks && !b->accepted; i++) {
-        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         enum mn_damage damage = MN_SOUND;
         if (!makes_sense(e, word)) {
             damage = MN_DAMAGE_WORD;
@@ -186,7 +186,7 @@ mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b)
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        uint64_t word = mn_a64_load_acquire(&mn_task_at(&e->shm, tasks[i])->word); /* [T4] */
+        uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         if (mn_word_status(word) == MN_TASK_DONE) {
             (void)accept_task(e, b, tasks[i], word);
         }

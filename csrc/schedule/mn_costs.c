@@ -20,7 +20,8 @@ int
 mn_costs_init(struct mn_costs *c, int64_t n)
 {
     memset(c, 0, sizeof(*c));
-    c->cells = n > 0 ? malloc(mn_cost_bytes(n)) : NULL;
+    bool fits = n <= (int64_t)(PTRDIFF_MAX / sizeof(struct mn_cost_cell));
+    c->cells = n > 0 && fits ? malloc(mn_cost_bytes(n)) : NULL;
     if (n > 0 && c->cells == NULL) {
         return -ENOMEM;
     }

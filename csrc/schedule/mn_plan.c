@@ -31,7 +31,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
                                                          cfg->ready_mixes)
                                        : NULL;
     p->shares = calloc(cfg->max_workers, sizeof(*p->shares));
-    p->nshares = cfg->max_workers;
+    p->nshares = p->shares != NULL ? cfg->max_workers : 0;
     p->chain.owner = -1;
     p->horizon = INT64_MAX;
     p->room = MN_PLAN_BATCHES;
@@ -90,6 +90,7 @@ mn_plan_clear(struct mn_plan *p)
     p->head = p->begun = p->next;
     p->refused = p->unmade = 0;
     p->full = false;
+    p->starved_ns = 0;
     mn_a64_store_relaxed(&p->prefetched, 0);
 }
 

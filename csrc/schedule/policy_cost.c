@@ -70,6 +70,7 @@ cell_update(struct mn_cost_cell *c, double wall)
 void
 mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns)
 {
+    wall_ns = wall_ns < MN_COST_MOST_NS ? wall_ns : MN_COST_MOST_NS;
     double wall = wall_ns > 0 ? (double)wall_ns : 0.0;
     m->samples++;
     double weight = (double)(m->samples < MN_COST_MEMORY ? m->samples : MN_COST_MEMORY);
@@ -90,7 +91,7 @@ mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns)
         return -EINVAL;
     }
     if (c->seen == 0) {
-        c->wall_ns = (float)wall_ns;
+        c->wall_ns = (float)(wall_ns < MN_COST_MOST_NS ? wall_ns : MN_COST_MOST_NS);
     }
     return 0;
 }

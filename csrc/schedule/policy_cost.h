@@ -39,6 +39,9 @@
 #define MN_COST_MEMORY 4096
 #define MN_COST_MAX_AGE 4
 #define MN_COST_SURPRISE 2.0
+/* More counts as so much, eleven days: sums of as many as are planned cannot overflow. Hints in a
+ * wrong unit come here. */
+#define MN_COST_MOST_NS INT64_C(1000000000000000)
 
 enum mn_cost_mark {
     MN_COST_FOLLOWED = 1u << 0, /* it was made right after its neighbour by one worker, and */

@@ -56,6 +56,7 @@ take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint3
     r->kind = kind;
     r->flags = 0;
     r->accepted = false;
+    mn_a32_store_relaxed(&r->published, 0); /* nobody looks at its block yet */
     return task;
 }
 
@@ -76,6 +77,7 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
     uint32_t task = take(t, block_off, MN_KIND_COLLATE, 0, nrows);
     struct mn_task *d = mn_task_at(&t->shm, task);
     d->queue = UINT32_MAX;
+    mn_a32_store_relaxed(&t->results[task].published, 1); /* to workers, by its word */
     /* Relaxed: no part of its block is on a queue, so no worker looks at it. */
     mn_a64_store_relaxed(&d->word, mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
     return task;
@@ -92,7 +94,14 @@ mn_tasks_give(struct mn_tasks *t, uint32_t task)
 int
 mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
-    return mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], 0);
+    mn_a32 *published = &t->results[task].published;
+    uint32_t before = mn_a32_load_relaxed(published);
+    mn_a32_store_seqcst(published, 1); /* before a worker may be done with it */
+    int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], 0);
+    if (rc != MN_OK) {
+        mn_a32_store_seqcst(published, before);
+    }
+    return rc;
 }
 
 /* Nobody will make it: its batch is delivered as an error. */
@@ -138,7 +147,7 @@ mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct m
 {
     for (uint32_t i = 0; i < t->shm.ctl->ntasks; i++) {
         struct mn_task *d = mn_task_at(&t->shm, i);
-        uint64_t word = mn_a64_load_acquire(&d->word); /* [T4] */
+        uint64_t word = mn_tasks_word(t, i);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {
             mn_tasks_take_back(t, i, word, death);
@@ -165,8 +174,7 @@ mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
     const uint32_t *tasks = mn_block_tasks(block);
     uint32_t last = block->ntasks - 1, done = 0;
     while (done < last
-           && mn_word_status(mn_a64_load_acquire(&mn_task_at(&t->shm, tasks[done])->word))
-                  == MN_TASK_DONE) { /* [T4] */
+           && mn_word_status(mn_tasks_word(t, tasks[done])) == MN_TASK_DONE) {
         done++;
     }
     uint64_t word = mn_a64_load_relaxed(&mn_task_at(&t->shm, tasks[last])->word);

@@ -54,6 +54,7 @@ struct mn_result {
     uint32_t flags;
     uint32_t worker;
     bool accepted;
+    mn_a32 published; /* 0: in nobody's hands yet. The trainer's; seq_cst, as the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
     struct mn_envelope envelope;
@@ -90,6 +91,17 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 /* It is in nobody's hands, and free again. */
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
+
+/* Its word. Of a task that was never put on a queue it is what the trainer knows, whatever a worker
+ * may have written there. */
+static inline uint64_t
+mn_tasks_word(const struct mn_tasks *t, uint32_t task)
+{
+    if (mn_a32_load_seqcst(&t->results[task].published) == 0) {
+        return mn_task_word(0, 0, 0, MN_TASK_PLANNED);
+    }
+    return mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */
+}
 
 /* Puts a task on a queue for the first time. MN_OK or MN_FULL. */
 int

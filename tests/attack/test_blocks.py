@@ -125,6 +125,7 @@ def test_what_a_worker_has_is_not_freed() -> None:
         (lambda: engine.submit(epoch, 1, 0, [1], None, 0), "no such worker"),
         (lambda: engine.submit(epoch, 0, 0, [1], SMALL.core, 0), "not posted"),
         (lambda: engine.submit(epoch, 0, 0, [1], None, 2), "fewer indices than spares"),
+        (lambda: engine.submit(epoch, 0, 0, [], None, 4_000_000_000), "fewer indices than spares"),
         (lambda: engine.resume(epoch, 1 << 20), "no such worker"),
     ):
         with pytest.raises(ValueError, match=text):

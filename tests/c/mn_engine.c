@@ -900,6 +900,58 @@ mixed_batches_keep_what_is_left_of_others(void)
     mn_engine_close(e);
 }
 
+static uint32_t
+overwrite_planned(struct mn_engine *e, uint64_t block_off, uint64_t with)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        mn_a64 *word = &mn_task_at(&e->shm, mn_block_tasks(block)[i])->word;
+        if (mn_word_status(mn_a64_load_relaxed(word)) == MN_TASK_PLANNED) {
+            mn_a64_store_relaxed(word, with);
+            n++;
+        }
+    }
+    return n;
+}
+
+/* What a worker writes over the words of tasks that nobody was given: they are made all the same,
+ * once. */
+static void
+words_of_planned_tasks_are_the_trainers(void)
+{
+    const uint64_t words[] = {mn_task_word(1, 0, 0, MN_TASK_LOST), 0,
+                              mn_task_word(1, 0, 0, MN_TASK_DONE),
+                              mn_task_word(1, 0, 0, MN_TASK_RUNNING)};
+    for (uint32_t i = 0; i < 8; i++) {
+        bool ready = i >= 4;
+        struct rig r;
+        struct rig_worker w;
+        struct rig_block b;
+        struct mn_engine *e = ready ? forming_engine(&r, &w, 1, 64, 8)
+                                    : open_engine(1, 64 * MIB, 4, true);
+        if (!ready) {
+            r = (struct rig){.e = e, .scale = 8};
+            attach(e, 0, &w, &r);
+            rig_form(&r, 1);
+        }
+        CHECK_EQ(rig_plan(&r, 64, &b), MN_OK);
+        uint64_t sequence, off = 0;
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT); /* starts what is due */
+        CHECK(overwrite_planned(e, mn_plan_block(e->plan, 0), words[i % 4]) != 0);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        uint64_t deadline = mn_test_clock_ns() + 60000000000u;
+        while (mn_engine_next(e, 0, &sequence, &off) == -ETIMEDOUT) {
+            run_all(&w);
+            CHECK(mn_test_clock_ns() < deadline);
+        }
+        CHECK_EQ(mn_engine_poll(e, off), MN_BLOCK_DONE);
+        CHECK_EQ(mn_engine_taken(e, sequence, off), 0);
+        CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+        mn_engine_close(e);
+    }
+}
+
 /* Samples that wait for others keep their descriptors: one that finds none is an error in the
  * batch that waits for it, and does not hang. */
 static void
@@ -1594,6 +1646,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", what_is_delivered_has_left_the_plan),
     MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
     MN_TEST("plain", descriptors_that_are_all_out),
+    MN_TEST("plain", words_of_planned_tasks_are_the_trainers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
     MN_TEST("plain", room_goes_by_the_order_over_epochs),

@@ -8,13 +8,13 @@ import random
 import pytest
 from hypothesis import strategies as st
 
-from minato import _policy
+from minato import _core, _policy
 
 from . import given
 
 MS = 1_000_000
 
-times = st.integers(0, 2**55)
+times = st.integers(0, 10**15)  # more counts as that
 
 
 @given(st.lists(times, min_size=1, max_size=300), st.integers(0, 1000))
@@ -302,3 +302,13 @@ def test_the_timeout_is_the_rules(stretches, every):
                     timeout, tail, dissent = wanted, now, 0
         assert (model.timeout, model.tail) == (timeout, tail)
         assert timeout is None or (not model.is_slow(timeout) and model.is_slow(timeout + 1))
+
+
+def test_what_is_too_long_or_too_many_is_bounded():
+    """Hints in a wrong unit, and datasets that only pretend to have so many samples."""
+    model = _core.CostModel(2)
+    model.hint(0, 2**63 - 1)
+    model.observe(1, 2**63 - 1)
+    assert model.slowest(2) == [(1, pytest.approx(10**15))]
+    with pytest.raises(MemoryError):
+        _core.CostModel(2**64 // 12 + 4)
