@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import glob
 import hashlib
 import logging
 import os
@@ -247,12 +248,16 @@ def one_kill(request: dict[str, Any]) -> dict[str, Any]:
             seen += sum(1 for _ in samples_of(batch))
             if number == 5:
                 victims = psutil.Process().children(recursive=True)
-                rng.choice(victims).kill()
+                victim = rng.choice(victims)
+                victim.kill()
                 killed = time.perf_counter()
         outcome = "all delivered" if seen == len(own.dataset) else "ended early, silently"
     except Exception as error:
         outcome = f"raised {type(error).__name__}"
     timer.cancel()
+    if killed:  # torch's shared memory of the killed is nobody's, and stays
+        for path in glob.glob(f"/dev/shm/torch_{victim.pid}_*"):
+            os.unlink(path)
     return {"outcome": outcome, "seen": seen, "of": len(own.dataset),
             "after": time.perf_counter() - (killed or begin)}  # fmt: skip
 

@@ -21,6 +21,7 @@ BUILD: dict[str, str] = {
     "MINATO_CUDA": "0: leave the kernels for CUDA devices out.",
     "MINATO_FAULTS": "1: compile in the fault points at which tests kill processes.",
     "MINATO_OPTIMIZE": "In place of -O3.",
+    "MINATO_PURE": "1: Python alone, for systems on which torch's own loader serves.",
     "MINATO_SANITIZE": '"address,undefined" or "thread": build with these sanitizers.',
     "MINATO_TEST_BINDINGS": "1 or 0: with or without what only tests and the simulator call. By "
     "default a build in a source tree has it, and a wheel has not.",

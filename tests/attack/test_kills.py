@@ -10,6 +10,7 @@ import struct
 import subprocess
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -99,13 +100,13 @@ def test_killed_zygote_is_an_error(scheduling):
     # so many samples that the end of the data cannot come first
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
     next(iterator)
+    workers = [psutil.Process(pid) for pid in workers_of(iterator)]  # with when they were started
     kill(iterator._pool.zygote.pid)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
-    pids = workers_of(iterator)
     del iterator
-    wait_for(lambda: not any(map(alive, pids)), "workers to end")
+    wait_for(lambda: not any(w.is_running() and alive(w.pid) for w in workers), f"{workers} to end")
 
 
 @pytest.mark.parametrize(
