@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -377,6 +378,83 @@ def test_methods_that_are_made_up_are_not_asked() -> None:
     assert not stateful.is_stateful(Guesses()) and stateful.is_stateful(ByDataset())
 
 
+class Asks(ByDataset):
+    """As MosaicML's streams."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+class AsksMap(torch.utils.data.Dataset):
+    state_dict, load_state_dict = Asks.state_dict, Asks.load_state_dict
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("data, workers", [(Asks(), 2), (Asks(), 0), (AsksMap(), 0)])
+def test_methods_that_want_to_be_told_more_are_not_asked(data: Any, workers: int) -> None:
+    loader = make(data, workers)
+    next(iter(loader))
+    assert loader.state_dict()["worker_states"] is None
+
+
+def test_methods_written_in_c() -> None:
+    class Tells(dict[str, Any]):
+        state_dict, load_state_dict = dict.copy, dict.update
+
+    assert stateful.is_stateful(Tells())
+
+
+class Columns(IterableDataset):
+    def __getattr__(self, name: str) -> Any:
+        return {"n": 6}[name]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_getattr_is_not_asked(workers: int) -> None:
+    loader = make(Columns(), workers)
+    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5]]
+    loader.state_dict()
+
+
+class Network(torch.nn.Module, torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_weights_are_not_a_place() -> None:
+    loader = make(Network(), 0)
+    next(iter(loader))
+    json.dumps(state := loader.state_dict())
+    assert state["worker_states"] is None
+
+
+class Locked(ByDataset):
+    def state_dict(self) -> Any:
+        return {"lock": threading.Lock()}
+
+
+def test_a_state_that_cannot_be_copied() -> None:
+    loader = make(Locked(), 0)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="a Locked, or its iterator .* cannot be copied: .*lock"):
+        loader.state_dict()
+
+
 def test_another_number_of_workers() -> None:
     _batches, states = followed(make(ByDataset(), 2, persistent_workers=True))
     with pytest.raises(ValueError, match="taken with 2 workers"):
@@ -439,6 +517,9 @@ def test_map_style_without_workers() -> None:
     assert [b.tolist() for b in other] == [b.tolist() for b in it]
     with pytest.raises(ValueError, match="1 copy of the dataset"):
         make(Counts(), 2).load_state_dict(state)
+    list(loader)
+    with pytest.warns(UserWarning, match="1 copy of the dataset .* it is not told that"):
+        make(Counts(), 2).load_state_dict(loader.state_dict())
 
 
 def test_map_style_with_workers_is_not_asked() -> None:
