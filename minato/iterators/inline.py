@@ -91,6 +91,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.generators = start["generators"]
         elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found, loader):
             progress.generators = found  # and not as they are at the first next()
+        progress.sampler = position.sampler.begin(start.get("sampler"))  # until it has begun
         self._found = progress.generators
         position.memo.progress = progress
 

@@ -120,8 +120,9 @@ class Position:
             progress.head = start["delivered"]
             progress.failed = start.get("failed", 0)
             progress.beyond = set(start["delivered_beyond"])
-            if progress.by_worker is not None and start["delivered_by_worker"] is not None:
-                progress.by_worker = list(start["delivered_by_worker"])
+            counts = start["delivered_by_worker"] or []
+            if len(counts) == self._streams:  # else nothing was delivered
+                progress.by_worker = list(counts)
             if self.here is None:
                 self._keep(progress)
         return progress

@@ -82,6 +82,7 @@ class StaticIterator(MinatoIterator):
                 self._dumps,
                 user_epoch=self._progress.user_epoch,
             )
+            self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
             if self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()

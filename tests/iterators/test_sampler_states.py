@@ -195,6 +195,57 @@ def test_where_every_index_is_needed(kw: Any) -> None:
     assert sorted(sum(first + rest, [])) == list(range(N))
 
 
+@pytest.mark.parametrize("kw", [
+    {"num_workers": 2, "scheduling": "static"},
+    {"num_workers": 2, "batching": "ready", "in_order": False},
+    {"num_workers": 2, "on_error": "replace"}, {"num_workers": 0, "on_error": "replace"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", [Counts, Stale])
+def test_a_later_epoch_where_every_index_is_needed(kind: Any, kw: dict[str, Any]) -> None:
+    workers = kw["num_workers"]
+    kw = {name: value for name, value in kw.items() if name != "num_workers"}
+    loader = make(kind, workers, **kw)
+    list(loader)
+    states, first, it = [json.dumps(loader.state_dict())], [], iter(loader)
+    for _ in range(3):
+        states.append(json.dumps(loader.state_dict()))
+        first.append(sorted(next(it)[:, 0].tolist()))
+    whole = first + [sorted(b[:, 0].tolist()) for b in it]
+    third = [sorted(b[:, 0].tolist()) for b in loader]
+    for state, done in zip(states, (0, 0, 1, 2), strict=True):
+        other = make(kind, workers, **kw)
+        other.load_state_dict(json.loads(state))
+        rest = [sorted(b[:, 0].tolist()) for b in other]
+        if "batching" in kw:
+            assert sorted(sum(first[:done] + rest, [])) == list(range(N))
+            continue
+        assert rest == whole[done:]
+        assert [sorted(b[:, 0].tolist()) for b in other] == third
+
+
+def test_a_place_in_the_middle_where_every_index_is_needed() -> None:
+    next(iter(loader := make(Counts, 2)))
+    other = make(Counts, 2, scheduling="static")
+    other.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="behind 1 of its indices, and this loader .* needs all"):
+        assert len(list(other)) == 5
+
+
+def test_an_epoch_that_nothing_was_asked_of_yet() -> None:
+    """Without workers the sampler begins with the first batch."""
+    loader = make(Counts, 0)
+    list(loader)
+    it = iter(loader)
+    state = json.dumps(loader.state_dict())
+    batches = [b[:, 0].tolist() for b in it]
+    for _ in range(2):
+        other = make(Counts, 0)
+        other.load_state_dict(json.loads(state))
+        it = iter(other)
+        state = json.dumps(other.state_dict())
+        assert [b[:, 0].tolist() for b in it] == batches
+
+
 class Itself(Walk, Sampler):
     """A batch sampler that is its own iterator, and begins anew when it has ended."""
 

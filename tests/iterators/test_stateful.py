@@ -462,6 +462,26 @@ def test_another_number_of_workers() -> None:
     assert len(rest(ByDataset(), states[-1], 3)) == 16  # a new epoch
 
 
+class Plain(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        first, step = place()
+        return iter(range(first, N, step))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_another_number_of_workers_before_anything_was_delivered(workers: int) -> None:
+    it = iter(loader := make(Plain(), 2))
+    state = json.dumps(loader.state_dict())
+    del it
+    loader = make(Plain(), workers)
+    loader.load_state_dict(json.loads(state))
+    it = iter(loader)
+    batch = next(it)
+    if workers:
+        assert loader.state_dict()["delivered_by_worker"] == [1, *[0] * (workers - 1)]
+    assert sorted(sum((b.tolist() for b in it), batch.tolist())) == list(range(N))
+
+
 def test_a_dataset_that_has_no_state_now() -> None:
     class Plain(IterableDataset):
         def __iter__(self) -> Any:
