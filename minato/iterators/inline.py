@@ -91,7 +91,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.generators = start["generators"]
         elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found, loader):
             progress.generators = found  # and not as they are at the first next()
-        progress.sampler = position.sampler.begin(start.get("sampler"))  # until it has begun
         self._found = progress.generators
         position.memo.progress = progress
 
@@ -114,7 +113,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
                 self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
             if first:
-                self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
+                try:
+                    self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
+                except BaseException:  # it may begin with the next next()
+                    self._position.start, self._begun = start or None, False
+                    raise
             if first and self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             try:

@@ -116,6 +116,8 @@ class Position:
         if self.here is not None:
             progress.kept = [self.here]
         progress.lives_on = self._lives_on
+        # until it has begun
+        progress.sampler = self.sampler.begin(start.get("sampler") if start else None)
         if start is not None:
             progress.head = start["delivered"]
             progress.failed = start.get("failed", 0)

@@ -246,6 +246,31 @@ def test_an_epoch_that_nothing_was_asked_of_yet() -> None:
         assert [b[:, 0].tolist() for b in it] == batches
 
 
+class Moody(Counts):
+    """Whose load_state_dict() fails once."""
+
+    fails = True
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError("not mounted yet")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_that_could_not_go_on_may_be_told_again(workers: int) -> None:
+    loader = make(Counts, workers)
+    batches, states = seen(loader)
+    other = make(Moody, workers)
+    other.load_state_dict(json.loads(states[2]))
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(it := iter(other))
+    assert other.state_dict()["sampler"] == json.loads(states[2])["sampler"]
+    rest = it if workers == 0 else iter(other)
+    assert [b[:, 0].tolist() for b in rest] == [[r[0] for r in b] for b in batches[3:]]
+
+
 class Itself(Walk, Sampler):
     """A batch sampler that is its own iterator, and begins anew when it has ended."""
 

@@ -335,6 +335,51 @@ def test_a_state_dict_that_raises_is_the_programs_only_when_it_asks() -> None:
     assert len(list(it)) == 14
 
 
+class Moody(ByDataset):
+    """Whose load_state_dict() fails once."""
+
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def load_state_dict(self, state: Any) -> None:
+        if os.path.exists(self.flag):
+            os.unlink(self.flag)
+            raise OSError("not mounted yet")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_could_not_begin_has_delivered_nothing(workers: int, tmp_path: Any) -> None:
+    flag = tmp_path / "flag"
+    batches, states = followed(make(Moody(str(flag)), workers))
+    flag.touch()
+    loader = make(Moody(str(flag)), workers)
+    loader.load_state_dict(json.loads(states[2]))
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(iter(loader))
+    state = loader.state_dict()
+    if workers == 0:
+        assert json.dumps(state) == states[2]
+    else:
+        loader.load_state_dict(state)
+    assert [b[:, 0].tolist() for b in loader] == [[r[0] for r in b] for b in batches[2:]]
+
+
+@pytest.mark.parametrize("data, kw", [
+    (ByIterator(), {}), (list(range(9)), {}), (list(range(9)), {"scheduling": "static"})
+])  # fmt: skip
+def test_a_worker_that_could_not_begin_has_delivered_nothing(data: Any, kw: Any) -> None:
+    def fails(worker: int) -> None:
+        raise OSError("not mounted yet")
+
+    loader = make(data, 2, worker_init_fn=fails, **kw)
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(iter(loader))
+    state = loader.state_dict()
+    assert (state["delivered"], state["delivered_by_worker"] or [0, 0]) == (0, [0, 0])
+
+
 class Unsendable(ByDataset):
     def state_dict(self) -> Any:
         return {"open": lambda: None}
