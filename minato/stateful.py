@@ -338,6 +338,13 @@ def read(pickled: bytes) -> Snapshot:
     return found
 
 
+def _weak(part: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(part)
+    except TypeError:  # of a class with __slots__
+        return lambda: part
+
+
 class Kept:
     """What a loader knows of a dataset's own place: of one worker's, or of its only one."""
 
@@ -359,8 +366,25 @@ class Kept:
         self._read = partial(read, pickled)
 
     def lives(self, dataset: Any, fetcher: Any) -> None:
-        """It is in this process, and can be asked at any time."""
-        self._read = lambda: _copied(ask(dataset, fetcher), dataset)
+        """It is in this process, and can be asked as long as the loader and its iterator hold it:
+        what they hold may hold them."""
+        whose, its = _weak(dataset), weakref.ref(fetcher)
+        self._read = lambda: _copied(ask(whose(), its()), whose())
+
+    def settle(self) -> None:
+        """It will be gone: what it would say is to be known."""
+        said: Snapshot | Exception
+        try:
+            said = self.snapshot()
+        except Exception as error:
+            said = error
+
+        def read_it() -> Snapshot:
+            if isinstance(said, Exception):
+                raise said
+            return copy.deepcopy(said)
+
+        self._read = read_it
 
     def known(self) -> bool:
         """Whether anything was said."""

@@ -5,6 +5,8 @@ With ``seed_per_sample=True`` it makes what workers would make."""
 from __future__ import annotations
 
 import contextlib
+import sys
+import weakref
 from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -66,6 +68,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
         if may_be_asked(loader.dataset, self._dataset_fetcher):
+            self._loader = weakref.ref(loader)
             position.here = Kept()
             position.here.lives(loader.dataset, self._dataset_fetcher)
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
@@ -93,6 +96,17 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.generators = found  # and not as they are at the first next()
         self._found = progress.generators
         position.memo.progress = progress
+
+    def __del__(self) -> None:
+        """The loader may be asked yet where it has left the epoch, and the dataset's own iterator
+        goes with this one."""
+        position = self.__dict__.get("_position")
+        if position is None or position.here is None or sys.is_finalizing():
+            return
+        progress = position.progress
+        latest = position.memo.progress is progress and self._loader() is not None
+        if latest and not progress.finished and self._dataset_kind == _DatasetKind.Iterable:
+            position.here.settle()
 
     @property
     def _progress(self) -> Progress:

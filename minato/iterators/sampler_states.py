@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
 CHEAP_NS = 50_000
+#: of the answers that are kept: of more, the next is asked for when some have been delivered
+MOST_BYTES = 32 << 20
 
 
 class Said(NamedTuple):
@@ -36,6 +38,10 @@ class Said(NamedTuple):
     position: int
     pickled: bytes | Exception  # (of the sampler, of its iterator)
     begins: bool = False  # it was the end of the epoch before
+
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.pickled) if isinstance(self.pickled, bytes) else 0
 
     def state(self) -> dict[str, Any] | None:
         """As a state holds it; None where nothing was said: the sampler begins as the program has
@@ -148,6 +154,7 @@ class _Watch:
     ) -> None:
         self._ask, self._progress, self._full, self._each = ask, progress, full, each
         self._said = deque([begin])
+        self._bytes = begin.size()
         self._end: Said | None = None
         self._cost = self._spent = 0  # nanoseconds
         self._began = time.perf_counter_ns()
@@ -178,12 +185,15 @@ class _Watch:
             return error
 
     def _take(self, indices: Any, drawn: int, position: int) -> None:
+        while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
+            self._bytes -= self._said.popleft().size()
+        if self._bytes > MOST_BYTES and len(self._said) > 1:
+            return
         begins = time.perf_counter_ns()
         if self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began):
             return
         self._said.append(Said(drawn, position, self._asked(indices)))
-        while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
-            self._said.popleft()
+        self._bytes += self._said[-1].size()
         self._cost = time.perf_counter_ns() - begins
         self._spent += self._cost
 

@@ -180,6 +180,20 @@ def test_answers_that_are_dear_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [b.tolist() for b in other] == [b.tolist() for b in it]
 
 
+def test_answers_that_are_large_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_states, "MOST_BYTES", 1)
+    it = iter(loader := make(Counts, 2, prefetch_factor=3))
+    for done in range(1, 6):
+        next(it)
+        kept = loader._iterator or it
+        assert len(kept._progress.sampler._said) <= 3
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["delivered"] == done
+        other = make(Counts, 0)
+        other.load_state_dict(state)
+        assert len([b.tolist() for b in other]) == 6 - done
+
+
 @pytest.mark.parametrize("kw", [
     {"scheduling": "static"}, {"on_error": "replace"}, {"in_order": False}
 ], ids=str)  # fmt: skip

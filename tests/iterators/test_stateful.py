@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import signal
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -92,6 +94,11 @@ class ByDataset(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.told = state["done"]
+
+
+class Raises(ByDataset):
+    def state_dict(self) -> Any:
+        raise OSError("no connection")
 
 
 class Restarts(ByDataset):
@@ -193,6 +200,47 @@ def test_without_workers_after_its_iterator_is_gone() -> None:
         if done == 2:
             break
     assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": 3 * SIZE}
+
+
+class Known(ByIterator):
+    """That knows its iterator, and the loader that it is in."""
+
+    made = loader = None
+
+    def __iter__(self) -> Any:
+        rows = Rows(*place(), self.n)
+        self.made: Any = weakref.ref(rows)
+        return rows
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_without_workers_nothing_is_held_that_nobody_uses(ended: bool) -> None:
+    data = Known()
+    data.loader = loader = make(data, 0)
+    it = iter(loader)
+    next(it)
+    while ended and next(it, None) is not None:
+        pass
+    del it
+    gc.collect()
+    assert data.made() is None
+    states = loader.state_dict()["worker_states"]
+    assert states is not None
+    if not ended:
+        states[0]["iterator"].clear()  # it is the program's
+        assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": SIZE}
+    gone = weakref.ref(loader)
+    del loader, data
+    gc.collect()
+    assert gone() is None
+
+
+def test_without_workers_a_state_dict_that_raises_when_its_iterator_goes() -> None:
+    loader = make(Raises(), 0)
+    for _ in loader:
+        break
+    with pytest.raises(RuntimeError, match="of the dataset, a Raises, .* OSError: no connection"):
+        loader.state_dict()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
