@@ -102,6 +102,7 @@ class Failure:
     original: bytes | None
     note: str = ""
     stand_in: str = ""  # name of an exception class that does not pickle
+    at_start: bool = False  # a worker could not begin: nothing was made
 
     @classmethod
     def of(cls, error: Exception, where: str) -> Failure:

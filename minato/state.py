@@ -48,6 +48,7 @@ import contextlib
 import json
 import pickle
 import random
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -595,12 +596,16 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     fits = len(states) == max(1, workers) and (iterable or workers == 0)
     if fits:
         return [(None, 0) if one is None else _start(one) for one in states]
-    if any(one is not None and one["dataset"] is not None for one in states):
-        raise ValueError(
-            f"the state holds what {len(states)} {'copy' if len(states) == 1 else 'copies'} of the "
-            f"dataset said in state_dict(), and this loader has {workers} workers: give it the "
-            "number that the state was taken with"
-        )
+    said = [one for one in states if one is not None and one["dataset"] is not None]
+    if not said:
+        return None
+    what = (
+        f"the state holds what {len(states)} {'copy' if len(states) == 1 else 'copies'} of the "
+        f"dataset said in state_dict(), and this loader has {workers} workers: "
+    )
+    if iterable or not all(one["begins"] for one in said):
+        raise ValueError(what + "give it the number that the state was taken with")
+    warnings.warn(what + "an epoch begins, and it is not told that", stacklevel=4)
     return None
 
 

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import inspect
 import json
 import pickle
 import random
 import time
+import types
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,15 +43,49 @@ SHARE = 0.1
 MOST_BYTES = 32 << 20
 
 
+#: of functions
+_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
+
+
 def is_stateful(part: Any) -> bool:
     """Whether an object offers both methods itself: a ``__getattr__`` would make up anything. One
-    that says ``state_dict = None`` is not asked."""
+    that says ``state_dict = None`` is not asked, nor is one whose methods want to be told more (as
+    MosaicML's streams do), or a module of a network, whose methods are for its weights."""
 
-    def offers(name: str) -> bool:
-        own = hasattr(type(part), name) or name in getattr(part, "__dict__", ())
-        return own and callable(getattr(part, name))
+    def offers(name: str, *arguments: Any) -> bool:
+        if not hasattr(type(part), name) and name not in _attributes(part):
+            return False
+        method = getattr(part, name)
+        return callable(method) and _takes(method, *arguments)
 
-    return offers("state_dict") and offers("load_state_dict")
+    if isinstance(part, torch.nn.Module):
+        return False
+    return offers("state_dict") and offers("load_state_dict", None)
+
+
+def _attributes(part: Any) -> Any:
+    """An object's own, by name; its ``__getattr__`` is not called."""
+    try:
+        return object.__getattribute__(part, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def _takes(method: Any, *arguments: Any) -> bool:
+    """Whether it can be called so. What was found of functions is kept: this is asked often."""
+    function = method
+    if isinstance(method, types.MethodType):
+        function, arguments = method.__func__, (method.__self__, *arguments)
+    kept = _signatures if isinstance(function, types.FunctionType) else {}
+    try:
+        signature = kept.get(function) or inspect.signature(function)
+        kept[function] = signature
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it is written in C and does not say
+        pass
+    return True
 
 
 class Snapshot(NamedTuple):
@@ -100,7 +137,7 @@ def begin_anew(dataset: Any) -> None:
     """A stream of Hugging Face's datasets begins where it was told to each time that its epoch is
     the one that it was told of, the next epochs of a program that counts none included. What the
     program itself has told it, it may hold to."""
-    if getattr(dataset, "__dict__", {}).get("_starting_state_dict") is not None:
+    if _attributes(dataset).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 
 
@@ -114,18 +151,18 @@ def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
 def may_be_asked(dataset: Any, fetcher: Any) -> bool:
     """Whether there is anybody to ask."""
     iterator = getattr(fetcher, "dataset_iter", None)
-    return not _forgets(dataset) and (is_stateful(dataset) or is_stateful(iterator))
+    return (is_stateful(dataset) or is_stateful(iterator)) and not _forgets(dataset)
 
 
 def _forgets(dataset: Any) -> bool:
     """A stream of Hugging Face's datasets that shuffles has taken samples into its buffer, and its
     state leaves them out: they would be lost."""
-    parts = [getattr(dataset, "_ex_iterable", None)]
+    parts = [_attributes(dataset).get("_ex_iterable")]
     while parts:
         part = parts.pop()
         if type(part).__name__ == "BufferShuffledExamplesIterable":
             return True
-        held = vars(part) if hasattr(part, "__dict__") else {}
+        held = _attributes(part)
         parts += [held.get("ex_iterable"), *(held.get("ex_iterables") or ())]
         parts = [part for part in parts if part is not None]
     return False
@@ -263,8 +300,22 @@ class Snapshots:
         return pickled
 
 
+def _said_by(dataset: Any) -> str:
+    return f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict()"
+
+
+def _copied(snapshot: Snapshot, dataset: Any) -> Snapshot:
+    try:
+        return copy.deepcopy(snapshot)
+    except Exception as error:
+        raise RuntimeError(
+            f"{_said_by(dataset)} cannot be copied: {error}. Return plain data there, or set "
+            "state_dict to None on the object, and it is not asked"
+        ) from error
+
+
 def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
-    what = f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict()"
+    what = _said_by(dataset)
     try:
         pickled = pickle.dumps(snapshot)
     except Exception as error:
@@ -285,6 +336,13 @@ def read(pickled: bytes) -> Snapshot:
     if not isinstance(found, Snapshot):
         raise TypeError(f"{type(found).__name__} is no snapshot")
     return found
+
+
+def _weak(part: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(part)
+    except TypeError:  # of a class with __slots__
+        return lambda: part
 
 
 class Kept:
@@ -308,8 +366,25 @@ class Kept:
         self._read = partial(read, pickled)
 
     def lives(self, dataset: Any, fetcher: Any) -> None:
-        """It is in this process, and can be asked at any time."""
-        self._read = lambda: copy.deepcopy(ask(dataset, fetcher))
+        """It is in this process, and can be asked as long as the loader and its iterator hold it:
+        what they hold may hold them."""
+        whose, its = _weak(dataset), weakref.ref(fetcher)
+        self._read = lambda: _copied(ask(whose(), its()), whose())
+
+    def settle(self) -> None:
+        """It will be gone: what it would say is to be known."""
+        said: Snapshot | Exception
+        try:
+            said = self.snapshot()
+        except Exception as error:
+            said = error
+
+        def read_it() -> Snapshot:
+            if isinstance(said, Exception):
+                raise said
+            return copy.deepcopy(said)
+
+        self._read = read_it
 
     def known(self) -> bool:
         """Whether anything was said."""

@@ -201,7 +201,8 @@ class BalancedIterator(MinatoIterator):
         if planner.drawn_ahead() <= planner.enough:
             planner.fill()
         progress = position.progress
-        progress.delivered(batch.number)
+        if type(data) is not Failure or not data.at_start:
+            progress.delivered(batch.number)
         if queue and prefetcher.pinner is None and not progress.beyond:
             enough = -1 if planner.draw.exhausted else planner.enough
             most = prefetcher.need_nothing(planner.drawn_ahead() - enough - 1)

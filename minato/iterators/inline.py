@@ -5,6 +5,8 @@ With ``seed_per_sample=True`` it makes what workers would make."""
 from __future__ import annotations
 
 import contextlib
+import sys
+import weakref
 from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -66,6 +68,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
         if may_be_asked(loader.dataset, self._dataset_fetcher):
+            self._loader = weakref.ref(loader)
             position.here = Kept()
             position.here.lives(loader.dataset, self._dataset_fetcher)
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
@@ -94,6 +97,17 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._found = progress.generators
         position.memo.progress = progress
 
+    def __del__(self) -> None:
+        """The loader may be asked yet where it has left the epoch, and the dataset's own iterator
+        goes with this one."""
+        position = self.__dict__.get("_position")
+        if position is None or position.here is None or sys.is_finalizing():
+            return
+        progress = position.progress
+        latest = position.memo.progress is progress and self._loader() is not None
+        if latest and not progress.finished and self._dataset_kind == _DatasetKind.Iterable:
+            position.here.settle()
+
     @property
     def _progress(self) -> Progress:
         return self._position.progress
@@ -113,7 +127,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
                 self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
             if first:
-                self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
+                try:
+                    self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
+                except BaseException:  # it may begin with the next next()
+                    self._position.start, self._begun = start or None, False
+                    raise
             if first and self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             try:

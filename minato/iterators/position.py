@@ -116,12 +116,15 @@ class Position:
         if self.here is not None:
             progress.kept = [self.here]
         progress.lives_on = self._lives_on
+        # until it has begun
+        progress.sampler = self.sampler.begin(start.get("sampler") if start else None)
         if start is not None:
             progress.head = start["delivered"]
             progress.failed = start.get("failed", 0)
             progress.beyond = set(start["delivered_beyond"])
-            if progress.by_worker is not None and start["delivered_by_worker"] is not None:
-                progress.by_worker = list(start["delivered_by_worker"])
+            counts = start["delivered_by_worker"] or []
+            if len(counts) == self._streams:  # else nothing was delivered
+                progress.by_worker = list(counts)
             if self.here is None:
                 self._keep(progress)
         return progress

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
 CHEAP_NS = 50_000
+#: of the answers that are kept: of more, the next is asked for when some have been delivered
+MOST_BYTES = 32 << 20
 
 
 class Said(NamedTuple):
@@ -35,6 +38,24 @@ class Said(NamedTuple):
     position: int
     pickled: bytes | Exception  # (of the sampler, of its iterator)
     begins: bool = False  # it was the end of the epoch before
+
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.pickled) if isinstance(self.pickled, bytes) else 0
+
+    def state(self) -> dict[str, Any] | None:
+        """As a state holds it; None where nothing was said: the sampler begins as the program has
+        left it."""
+        if isinstance(self.pickled, Exception):
+            raise RuntimeError(
+                f"state_dict() of the sampler has raised {type(self.pickled).__name__}: "
+                f"{self.pickled}"
+            ) from self.pickled
+        if not self.pickled:
+            return None
+        sampler, iterator = pickle.loads(self.pickled)
+        return {"drawn": self.drawn, "position": self.position, "begins": self.begins,
+                "sampler": sampler, "iterator": iterator}  # fmt: skip
 
 
 class SamplerStates:
@@ -48,12 +69,14 @@ class SamplerStates:
         #: samples of a batch; of a smaller one, which is the last, its sampler has met its end
         size = getattr(loader.batch_sampler, "batch_size", 0)
         self._full = (size if type(size) is int else 0) if loader._auto_collation else None
-        #: where batches are made again, or others take a sample's place, all indices are needed
-        self._used = (
-            unit == "batch" and loader._dataset_kind == _DatasetKind.Map
+        self._used = loader._dataset_kind == _DatasetKind.Map
+        #: behind each index; where batches are made again, or others take a sample's place, all
+        #: indices are needed, and what counts is how the epoch began
+        self._each = (
+            unit == "batch"
             and loader.on_error != "replace"
             and (loader.num_workers == 0 or loader.scheduling != "static")
-        )  # fmt: skip
+        )
         self.start: dict[str, Any] | None = None  # of a state, until its epoch has begun
 
     def watched(
@@ -64,15 +87,33 @@ class SamplerStates:
         start, self.start = self.start, None
         if not self._used:
             return indices
-        # Where the last epoch was left in the middle nobody has said anything of this one.
-        begin, self._memo.sampler_end = self._memo.sampler_end or Said(0, 0, b""), None
-        if start is not None:
-            begin = Said(start["drawn"], start["position"], _pickled(start), start["begins"])
+        begin = self.begin(start) or Said(0, 0, b"")
+        self._memo.sampler_end = None
+        if start is not None and begin.pickled:
             indices = self._told(start, rewind)
         if self._sampler is None and not is_stateful(indices):
             return indices
-        progress.sampler = watch = _Watch(self._ask, begin, progress, self._full)
+        progress.sampler = watch = _Watch(self._ask, begin, progress, self._full, self._each)
         return watch.indices(indices, self._ended)
+
+    def begin(self, start: dict[str, Any] | None) -> Said | None:
+        """What the sampler has said before the epoch that is to begin. Where the last one was left
+        in the middle nobody has said anything of it."""
+        if not self._used:
+            return None
+        if start is None:
+            return self._memo.sampler_end
+        if start["drawn"] and not self._each:
+            warnings.warn(
+                f"the state holds what the sampler has said behind {start['drawn']} of its "
+                "indices, and this loader (scheduling='static', batching='ready' or "
+                "on_error='replace') needs all of the epoch's: the sampler is not told that, and "
+                "begins as the program has left it. Put it there, or resume with the options "
+                "that the state was taken with",
+                stacklevel=2,
+            )
+            return None
+        return Said(start["drawn"], start["position"], _pickled(start), start["begins"])
 
     def _ended(self, said: Said) -> None:
         self._memo.sampler_end = said
@@ -104,10 +145,16 @@ class _Watch:
     """What a sampler says in one epoch."""
 
     def __init__(
-        self, ask: Callable[[Any], bytes], begin: Said, progress: Progress, full: int | None
+        self,
+        ask: Callable[[Any], bytes],
+        begin: Said,
+        progress: Progress,
+        full: int | None,
+        each: bool,
     ) -> None:
-        self._ask, self._progress, self._full = ask, progress, full
+        self._ask, self._progress, self._full, self._each = ask, progress, full, each
         self._said = deque([begin])
+        self._bytes = begin.size()
         self._end: Said | None = None
         self._cost = self._spent = 0  # nanoseconds
         self._began = time.perf_counter_ns()
@@ -124,7 +171,8 @@ class _Watch:
             if full is not None and hasattr(index, "__len__"):
                 samples = len(index)
             position += samples
-            if full is None or samples >= full:  # else it may have begun anew
+            whole = full is None or samples >= full  # else it may have begun anew
+            if self._each and whole:
                 self._take(indices, drawn, position)
             yield index
         self._end = Said(0, 0, self._asked(indices), True)
@@ -137,12 +185,15 @@ class _Watch:
             return error
 
     def _take(self, indices: Any, drawn: int, position: int) -> None:
+        while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
+            self._bytes -= self._said.popleft().size()
+        if self._bytes > MOST_BYTES and len(self._said) > 1:
+            return
         begins = time.perf_counter_ns()
         if self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began):
             return
         self._said.append(Said(drawn, position, self._asked(indices)))
-        while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
-            self._said.popleft()
+        self._bytes += self._said[-1].size()
         self._cost = time.perf_counter_ns() - begins
         self._spent += self._cost
 
@@ -152,13 +203,4 @@ class _Watch:
         last = [one for one in self._said if one.drawn <= head][-1]
         if self._progress.finished and self._end is not None:
             last = self._end
-        if isinstance(last.pickled, Exception):
-            raise RuntimeError(
-                f"state_dict() of the sampler has raised {type(last.pickled).__name__}: "
-                f"{last.pickled}"
-            ) from last.pickled
-        if not last.pickled:
-            return None  # nothing was said: it begins as the program has left it
-        sampler, iterator = pickle.loads(last.pickled)
-        return {"drawn": last.drawn, "position": last.position, "begins": last.begins,
-                "sampler": sampler, "iterator": iterator}  # fmt: skip
+        return last.state()

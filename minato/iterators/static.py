@@ -82,6 +82,7 @@ class StaticIterator(MinatoIterator):
                 self._dumps,
                 user_epoch=self._progress.user_epoch,
             )
+            self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
             if self._spares is not None:
                 self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()
@@ -253,6 +254,9 @@ class StaticIterator(MinatoIterator):
         self._workers_num_tasks[worker_idx] -= 1
         self._try_put_index()
         stated = self._stated.pop(number, None)
+        if isinstance(data, Failure) and data.at_start:
+            self._position.errors += 1
+            data.reraise()
         if self._earlier.takes(number, worker_idx):
             return _PASSED
         self._progress.delivered(number, worker_idx)

@@ -107,7 +107,7 @@ class _Runner:
                 self.snapshots = Snapshots(self.where)
             self._make_fetcher(job.starts[number] if job.starts else None)
         except Exception as error:
-            self.init_failure = Failure.of(error, self.where)
+            self.init_failure = self._not_begun(error)
 
     def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
         job, snapshots = self.job, self.snapshots
@@ -205,6 +205,11 @@ class _Runner:
         except Exception as error:
             return FAILED, self._failure(error)
         return self.batch(index, task)  # see collated()
+
+    def _not_begun(self, error: Exception) -> Failure:
+        failure = Failure.of(error, self.where)
+        failure.at_start = True
+        return failure
 
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, Fatal):
@@ -328,10 +333,11 @@ class _Runner:
 
     def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""
+        self.begin = None
         try:
             self._make_fetcher()
         except Exception as error:
-            self.init_failure = Failure.of(error, self.where)
+            self.init_failure = self._not_begun(error)
         return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)
 
 

@@ -180,6 +180,20 @@ def test_answers_that_are_dear_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [b.tolist() for b in other] == [b.tolist() for b in it]
 
 
+def test_answers_that_are_large_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_states, "MOST_BYTES", 1)
+    it = iter(loader := make(Counts, 2, prefetch_factor=3))
+    for done in range(1, 6):
+        next(it)
+        kept = loader._iterator or it
+        assert len(kept._progress.sampler._said) <= 3
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["delivered"] == done
+        other = make(Counts, 0)
+        other.load_state_dict(state)
+        assert len([b.tolist() for b in other]) == 6 - done
+
+
 @pytest.mark.parametrize("kw", [
     {"scheduling": "static"}, {"on_error": "replace"}, {"in_order": False}
 ], ids=str)  # fmt: skip
@@ -193,6 +207,82 @@ def test_where_every_index_is_needed(kw: Any) -> None:
     other.load_state_dict(json.loads(json.dumps(state)))
     rest = [b[:, 0].tolist() for b in other]
     assert sorted(sum(first + rest, [])) == list(range(N))
+
+
+@pytest.mark.parametrize("kw", [
+    {"num_workers": 2, "scheduling": "static"},
+    {"num_workers": 2, "batching": "ready", "in_order": False},
+    {"num_workers": 2, "on_error": "replace"}, {"num_workers": 0, "on_error": "replace"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", [Counts, Stale])
+def test_a_later_epoch_where_every_index_is_needed(kind: Any, kw: dict[str, Any]) -> None:
+    workers = kw["num_workers"]
+    kw = {name: value for name, value in kw.items() if name != "num_workers"}
+    loader = make(kind, workers, **kw)
+    list(loader)
+    states, first, it = [json.dumps(loader.state_dict())], [], iter(loader)
+    for _ in range(3):
+        states.append(json.dumps(loader.state_dict()))
+        first.append(sorted(next(it)[:, 0].tolist()))
+    whole = first + [sorted(b[:, 0].tolist()) for b in it]
+    third = [sorted(b[:, 0].tolist()) for b in loader]
+    for state, done in zip(states, (0, 0, 1, 2), strict=True):
+        other = make(kind, workers, **kw)
+        other.load_state_dict(json.loads(state))
+        rest = [sorted(b[:, 0].tolist()) for b in other]
+        if "batching" in kw:
+            assert sorted(sum(first[:done] + rest, [])) == list(range(N))
+            continue
+        assert rest == whole[done:]
+        assert [sorted(b[:, 0].tolist()) for b in other] == third
+
+
+def test_a_place_in_the_middle_where_every_index_is_needed() -> None:
+    next(iter(loader := make(Counts, 2)))
+    other = make(Counts, 2, scheduling="static")
+    other.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="behind 1 of its indices, and this loader .* needs all"):
+        assert len(list(other)) == 5
+
+
+def test_an_epoch_that_nothing_was_asked_of_yet() -> None:
+    """Without workers the sampler begins with the first batch."""
+    loader = make(Counts, 0)
+    list(loader)
+    it = iter(loader)
+    state = json.dumps(loader.state_dict())
+    batches = [b[:, 0].tolist() for b in it]
+    for _ in range(2):
+        other = make(Counts, 0)
+        other.load_state_dict(json.loads(state))
+        it = iter(other)
+        state = json.dumps(other.state_dict())
+        assert [b[:, 0].tolist() for b in it] == batches
+
+
+class Moody(Counts):
+    """Whose load_state_dict() fails once."""
+
+    fails = True
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError("not mounted yet")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_that_could_not_go_on_may_be_told_again(workers: int) -> None:
+    loader = make(Counts, workers)
+    batches, states = seen(loader)
+    other = make(Moody, workers)
+    other.load_state_dict(json.loads(states[2]))
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(it := iter(other))
+    assert other.state_dict()["sampler"] == json.loads(states[2])["sampler"]
+    rest = it if workers == 0 else iter(other)
+    assert [b[:, 0].tolist() for b in rest] == [[r[0] for r in b] for b in batches[3:]]
 
 
 class Itself(Walk, Sampler):

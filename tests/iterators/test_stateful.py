@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import signal
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -91,6 +94,11 @@ class ByDataset(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.told = state["done"]
+
+
+class Raises(ByDataset):
+    def state_dict(self) -> Any:
+        raise OSError("no connection")
 
 
 class Restarts(ByDataset):
@@ -192,6 +200,47 @@ def test_without_workers_after_its_iterator_is_gone() -> None:
         if done == 2:
             break
     assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": 3 * SIZE}
+
+
+class Known(ByIterator):
+    """That knows its iterator, and the loader that it is in."""
+
+    made = loader = None
+
+    def __iter__(self) -> Any:
+        rows = Rows(*place(), self.n)
+        self.made: Any = weakref.ref(rows)
+        return rows
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_without_workers_nothing_is_held_that_nobody_uses(ended: bool) -> None:
+    data = Known()
+    data.loader = loader = make(data, 0)
+    it = iter(loader)
+    next(it)
+    while ended and next(it, None) is not None:
+        pass
+    del it
+    gc.collect()
+    assert data.made() is None
+    states = loader.state_dict()["worker_states"]
+    assert states is not None
+    if not ended:
+        states[0]["iterator"].clear()  # it is the program's
+        assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": SIZE}
+    gone = weakref.ref(loader)
+    del loader, data
+    gc.collect()
+    assert gone() is None
+
+
+def test_without_workers_a_state_dict_that_raises_when_its_iterator_goes() -> None:
+    loader = make(Raises(), 0)
+    for _ in loader:
+        break
+    with pytest.raises(RuntimeError, match="of the dataset, a Raises, .* OSError: no connection"):
+        loader.state_dict()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -334,6 +383,51 @@ def test_a_state_dict_that_raises_is_the_programs_only_when_it_asks() -> None:
     assert len(list(it)) == 14
 
 
+class Moody(ByDataset):
+    """Whose load_state_dict() fails once."""
+
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def load_state_dict(self, state: Any) -> None:
+        if os.path.exists(self.flag):
+            os.unlink(self.flag)
+            raise OSError("not mounted yet")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_could_not_begin_has_delivered_nothing(workers: int, tmp_path: Any) -> None:
+    flag = tmp_path / "flag"
+    batches, states = followed(make(Moody(str(flag)), workers))
+    flag.touch()
+    loader = make(Moody(str(flag)), workers)
+    loader.load_state_dict(json.loads(states[2]))
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(iter(loader))
+    state = loader.state_dict()
+    if workers == 0:
+        assert json.dumps(state) == states[2]
+    else:
+        loader.load_state_dict(state)
+    assert [b[:, 0].tolist() for b in loader] == [[r[0] for r in b] for b in batches[2:]]
+
+
+@pytest.mark.parametrize("data, kw", [
+    (ByIterator(), {}), (list(range(9)), {}), (list(range(9)), {"scheduling": "static"})
+])  # fmt: skip
+def test_a_worker_that_could_not_begin_has_delivered_nothing(data: Any, kw: Any) -> None:
+    def fails(worker: int) -> None:
+        raise OSError("not mounted yet")
+
+    loader = make(data, 2, worker_init_fn=fails, **kw)
+    with pytest.raises(OSError, match="not mounted yet"):
+        next(iter(loader))
+    state = loader.state_dict()
+    assert (state["delivered"], state["delivered_by_worker"] or [0, 0]) == (0, [0, 0])
+
+
 class Unsendable(ByDataset):
     def state_dict(self) -> Any:
         return {"open": lambda: None}
@@ -377,11 +471,108 @@ def test_methods_that_are_made_up_are_not_asked() -> None:
     assert not stateful.is_stateful(Guesses()) and stateful.is_stateful(ByDataset())
 
 
+class Asks(ByDataset):
+    """As MosaicML's streams."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+class AsksMap(torch.utils.data.Dataset):
+    state_dict, load_state_dict = Asks.state_dict, Asks.load_state_dict
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("data, workers", [(Asks(), 2), (Asks(), 0), (AsksMap(), 0)])
+def test_methods_that_want_to_be_told_more_are_not_asked(data: Any, workers: int) -> None:
+    loader = make(data, workers)
+    next(iter(loader))
+    assert loader.state_dict()["worker_states"] is None
+
+
+def test_methods_written_in_c() -> None:
+    class Tells(dict[str, Any]):
+        state_dict, load_state_dict = dict.copy, dict.update
+
+    assert stateful.is_stateful(Tells())
+
+
+class Columns(IterableDataset):
+    def __getattr__(self, name: str) -> Any:
+        return {"n": 6}[name]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_getattr_is_not_asked(workers: int) -> None:
+    loader = make(Columns(), workers)
+    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5]]
+    loader.state_dict()
+
+
+class Network(torch.nn.Module, torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_weights_are_not_a_place() -> None:
+    loader = make(Network(), 0)
+    next(iter(loader))
+    json.dumps(state := loader.state_dict())
+    assert state["worker_states"] is None
+
+
+class Locked(ByDataset):
+    def state_dict(self) -> Any:
+        return {"lock": threading.Lock()}
+
+
+def test_a_state_that_cannot_be_copied() -> None:
+    loader = make(Locked(), 0)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="a Locked, or its iterator .* cannot be copied: .*lock"):
+        loader.state_dict()
+
+
 def test_another_number_of_workers() -> None:
     _batches, states = followed(make(ByDataset(), 2, persistent_workers=True))
     with pytest.raises(ValueError, match="taken with 2 workers"):
         make(ByDataset(), 3).load_state_dict(json.loads(states[3]))
     assert len(rest(ByDataset(), states[-1], 3)) == 16  # a new epoch
+
+
+class Plain(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        first, step = place()
+        return iter(range(first, N, step))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_another_number_of_workers_before_anything_was_delivered(workers: int) -> None:
+    it = iter(loader := make(Plain(), 2))
+    state = json.dumps(loader.state_dict())
+    del it
+    loader = make(Plain(), workers)
+    loader.load_state_dict(json.loads(state))
+    it = iter(loader)
+    batch = next(it)
+    if workers:
+        assert loader.state_dict()["delivered_by_worker"] == [1, *[0] * (workers - 1)]
+    assert sorted(sum((b.tolist() for b in it), batch.tolist())) == list(range(N))
 
 
 def test_a_dataset_that_has_no_state_now() -> None:
@@ -439,6 +630,9 @@ def test_map_style_without_workers() -> None:
     assert [b.tolist() for b in other] == [b.tolist() for b in it]
     with pytest.raises(ValueError, match="1 copy of the dataset"):
         make(Counts(), 2).load_state_dict(state)
+    list(loader)
+    with pytest.warns(UserWarning, match="1 copy of the dataset .* it is not told that"):
+        make(Counts(), 2).load_state_dict(loader.state_dict())
 
 
 def test_map_style_with_workers_is_not_asked() -> None:
