@@ -299,6 +299,30 @@ def test_into_a_living_persistent_loader() -> None:
         assert values(loader) == batches[5:]
 
 
+def test_an_epoch_whose_beginning_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for then is waited for by the next."""
+    loader = make(ByIterator(), 2, persistent_workers=True)
+    batches = [b[:, 0].tolist() for b in loader]
+    it = iter(loader)
+    for on_its_way, left in ((0, 3), (1, 3), (9, 2), (9, 1)):  # batches, or markers
+        next(it)
+        wait_for, waits = it._supervisor.wait_for, []
+
+        def wait(*what: Any, stops: Any = (on_its_way, left), real: Any = wait_for,
+                 waits: Any = waits, it: Any = it) -> None:  # fmt: skip
+            if len(waits) == stops[0] or (not it._blocks and len(it._markers) == stops[1]):
+                raise KeyboardInterrupt
+            waits.append(what)
+            real(*what)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(it._supervisor, "wait_for", wait)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        it = iter(loader)
+    assert [b[:, 0].tolist() for b in it] == batches
+
+
 def test_out_of_order_the_rest_comes_once() -> None:
     loader = make(ByIterator(), 3, in_order=False)
     it = iter(loader)
