@@ -386,6 +386,35 @@ def test_what_has_failed_has_ended() -> None:
         ], done
 
 
+class Stumbles(IterableDataset):
+    """Whose iterator goes on behind what it cannot read, and has no state."""
+
+    def __iter__(self) -> Any:
+        rows = Rows(*place(), N)
+
+        def read() -> Any:
+            row = next(rows, None)
+            if row is not None and row[0] == 9:
+                raise LookupError("sample 9")
+            return row
+
+        return iter(read, None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_has_failed_fails_unseen_when_it_is_made_again(workers: int) -> None:
+    whole = caught(make(Stumbles(), workers))
+    assert whole[2] == "LookupError"
+    it = iter(loader := make(Stumbles(), workers))
+    next(it), next(it)
+    with pytest.raises(LookupError):
+        next(it)
+    state = loader.state_dict()
+    other = make(Stumbles(), workers)
+    other.load_state_dict(state)
+    assert [[r[0] for r in b] for b in caught(other)] == [[r[0] for r in b] for b in whole[3:]]
+
+
 class Mute(ByIterator):
     """Whose second worker cannot say where it is."""
 
