@@ -249,7 +249,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset, or its iterator, that has ``state_dict()`` and ``load_state_dict()`` (as
         torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
         batch that each has delivered; where that raises, so does this. So is a sampler,
-        as of the last batch delivered. Where torch's own workers serve the loader (DataPipes,
+        as of the last batch delivered; with ``scheduling="static"``, ``batching="ready"`` and
+        ``on_error="replace"`` as of the end of the epoch before, and the epoch's indices are
+        drawn again. Where torch's own workers serve the loader (DataPipes,
         custom multiprocessing contexts), which count nothing, it knows the epoch and no position
         in it, and warns once.
         """

@@ -60,7 +60,12 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 tell_iterator(self._dataset_fetcher, snapshot)
                 for _ in range(again):
                     index = super()._next_index()  # type: ignore[no-untyped-call]
-                    self._dataset_fetcher.fetch(index)
+                    try:
+                        self._dataset_fetcher.fetch(index)
+                    except StopIteration:
+                        raise
+                    except Exception:
+                        pass  # the program has seen it
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None

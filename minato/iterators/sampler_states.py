@@ -73,7 +73,8 @@ class SamplerStates:
         #: behind each index; where batches are made again, or others take a sample's place, all
         #: indices are needed, and what counts is how the epoch began
         self._each = (
-            unit == "batch"
+            self._used
+            and unit == "batch"
             and loader.on_error != "replace"
             and (loader.num_workers == 0 or loader.scheduling != "static")
         )

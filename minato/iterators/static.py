@@ -44,6 +44,7 @@ class StaticIterator(MinatoIterator):
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by number of the batch
+        self._markers: list[Block] = []  # of an epoch that begins, by worker
         #: what a worker's dataset said of itself with a batch that is not delivered yet, or at
         #: its end
         self._stated: dict[int, bytes] = {}
@@ -100,6 +101,7 @@ class StaticIterator(MinatoIterator):
         """Other random streams are wanted: new workers."""
         self._shutdown_workers()
         self._blocks.clear()
+        self._markers.clear()
         self._start_workers(loader, self._supervisor)
 
     def _next_data(self) -> Any:
@@ -130,14 +132,22 @@ class StaticIterator(MinatoIterator):
         """Lets workers finish what the last epoch left (their random streams go on from
         there), throws it away, and makes new fetchers: torch's resume marker."""
         engine = self._engine
-        markers = [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
-        unread = [sent.block for sent in self._blocks.values() if sent.answer is None]
-        for number, block in enumerate([*unread, *markers], -len(unread)):
+        markers = self._markers  # of one that was interrupted, too
+        markers += [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
+        for number, sent in list(self._blocks.items()):
+            if sent.answer is None:
+                self._supervisor.wait_for(sent.block, functools.partial(engine.poll, sent.block))
+                engine.retire(sent.block)
+            del self._blocks[number]
+        while markers:
+            block, worker = markers[0], self._num_workers - len(markers)
             self._supervisor.wait_for(block, functools.partial(engine.poll, block))
-            if number >= 0 and self._iterable and engine.poll(block) == 1:
-                self._note_begin(number, block)
-            engine.retire(block)
-        self._blocks.clear()
+            del markers[0]
+            try:
+                if worker >= 0 and self._iterable and engine.poll(block) == 1:
+                    self._note_begin(worker, block)
+            finally:
+                engine.retire(block)
 
     def _note_begin(self, worker: int, block: Block) -> None:
         (_worker, _row0, _nrows, pickled, buffers) = self._engine.envelopes(block)[0]
@@ -252,8 +262,8 @@ class StaticIterator(MinatoIterator):
         number = self._rcvd_idx - 1 if self._in_order else self._got
         worker_idx = self._made_by.pop(number)
         self._workers_num_tasks[worker_idx] -= 1
-        self._try_put_index()
         stated = self._stated.pop(number, None)
+        self._try_put_index()
         if isinstance(data, Failure) and data.at_start:
             self._position.errors += 1
             data.reraise()

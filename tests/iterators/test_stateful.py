@@ -299,6 +299,30 @@ def test_into_a_living_persistent_loader() -> None:
         assert values(loader) == batches[5:]
 
 
+def test_an_epoch_whose_beginning_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for then is waited for by the next."""
+    loader = make(ByIterator(), 2, persistent_workers=True)
+    batches = [b[:, 0].tolist() for b in loader]
+    it = iter(loader)
+    for on_its_way, left in ((0, 3), (1, 3), (9, 2), (9, 1)):  # batches, or markers
+        next(it)
+        wait_for, waits = it._supervisor.wait_for, []
+
+        def wait(*what: Any, stops: Any = (on_its_way, left), real: Any = wait_for,
+                 waits: Any = waits, it: Any = it) -> None:  # fmt: skip
+            if len(waits) == stops[0] or (not it._blocks and len(it._markers) == stops[1]):
+                raise KeyboardInterrupt
+            waits.append(what)
+            real(*what)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(it._supervisor, "wait_for", wait)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        it = iter(loader)
+    assert [b[:, 0].tolist() for b in it] == batches
+
+
 def test_out_of_order_the_rest_comes_once() -> None:
     loader = make(ByIterator(), 3, in_order=False)
     it = iter(loader)
@@ -360,6 +384,35 @@ def test_what_has_failed_has_ended() -> None:
         assert [b if b == "LookupError" else [r[0] for r in b] for b in caught(other)] == [
             b if b == "LookupError" else [r[0] for r in b] for b in whole[done:]
         ], done
+
+
+class Stumbles(IterableDataset):
+    """Whose iterator goes on behind what it cannot read, and has no state."""
+
+    def __iter__(self) -> Any:
+        rows = Rows(*place(), N)
+
+        def read() -> Any:
+            row = next(rows, None)
+            if row is not None and row[0] == 9:
+                raise LookupError("sample 9")
+            return row
+
+        return iter(read, None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_has_failed_fails_unseen_when_it_is_made_again(workers: int) -> None:
+    whole = caught(make(Stumbles(), workers))
+    assert whole[2] == "LookupError"
+    it = iter(loader := make(Stumbles(), workers))
+    next(it), next(it)
+    with pytest.raises(LookupError):
+        next(it)
+    state = loader.state_dict()
+    other = make(Stumbles(), workers)
+    other.load_state_dict(state)
+    assert [[r[0] for r in b] for b in caught(other)] == [[r[0] for r in b] for b in whole[3:]]
 
 
 class Mute(ByIterator):
