@@ -192,11 +192,12 @@ class TestHome:
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_a_dataset_that_keeps_what_it_decoded(self, shuffle: bool) -> None:
-        """By chance a quarter are made at home: in the third and fourth epoch 72 and 54 miss."""
+        """By chance a quarter are made at home: in the third and fourth epoch 72 and 54 miss.
+        On a busy machine, where a home that is late is not waited for, there are fewer there."""
         loader = make(Keeps(128), shuffle=shuffle, batch_size=16, persistent_workers=True)
         assert openings(loader) == 128
         openings(loader)
-        few(settled(loader, epochs=2), 42)
+        few(settled(loader, epochs=2), 56)
 
 
 class TestNothingToGain:
