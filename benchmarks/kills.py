@@ -33,6 +33,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import common
+import numpy as np
 import psutil
 import torch
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler
@@ -277,18 +278,14 @@ def peers(names: list[str], runs: int) -> dict[str, list[dict[str, Any]]]:
 # ---- the whole ------------------------------------------------------------------------------
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def report(rows: dict[str, dict[str, Any]], others: dict[str, list[dict[str, Any]]]) -> str:
     lines = []
     for name, found in rows.items():
-        back = found["recovered"] or [0.0]
+        p50, p99 = np.quantile(found["recovered"] or [0.0], [0.5, 0.99], method="higher")
         lines.append([
             name, str(found["kills"]), str(found["epochs"]), str(found["lost"]),
             str(found["doubled"]), str(found["changed"]), str(found["out of order"]),
-            f"{percentile(back, 0.5) * 1e3:.0f} ms", f"{percentile(back, 0.99) * 1e3:.0f} ms",
+            f"{p50 * 1e3:.0f} ms", f"{p99 * 1e3:.0f} ms",
             f"{found['most'] * 1e3:.0f} ms", describe_left(found["left"]),
         ])  # fmt: skip
     head = ["minato", "kills", "epochs", "lost", "doubled", "changed", "misordered", "back, p50",
