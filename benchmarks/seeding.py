@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato.seeding import plans
+from minato.seeding import generator_states
 from minato._core import Seeder
 
 Step = Callable[[int], Any]
@@ -27,14 +27,14 @@ Step = Callable[[int], Any]
 
 def only(label: str, force: str | None = None) -> Step:
     """Seeding of one global generator."""
-    entries = [e for e in plans.plan_all((), (), force) if e[0] == label]
+    entries = [e for e in generator_states.plan_all((), (), force) if e[0] == label]
     seed = Seeder._from_plans(entries).seed
     return lambda position: seed(1, 2, position)
 
 
 def private(*generators: Any) -> Step:
     """Seeding of private generators alone."""
-    entries = plans.plan_all(generators, (), None)[3:]
+    entries = generator_states.plan_all(generators, (), None)[3:]
     seed = Seeder._from_plans(entries).seed
     return lambda position: seed(1, 2, position)
 

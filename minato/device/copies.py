@@ -5,7 +5,7 @@ Life of a batch here:
 1. ``begin`` (the stage's thread, or the caller's where there is none) gives each tensor a
    place that copies can read, begins its copy, and records an event after the last.
    Samples of a pipeline that ends on the device are finished there, behind their copies and
-   before the event (``tail.py``).
+   before the event (``operators.py``).
 2. What the copies read stays with the copier until that event has passed.  It is then
    dropped, and its memory is free for the next batch: not earlier, whatever the program does.
 3. ``hand_over`` (the caller's thread) makes the caller's current stream wait for the event,
@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .operators import Split, Tail
 from .provider import Provider
 from .slots import Lock, Slots
-from .tail import Split, Tail
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4

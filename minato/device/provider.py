@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from .operators import Job, differs, finisher_of
 from .slots import Driver, cuda_driver, cut
-from .tail import Job, differs, finisher_of
 
 if TYPE_CHECKING:
     from .._ops import Finisher

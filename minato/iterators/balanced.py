@@ -15,8 +15,8 @@ from ..transport.shape import Shape
 from ..workers.executor import Executor
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
+from ..workers.on_error import REPLACE
 from ..workers.pool import Pool
-from ..workers.tolerance import REPLACE
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended

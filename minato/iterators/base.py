@@ -28,18 +28,18 @@ from torch.utils.data.dataloader import (
 )
 
 from .. import _core
+from ..device.operators import split
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
 from ..device.stage import DeviceStage
-from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress
 from ..workers.executor import Executor
 from ..workers.pool import Pool, WorkerHandle, start_method_context
-from .errors_allowed import ErrorsAllowed
+from .between_epochs import memo_of
 from .failures import Amended
-from .memo import memo_of
+from .max_errors import ErrorsAllowed
 from .position import BASE_SEED, Position
 from .supervisor import Supervisor
 

@@ -11,8 +11,8 @@ import torch
 
 from .._core import Block, Engine
 from ..errors import Failure, WorkerLost, describe_death
+from ..workers.on_error import Amiss
 from ..workers.process import BATCH
-from ..workers.tolerance import Amiss
 
 
 class Told(Failure):

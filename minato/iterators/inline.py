@@ -13,21 +13,21 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from .._system import CORE
 from ..device.copies import Copier
+from ..device.operators import split
 from ..device.provider import provider_for
-from ..device.tail import split
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
 from ..stateful import Kept, Snapshot, begin_anew, may_be_asked, read, tell, tell_iterator
-from .memo import memo_of
+from .between_epochs import memo_of
 from .position import BASE_SEED, Position
 
 if CORE:
     from ..seeding.here import SeededFetcher, TolerantFetcher
+    from ..workers.on_error import Ahead, Spares, Tolerant
     from ..workers.process import AllLeftOut
-    from ..workers.tolerance import Ahead, Spares, Tolerant
-    from .errors_allowed import ErrorsAllowed
     from .failures import Amended
+    from .max_errors import ErrorsAllowed
 
 
 class InlineIterator(_SingleProcessDataLoaderIter):

@@ -15,10 +15,10 @@ from .._core import Engine, Epoch
 from ..state import Progress, sampler_of
 from ..workers.job import offered
 from ..workers.native import integers
-from ..workers.tolerance import Ahead, Spares
+from ..workers.on_error import Ahead, Spares
+from .between_epochs import Memo
 from .form import Form
 from .locality import Groups
-from .memo import Memo
 from .position import Position
 from .window import Window
 

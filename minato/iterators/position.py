@@ -14,11 +14,11 @@ from ..state import (
     Progress, Sources, State, Start, all_global, global_generators, put_global,
 )  # fmt: skip
 from ..stateful import Kept
-from .memo import Memo
+from .between_epochs import Memo
 from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:
-    from .errors_allowed import ErrorsAllowed
+    from .max_errors import ErrorsAllowed
 
 #: torch's attribute of an iterator, which its position keeps
 BASE_SEED: Any = property(

@@ -21,8 +21,8 @@ from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
+from ..workers.on_error import REPLACE
 from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
-from ..workers.tolerance import REPLACE
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused

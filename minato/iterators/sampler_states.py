@@ -23,7 +23,7 @@ from ..state import Progress, sampler_of
 from ..stateful import SHARE, is_stateful, tell
 
 if TYPE_CHECKING:
-    from .memo import Memo
+    from .between_epochs import Memo
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
 CHEAP_NS = 50_000

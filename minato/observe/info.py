@@ -113,9 +113,9 @@ def _torch_extension() -> str:
 def _device_operators() -> str:
     if "minato" not in sys.modules:
         return "unknown: minato did not import"
-    from minato.device import tail
+    from minato.device import operators
 
-    return tail.told()
+    return operators.told()
 
 
 def build() -> dict[str, Any]:

@@ -31,8 +31,8 @@ from ..workers.process import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
+    from ..iterators.between_epochs import Memo
     from ..iterators.failures import Amended
-    from ..iterators.memo import Memo
     from ..iterators.supervisor import Supervisor
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling

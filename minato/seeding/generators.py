@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from .._core import Seeder
 from ..workers.job import behind_subsets
-from .plans import (
+from .generator_states import (
     GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
 )
 

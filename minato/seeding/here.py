@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from ..workers.job import by_sample, fetches_batches
+from ..workers.on_error import Tolerant
 from ..workers.process import Unseeded, collated, made, tolerated
-from ..workers.tolerance import Tolerant
 from .generators import Growing
 
 #: what a place in the epoch stands for: domains of the seeds, as in workers/process.py

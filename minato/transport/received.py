@@ -10,10 +10,10 @@ import pickle
 from typing import Any
 
 from ..errors import Failure
+from ..workers.on_error import Amiss
 from ..workers.process import (
     AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE, STATED,
 )  # fmt: skip
-from ..workers.tolerance import Amiss
 from . import messages
 from .layouts import Layout
 

@@ -107,7 +107,7 @@ class Job:
     splits: bool = False  # batches that one worker makes may be split
     probing: bool = False  # workers find out what sending a sample takes
     places: bool = False  # default_collate's batches may go into rows
-    on_error: str = "raise"  # see workers/tolerance.py
+    on_error: str = "raise"  # see workers/on_error.py
     #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
     zygote: int = 0  # its process id

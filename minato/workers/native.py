@@ -22,17 +22,17 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from ..errors import Failure, native_impossible
-from ..seeding.plans import STREAM_HOOK
+from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.shape import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .job import behind_subsets, by_sample, offered
+from .on_error import RAISE, Tolerant, split_spares
 from .process import (
     AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, in_its_place, parted,
 )  # fmt: skip
 from .threads import ThreadPool
-from .tolerance import RAISE, Tolerant, split_spares
 
 #: of struct mn_native_pipeline, minato/ops.h
 _KEYED_BY_SAMPLE = 1
@@ -127,7 +127,7 @@ class Offer:
 
 def offer_of(loader: Any, dataset: Any) -> Offer | None:
     """What native workers would run for this loader, or None: process workers serve it.
-    dataset: its own, or what stands for that (device/tail.py).
+    dataset: its own, or what stands for that (device/operators.py).
 
     Raises:
         ValueError: worker_type="native", and they cannot.

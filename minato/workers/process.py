@@ -27,7 +27,7 @@ from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
 from . import environment, signals
 from .job import by_sample, fetches_batches, Job, offered
-from .tolerance import RAISE, REPLACE, Amiss, Fatal, Tolerant, split_spares
+from .on_error import RAISE, REPLACE, Amiss, Fatal, Tolerant, split_spares
 
 #: kinds of tasks, numbers of csrc/workers/mn_message.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)

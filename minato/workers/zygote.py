@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .._system_errors import NOT_STARTED
-from ..seeding import plans
+from ..seeding import generator_states
 from . import environment, grace, signals
 from .job import Job, count_threads
 from .pickled import opened_here
@@ -335,6 +335,6 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
     if job.seed_per_sample and zygote.start == FORKED:
-        plans.probe_globals()
+        generator_states.probe_globals()
     gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
     zygote.run()

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato import _ops, ops
-from minato.device import tail
+from minato.device import operators
 
 from .emulated import IMAGE, ROOT, Emulated, build
 from .fake import Fake
@@ -121,7 +121,7 @@ def test_what_differs_is_found(tmp_path: Path, name: str, text: str, other: str)
     fake = Fake()
     try:
         fake.finisher = Emulated(build(tmp_path, {name: (text, other)})).finisher
-        said = tail.differs(fake)
+        said = operators.differs(fake)
     finally:
         fake.close()
     assert said is not None and "other bytes than those of the host" in said
@@ -129,7 +129,7 @@ def test_what_differs_is_found(tmp_path: Path, name: str, text: str, other: str)
 
 def test_a_device_that_agrees_is_believed(fake: Fake, emulated: Emulated) -> None:
     fake.finisher = emulated.finisher
-    assert tail.differs(fake) is None
+    assert operators.differs(fake) is None
 
 
 # ---- the driver ------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ def ptx(*flags: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(tail.kernels() is None, reason="built without nvcc")
+@pytest.mark.skipif(operators.kernels() is None, reason="built without nvcc")
 def test_the_kernels_that_were_built_round_each_operation() -> None:
     """What serves later devices is text in the file; the code for others comes of the same."""
-    image = tail.kernels() or b""
+    image = operators.kernels() or b""
     text = image.decode("latin-1")
     assert text.count(".visible .entry mn_finish_kernel") == 1
     found = set(re.findall(r"\b(?:add|sub|mul|div|sqrt)\.\S*f(?:32|64)\b", text))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minato.device import provider as providers
+from minato.device.operators import differs
 from minato.device.provider import TorchProvider, provider_for, target, torchs
-from minato.device.tail import differs
 
 from .emulated import Emulated
 

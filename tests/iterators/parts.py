@@ -10,8 +10,8 @@ import torch
 
 import minato
 from minato._core import CostModel, Epoch
+from minato.iterators.between_epochs import memo_of
 from minato.iterators.form import Form
-from minato.iterators.memo import memo_of
 from minato.iterators.planner import Hints, Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window

@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
 
 import minato
+from minato.iterators.between_epochs import memo_of
 from minato.iterators.locality import Groups, key_of
-from minato.iterators.memo import memo_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

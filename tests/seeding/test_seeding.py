@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import minato
-from minato.seeding import plans
+from minato.seeding import generator_states
 from minato._core import Seeder
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
@@ -379,7 +379,7 @@ def test_unknown_layout_falls_back_to_the_same_bytes(
     private = [PRIVATE[n]() for n in PRIVATE]
     Seeder(private).seed(1, 2, 3)
     filled = [public_state(g) for g in private], global_states()
-    monkeypatch.setattr(plans, layout, lambda *args: None)
+    monkeypatch.setattr(generator_states, layout, lambda *args: None)
     seeder = Seeder(private)
     assert "setstate" in seeder.describe().values()
     seeder.seed(7, 7, 7)
@@ -389,7 +389,7 @@ def test_unknown_layout_falls_back_to_the_same_bytes(
 
 
 def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_torch_layout", lambda: None)
+    monkeypatch.setattr(generator_states, "_torch_layout", lambda: None)
     seeder = Seeder()
     assert seeder.describe()["torch"] == "called"
     seeder.seed(1, 2, 3)
@@ -397,13 +397,13 @@ def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("probe,args", [
-    (plans._random_layout, ()), (plans._torch_layout, ()),
-    (plans._random_state_layout, (np.random.RandomState,)),
-    *((plans._bitgen_layout, (getattr(np.random, n),)) for n in BIT_GENERATORS)])
+    (generator_states._random_layout, ()), (generator_states._torch_layout, ()),
+    (generator_states._random_state_layout, (np.random.RandomState,)),
+    *((generator_states._bitgen_layout, (getattr(np.random, n),)) for n in BIT_GENERATORS)])
 def test_probe_notices_a_state_that_is_not_as_written(
         probe: Any, args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.__wrapped__(*args)  # past the cache
-    seeded_by = plans._seeded_by
+    seeded_by = generator_states._seeded_by
 
     def other_words(plan: Any) -> tuple[bytes, int]:
         raw, seed = seeded_by(plan)
@@ -412,20 +412,24 @@ def test_probe_notices_a_state_that_is_not_as_written(
     def other_blob(raw: bytes, seed: int) -> bytes:
         return bytes(5056)
 
-    monkeypatch.setattr(plans, "_seeded_by", other_words)
-    monkeypatch.setattr(plans, "_torch_blob", other_blob)
+    monkeypatch.setattr(generator_states, "_seeded_by", other_words)
+    monkeypatch.setattr(generator_states, "_torch_blob", other_blob)
     assert probe.__wrapped__(*args) is None
 
 
 def test_torch_is_probed_on_the_cpu_whatever_the_default_device() -> None:
     with torch.device("meta"):
-        assert plans._torch_layout.__wrapped__()  # type: ignore[attr-defined]
+        assert generator_states._torch_layout.__wrapped__()  # type: ignore[attr-defined]
 
 
 class Inherited(torch.utils.data.Dataset):
     """Sample i: how many probes of the global generators its worker began life with."""
 
-    probes = (plans._random_layout, plans._random_state_layout, plans._torch_layout)
+    probes = (
+        generator_states._random_layout,
+        generator_states._random_state_layout,
+        generator_states._torch_layout,
+    )
 
     def __len__(self) -> int:
         return 4
@@ -493,7 +497,7 @@ class FakeLock:
 
 
 def locked_seeder(lock: FakeLock) -> Seeder:
-    plan = list(plans.plan_bitgen(np.random.PCG64(1)))
+    plan = list(generator_states.plan_bitgen(np.random.PCG64(1)))
     assert plan[0] == "fill"
     plan[2] = lock
     return Seeder._from_plans([("locked", 16, tuple(plan))])

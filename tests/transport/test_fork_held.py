@@ -14,7 +14,7 @@ import torch
 import minato
 from minato import _core
 from minato.transport import fork as _fork
-from minato.iterators.memo import memo_of
+from minato.iterators.between_epochs import memo_of
 
 
 class Big(torch.utils.data.Dataset):

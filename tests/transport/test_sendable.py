@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.memo import memo_of
+from minato.iterators.between_epochs import memo_of
 from minato.transport.sendable import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

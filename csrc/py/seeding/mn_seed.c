@@ -35,7 +35,7 @@ struct mn_seed_watch {
 struct mn_seeder {
     PyObject_HEAD
     const struct mn_seed_isa *isa;
-    PyObject *plan_bitgen;      /* minato.seeding.plans', for exchanged ones */
+    PyObject *plan_bitgen;      /* minato.seeding.generator_states', for exchanged ones */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
     struct mn_seed_target *targets;
@@ -84,7 +84,7 @@ load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
     return 0;
 }
 
-/* seeding: the module minato.seeding.plans; entries: what its plan_all returns. */
+/* seeding: the module minato.seeding.generator_states; entries: what its plan_all returns. */
 static PyObject *
 new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
 {
@@ -110,7 +110,7 @@ seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &force)) {
         return NULL;
     }
-    PyObject *seeding = PyImport_ImportModule("minato.seeding.plans");
+    PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
     if (seeding == NULL) {
         return NULL;
     }
@@ -131,7 +131,7 @@ seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyObject *
 seeder_from_plans(PyObject *type, PyObject *entries)
 {
-    PyObject *seeding = PyImport_ImportModule("minato.seeding.plans");
+    PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
     if (seeding == NULL) {
         return NULL;
     }

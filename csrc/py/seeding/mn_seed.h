@@ -6,7 +6,7 @@
  * target's state (mn_seed_mix.h) and puts them there by one of
  *
  *   fill   written straight into the generator object's memory, at offsets that
- *          minato/seeding/plans.py found by search and checked against the public API
+ *          minato/seeding/generator_states.py found by search and checked against the public API
  *   torch  written into a tensor that torch's own Generator.set_state takes
  *   call   handed to a Python function that goes through the generator's public API
  *   hook   no words: a function that takes a 63-bit seed

@@ -1,7 +1,7 @@
 /* One generator (or seed function) that a Seeder seeds; see mn_seed.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Offsets come from minato/seeding/plans.py and are checked here only against the
+ * Offsets come from minato/seeding/generator_states.py and are checked here only against the
  * size of the object they point into.
  */
 #ifndef MN_SEED_TARGET_H
@@ -76,7 +76,7 @@ struct mn_seed_target {
     struct mn_seed_fixed_list owner_fixed;
 };
 
-/* Makes a target of (label, stream, plan), written by minato/seeding/plans.py. On
+/* Makes a target of (label, stream, plan), written by minato/seeding/generator_states.py. On
  * failure nothing is held and an exception is set. */
 int
 mn_seed_target_open(struct mn_seed_target *t, PyObject *entry);

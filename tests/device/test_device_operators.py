@@ -15,7 +15,7 @@ from torch.utils.data import Subset, default_collate
 import minato
 from minato import ops
 from minato.device import provider as providers
-from minato.device import tail
+from minato.device import operators
 
 from .emulated import Emulated
 from .fake import SECONDS, Fake
@@ -223,9 +223,10 @@ def test_where_nothing_runs_operators(fake: Fake, dataset: ops.VolumeDataset) ->
 def test_the_switch(
     able: Fake, dataset: ops.VolumeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(tail.SWITCH, "0")
+    monkeypatch.setenv(operators.SWITCH, "0")
     assert on_host(able, dataset) == "MINATO_DEVICE_OPERATORS=0"
-    assert tail.told().endswith("switched off by MINATO_DEVICE_OPERATORS=0") or not tail.kernels()
+    switched_off = operators.told().endswith("switched off by MINATO_DEVICE_OPERATORS=0")
+    assert switched_off or not operators.kernels()
 
 
 def test_a_loader_without_device_asks_for_nothing(dataset: ops.VolumeDataset) -> None:
@@ -340,16 +341,16 @@ def test_an_early_end_leaves_nothing(able: Fake, dataset: ops.VolumeDataset) -> 
 
 
 def test_a_pipeline_that_was_changed_under_a_loader(able: Fake, files: Any) -> None:
-    volume = tail.Volume(torch.int16, torch.float32, (1, 2, 2, 2))
+    volume = operators.Volume(torch.int16, torch.float32, (1, 2, 2, 2))
     recipes = torch.zeros((3, 6), dtype=torch.int64)
     for shape, dtype in (((3, 1, 2, 2, 3), torch.int16), ((3, 1, 2, 2, 2), torch.float32)):
         with pytest.raises(RuntimeError, match="make a new loader"):
-            tail.Tail(["Cast"], [volume]).finish(
+            operators.Tail(["Cast"], [volume]).finish(
                 able, able.stream(), [torch.zeros(shape, dtype=dtype), recipes]
             )
     with pytest.raises(RuntimeError, match="make a new loader"):
         volumes = torch.zeros((3, 1, 2, 2, 2), dtype=torch.int16)
-        tail.Tail(["Cast", "Cast"], [volume]).finish(able, able.stream(), [volumes, recipes])
+        operators.Tail(["Cast", "Cast"], [volume]).finish(able, able.stream(), [volumes, recipes])
 
 
 # ---- torch's own devices ---------------------------------------------------------------------
@@ -406,12 +407,13 @@ def test_other_accelerators_have_none() -> None:
 
 
 def test_info_tells_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(tail.SWITCH, raising=False)
+    monkeypatch.delenv(operators.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
-    monkeypatch.setattr(tail, "KERNELS", str(tmp_path / "kernels"))
+    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr("minato.device.slots.CUDA", "libnowhere.so.1")
-    assert "built (2 KiB" in tail.told() and "not loaded" in tail.told()
+    assert "built (2 KiB" in operators.told() and "not loaded" in operators.told()
     monkeypatch.setattr("minato.device.slots.CUDA", "libm.so.6")
-    assert tail.told() == "built (2 KiB for CUDA devices)"
-    monkeypatch.setattr(tail, "KERNELS", str(tmp_path / "none"))
-    assert tail.told().startswith("not built") and tail.finisher_of(0) == tail.NOT_BUILT
+    assert operators.told() == "built (2 KiB for CUDA devices)"
+    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
+    assert operators.told().startswith("not built")
+    assert operators.finisher_of(0) == operators.NOT_BUILT
