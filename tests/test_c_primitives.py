@@ -54,7 +54,7 @@ PROGRAMS = {
     "mn_engine": Program(("mn_cputime_process", "mn_engine_poll")),
     "mn_worker": Program(),
     "mn_native": Program(),
-    "mn_results": Program(),
+    "mn_checked_results": Program(),
     "mn_arena": Program(),
     "mn_pagelocks": Program(),
     "mn_crew": Program(),
@@ -559,15 +559,15 @@ MUTANTS = {
         ENGINE + "mn_supervise.c", "            mn_batch_accept_envelopes(e, b);\n", "",
         "mn_worker"),
     "results: envelopes may lie anywhere": Mutant(
-        ENGINE + "mn_results.c",
+        ENGINE + "mn_checked_results.c",
         "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
-        "", "mn_results", kinds=("plain",)),
+        "", "mn_checked_results", kinds=("plain",)),
     "results: parts may end anywhere": Mutant(
-        ENGINE + "mn_results.c", " && out->bytes <= len - out->at", "", "mn_results",
-        kinds=("plain",)),
+        ENGINE + "mn_checked_results.c", " && out->bytes <= len - out->at", "",
+        "mn_checked_results", kinds=("plain",)),
     "results: reports may say anything": Mutant(
-        ENGINE + "mn_results.c", "sound = sound && known && there;", "sound = sound && there;",
-        "mn_results", kinds=("plain",)),
+        ENGINE + "mn_checked_results.c", "sound = sound && known && there;",
+        "sound = sound && there;", "mn_checked_results", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
         "mn_event_notify(&c->shm.ctl->trainer)", "mn_worker"),

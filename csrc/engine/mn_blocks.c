@@ -10,7 +10,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine_state.h"
-#include "engine/mn_results.h"
+#include "engine/mn_checked_results.h"
 
 static uint64_t
 align8(uint64_t n)

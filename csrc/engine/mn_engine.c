@@ -10,11 +10,11 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 #include "engine/mn_engine_sizes.h"
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_ready_rows.h"
-#include "engine/mn_scheduler.h"
+#include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_start_due.h"
 #include "engine/mn_supervise.h"
@@ -112,7 +112,7 @@ destroy(struct mn_engine *e)
     mn_plan_close(e->plan);
     mn_worker_views_close(&e->views);
     free(e->done.found);
-    mn_scheduler_close(e->scheduler);
+    mn_autoscale_close(e->autoscale);
     free(e->flight.by_task);
     mn_crew_close(&e->crew);
     if (e->shm.base != NULL) {
@@ -161,7 +161,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     bool scheduled = e->cfg.min_workers < e->cfg.max_workers;
     if (cfg->keep != NULL && scheduled) {
-        e->active = mn_scheduler_bound(e, cfg->keep->active);
+        e->active = mn_autoscale_bound(e, cfg->keep->active);
     }
     e->cfg.keep = NULL; /* the caller's */
     mn_memory_file_init(&e->file);
@@ -186,7 +186,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = open_parts(e);
     }
     if (rc == 0 && scheduled) {
-        rc = mn_scheduler_open(&e->scheduler, e->cfg.max_workers, cfg->keep);
+        rc = mn_autoscale_open(&e->autoscale, e->cfg.max_workers, cfg->keep);
     }
     if (rc < 0) {
         destroy(e);
@@ -205,8 +205,8 @@ engine_main(void *arg)
     struct mn_event *event = &e->shm.ctl->engine;
     for (;;) {
         mn_event_prepare_wait(event);
-        if (e->scheduler != NULL) {
-            mn_scheduler_look(e, mn_now_ns());
+        if (e->autoscale != NULL) {
+            mn_autoscale_look(e, mn_now_ns());
         }
         mn_watch_look(&e->watch, mn_now_ns());
         mn_mutex_lock(&e->mutex);
@@ -214,10 +214,10 @@ engine_main(void *arg)
         /* First, because it lets go of the mutex, and nobody who is due waits for that. */
         bool busy = !closing && mn_arena_reclaim(&e->arena, mn_now_ns());
         busy |= mn_engine_step(e);
-        if (e->scheduler != NULL && !closing) {
-            mn_scheduler_tick(e, mn_now_ns());
+        if (e->autoscale != NULL && !closing) {
+            mn_autoscale_tick(e, mn_now_ns());
         }
-        int64_t nap = e->scheduler != NULL ? mn_scheduler_nap(e) : WATCH_NS;
+        int64_t nap = e->autoscale != NULL ? mn_autoscale_nap(e) : WATCH_NS;
         nap = e->plan != NULL ? mn_plan_nap(e->plan, mn_now_ns(), nap) : nap;
         mn_engine_unlock(e);
         if (closing || busy) {
@@ -429,11 +429,11 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
 {
     mn_mutex_lock(&e->mutex);
     bool got = mn_next_delivery_pick(e, sequence, block_off);
-    bool seen = e->scheduler != NULL && first && (got || !ahead);
+    bool seen = e->autoscale != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
         const struct mn_plan *p = e->plan;
         int64_t before = (int64_t)mn_a64_load_relaxed(&p->prefetched) + ahead;
-        mn_scheduler_saw(e, mn_next_delivery_ready(e) + before, p->dispatch.rates.window);
+        mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, p->dispatch.rates.window);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
     uint32_t n = got ? 0 : mn_start_due(e);

@@ -40,7 +40,7 @@
 #include "engine/mn_blocks.h"
 #include "engine/mn_engine_config.h"
 #include "schedule/mn_plan.h"
-#include "engine/mn_results.h"
+#include "engine/mn_checked_results.h"
 
 /* 0 or -errno. Workers' entries start WANTED. */
 int

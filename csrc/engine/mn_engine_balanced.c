@@ -6,7 +6,7 @@
 #include <errno.h>
 
 #include "base/mn_assert.h"
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 #include "engine/mn_learn.h"
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_ready_rows.h"

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 struct mn_shared_costs;
-struct mn_scheduler_keep;
+struct mn_autoscale_keep;
 
 struct mn_engine_config {
     uint32_t workers;       /* to begin with */
@@ -29,7 +29,7 @@ struct mn_engine_config {
     bool ready_mixes;       /* of several, where that is of use; else as they were planned */
     bool keeps;             /* workers may keep what they have opened: neighbours are kept
                              * together where that was measured to be cheaper */
-    const struct mn_scheduler_keep *keep; /* of the last iterator's scheduler, or NULL */
+    const struct mn_autoscale_keep *keep; /* of the last iterator's scheduler, or NULL */
 };
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 #include "schedule/mn_forming.h"
 #include "engine/mn_next_delivery.h"
 #include "schedule/mn_planned.h"
@@ -91,9 +91,9 @@ mn_engine_health(struct mn_engine *e)
 }
 
 bool
-mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out)
+mn_engine_autoscale(struct mn_engine *e, struct mn_autoscale_log *out)
 {
-    const struct mn_scheduler *s = e->scheduler;
+    const struct mn_autoscale *s = e->autoscale;
     if (s == NULL) {
         return false;
     }
@@ -102,10 +102,10 @@ mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out)
     out->low = e->cfg.min_workers;
     out->high = e->cfg.max_workers;
     out->stragglers = s->stragglers;
-    out->keep = mn_scheduler_keep(e);
-    out->n = s->nlog < MN_SCHEDULER_LOG ? s->nlog : MN_SCHEDULER_LOG;
+    out->keep = mn_autoscale_keep(e);
+    out->n = s->nlog < MN_AUTOSCALE_LOG ? s->nlog : MN_AUTOSCALE_LOG;
     for (uint32_t i = 0; i < out->n; i++) {
-        out->last[i] = s->log[(s->nlog - out->n + i) % MN_SCHEDULER_LOG];
+        out->last[i] = s->log[(s->nlog - out->n + i) % MN_AUTOSCALE_LOG];
     }
     mn_mutex_unlock(&e->mutex);
     return true;

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "schedule/mn_plan.h"
-#include "engine/mn_scheduler.h"
+#include "engine/mn_autoscale.h"
 #include "engine/mn_waits.h"
 #include "workers/mn_message.h"
 #include "workers/mn_tasks.h"
@@ -82,18 +82,18 @@ struct mn_health
 mn_engine_health(struct mn_engine *e);
 
 /* What the number of workers is decided on; low and high are its bounds. */
-struct mn_scheduler_log {
+struct mn_autoscale_log {
     uint32_t active;
     uint32_t low, high;
     uint64_t stragglers;
-    struct mn_scheduler_keep keep;
+    struct mn_autoscale_keep keep;
     uint32_t n;
-    struct mn_decision last[MN_SCHEDULER_LOG]; /* [n], oldest first */
+    struct mn_decision last[MN_AUTOSCALE_LOG]; /* [n], oldest first */
 };
 
 /* False where the number of workers is fixed. */
 bool
-mn_engine_scheduler(struct mn_engine *e, struct mn_scheduler_log *out);
+mn_engine_autoscale(struct mn_engine *e, struct mn_autoscale_log *out);
 
 /* ---- batches ------------------------------------------------------------------------- */
 

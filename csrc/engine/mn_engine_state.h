@@ -10,14 +10,14 @@
  *     mn_engine_balanced   what the caller tells the plan
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
- *     mn_scheduler    how many workers there should be
+ *     mn_autoscale    how many workers there should be
  *     mn_start_due    what the plan says should start: blocks, run queues
  *     mn_next_delivery   which batch is delivered next
  *     mn_ready_rows   batches formed of what is ready
  *     mn_learn        what batches have cost
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and ended
- *     mn_results      what workers wrote, copied out and checked
+ *     mn_checked_results   what workers wrote, copied out and checked
  *     mn_batch        batches in flight
  *
  * Lock.  One, mutex, which next() takes.  It guards everything below but what is marked, and the
@@ -45,7 +45,7 @@
 #include "workers/mn_tasks.h"
 #include "workers/mn_watch.h"
 
-struct mn_scheduler;
+struct mn_autoscale;
 
 /* A block in flight as the trainer knows it; private memory. */
 struct mn_batch {
@@ -95,7 +95,7 @@ struct mn_engine {
     struct mn_crew crew;
     struct mn_watch watch;   /* of its processes; the engine's thread only */
     uint32_t active;         /* workers that should be there, standby ones not counted */
-    struct mn_scheduler *scheduler; /* NULL: the number of workers is fixed */
+    struct mn_autoscale *autoscale; /* NULL: the number of workers is fixed */
     struct mn_plan *plan;    /* balanced scheduling; NULL: static */
     struct mn_form form;     /* of what starts now */
     struct mn_worker_views views;

@@ -4,8 +4,8 @@
 #include <errno.h>
 
 #include "engine/mn_engine.h"
-#include "engine/mn_engine_internal.h"
-#include "engine/mn_scheduler.h"
+#include "engine/mn_engine_state.h"
+#include "engine/mn_autoscale.h"
 #include "os/mn_proc.h"
 
 int
@@ -53,11 +53,11 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
 int
 mn_engine_move_to(struct mn_engine *e, int32_t workers)
 {
-    if (e->scheduler == NULL) {
+    if (e->autoscale == NULL) {
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
-    mn_scheduler_move(e, workers);
+    mn_autoscale_move(e, workers);
     mn_engine_unlock(e);
     return 0;
 }

@@ -3,6 +3,7 @@
  */
 #include "engine/mn_learn.h"
 
+#include "engine/mn_checked_results.h"
 #include "schedule/mn_plan.h"
 #include "engine/mn_shared_costs.h"
 

@@ -6,7 +6,7 @@
 #ifndef MN_LEARN_H
 #define MN_LEARN_H
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 
 /* Teaches the cost model what a finished batch's rows have cost, once. */
 void

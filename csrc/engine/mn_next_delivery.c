@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "engine/mn_checked_results.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_planned.h"
 #include "engine/mn_ready_rows.h"

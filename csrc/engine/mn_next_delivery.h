@@ -8,7 +8,7 @@
 #ifndef MN_NEXT_DELIVERY_H
 #define MN_NEXT_DELIVERY_H
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 
 /* Batches done and not taken: in order from the head on, or (up to starved_below) all. */
 int64_t

@@ -4,6 +4,7 @@
 #include "engine/mn_ready_rows.h"
 
 #include "base/mn_assert.h"
+#include "engine/mn_checked_results.h"
 #include "schedule/mn_forming.h"
 #include "engine/mn_learn.h"
 #include "schedule/mn_planned.h"

@@ -7,7 +7,7 @@
 #ifndef MN_READY_ROWS_H
 #define MN_READY_ROWS_H
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 
 /* Forms the next batch if it can be, and else notes whether one could be mixed. Whether there
  * is one. */

@@ -4,6 +4,7 @@
 #include "engine/mn_start_due.h"
 
 #include "base/mn_error.h"
+#include "engine/mn_checked_results.h"
 #include "engine/mn_learn.h"
 #include "engine/mn_next_delivery.h"
 #include "schedule/mn_planned.h"

@@ -12,7 +12,7 @@
 #ifndef MN_START_DUE_H
 #define MN_START_DUE_H
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 
 /* Starts what should start now. Returns how many tasks went to the run queues. */
 uint32_t

@@ -3,6 +3,7 @@
  */
 #include "engine/mn_supervise.h"
 
+#include "engine/mn_checked_results.h"
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_start_due.h"
 #include "os/mn_clock.h"

@@ -6,7 +6,7 @@
 #ifndef MN_SUPERVISE_H
 #define MN_SUPERVISE_H
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 
 /* Sweeps the dead, grants leases, drops abandoned blocks, starts what should start. True if
  * anything was done. */

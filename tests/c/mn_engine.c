@@ -10,7 +10,7 @@
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_planned.h"
-#include "engine/mn_scheduler.h"
+#include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_cputime.h"
 #include "os/mn_thread.h"
@@ -147,10 +147,10 @@ slow_samples_are_watched_without_the_mutex(void)
     while (mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state) == MN_WORKER_EMPTY) {
         now += 40000000;
         CHECK(now < UINT64_C(2000000000));
-        mn_scheduler_look(e, now);
+        mn_autoscale_look(e, now);
         mn_mutex_lock(&e->mutex);
         locked = e;
-        mn_scheduler_tick(e, now);
+        mn_autoscale_tick(e, now);
         locked = NULL;
         mn_mutex_unlock(&e->mutex);
     }

@@ -159,7 +159,7 @@ extern const char mn_engine_page_locks_doc[];
 PyObject *
 mn_engine_py_page_locks(PyObject *self, PyObject *ignored);
 
-/* mn_engine_look.c: methods that report */
+/* mn_engine_snapshot.c: methods that report */
 extern const char mn_engine_envelopes_doc[];
 PyObject *
 mn_engine_py_envelopes(PyObject *self, PyObject *args);

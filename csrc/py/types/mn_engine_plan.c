@@ -479,8 +479,8 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     if (e == NULL) {
         return NULL;
     }
-    struct mn_scheduler_log log;
-    if (!mn_engine_scheduler(e, &log)) {
+    struct mn_autoscale_log log;
+    if (!mn_engine_autoscale(e, &log)) {
         Py_RETURN_NONE;
     }
     PyObject *list = PyList_New(log.n);

@@ -76,7 +76,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "max_workers", "straggler_seconds", "keep", "blocks",
                             "keeps", "ready_batch", "ready_bound",
                             "ready_mixes", NULL};
-    struct mn_scheduler_keep keep;
+    struct mn_autoscale_keep keep;
     const char *kept = NULL;
     Py_ssize_t kept_size = 0;
     unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/mn_error.h"
-#include "engine/mn_results.h"
+#include "engine/mn_checked_results.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 #include "py/transport/mn_envelope.h"

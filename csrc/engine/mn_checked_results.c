@@ -1,7 +1,7 @@
-/* mn_results.c - see mn_results.h.
+/* mn_checked_results.c - see mn_checked_results.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_results.h"
+#include "engine/mn_checked_results.h"
 
 #include <errno.h>
 #include <string.h>

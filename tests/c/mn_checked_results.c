@@ -1,4 +1,4 @@
-/* mn_results: every field that a worker writes, with values that make no sense.
+/* mn_checked_results: every field that a worker writes, with values that make no sense.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The trainer finds out before it uses any of them, has another worker do the task again, tells
@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "engine/mn_scheduler.h"
+#include "engine/mn_autoscale.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 
@@ -429,8 +429,8 @@ entries_that_make_no_sense(void)
         mn_a64_store_relaxed(&mn_queue_at(&e->shm, MN_QUEUE_NORMAL)->hint, value);
         (void)rig_step(e);
         mn_mutex_lock(&e->mutex);
-        mn_scheduler_saw(e, 0, 4);
-        mn_scheduler_tick(e, now += 3000000000u);
+        mn_autoscale_saw(e, 0, 4);
+        mn_autoscale_tick(e, now += 3000000000u);
         mn_engine_unlock(e);
     }
     CHECK_EQ(mn_event_commit_wait(&k->event, WAIT_NS), 0); /* it does not spin */

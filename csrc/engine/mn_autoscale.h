@@ -1,4 +1,4 @@
-/* mn_scheduler.h - how many workers there are: grows, shrinks, and stands in for slow ones.
+/* mn_autoscale.h - how many workers there are: grows, shrinks, and stands in for slow ones.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Part of the engine, run by its thread under its mutex; exists when the number of workers may
@@ -10,8 +10,8 @@
  *            a core is idle, or the flagged sample waits rather than computes; it leaves when
  *            that sample is done.  Nothing is ever run twice.
  */
-#ifndef MN_SCHEDULER_H
-#define MN_SCHEDULER_H
+#ifndef MN_AUTOSCALE_H
+#define MN_AUTOSCALE_H
 
 #include <stdint.h>
 
@@ -19,7 +19,7 @@
 
 struct mn_engine;
 
-#define MN_SCHEDULER_LOG 64u
+#define MN_AUTOSCALE_LOG 64u
 
 /* One change of the number of workers, or of the reason not to. */
 struct mn_decision {
@@ -31,7 +31,7 @@ struct mn_decision {
 };
 
 /* What one iterator leaves to the next. */
-struct mn_scheduler_keep {
+struct mn_autoscale_keep {
     uint32_t active;
     struct mn_workers policy;
 };
@@ -58,7 +58,7 @@ struct mn_facts {
     uint64_t private_bytes; /* of the worker that has done most */
 };
 
-struct mn_scheduler {
+struct mn_autoscale {
     struct mn_workers policy;
     struct mn_facts facts; /* the engine thread's, as all else here but for the log */
     uint64_t last_ns;
@@ -68,47 +68,47 @@ struct mn_scheduler {
     uint64_t occupancy_sum, occupancy_n;
     struct mn_flag *flags; /* one a worker entry */
     uint64_t stragglers;   /* samples flagged so far */
-    struct mn_decision log[MN_SCHEDULER_LOG];
+    struct mn_decision log[MN_AUTOSCALE_LOG];
     uint32_t nlog;         /* in all; the ring holds the last ones */
 };
 
-/* workers: at most. keep: NULL, or what mn_scheduler_keep gave; its count is the caller's to
+/* workers: at most. keep: NULL, or what mn_autoscale_keep gave; its count is the caller's to
  * start with. */
 int
-mn_scheduler_open(struct mn_scheduler **out, uint32_t workers,
-                  const struct mn_scheduler_keep *keep);
+mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
+                  const struct mn_autoscale_keep *keep);
 
 /* Mutex held. */
-struct mn_scheduler_keep
-mn_scheduler_keep(const struct mn_engine *e);
+struct mn_autoscale_keep
+mn_autoscale_keep(const struct mn_engine *e);
 
 void
-mn_scheduler_close(struct mn_scheduler *s);
+mn_autoscale_close(struct mn_autoscale *s);
 
 /* Asks the system what the next tick may need, without the mutex: whoever takes a batch must
  * not wait for that. The engine thread. */
 void
-mn_scheduler_look(struct mn_engine *e, uint64_t now_ns);
+mn_autoscale_look(struct mn_engine *e, uint64_t now_ns);
 
 /* Looks at the clock and does what is due. Mutex held. */
 void
-mn_scheduler_tick(struct mn_engine *e, uint64_t now_ns);
+mn_autoscale_tick(struct mn_engine *e, uint64_t now_ns);
 
 /* The nearest number of workers within the bounds. */
 uint32_t
-mn_scheduler_bound(const struct mn_engine *e, uint32_t workers);
+mn_autoscale_bound(const struct mn_engine *e, uint32_t workers);
 
 /* Brings the number of workers to this, within the bounds, as if it had been
  * decided; decisions go on from there. Mutex held. */
 void
-mn_scheduler_move(struct mn_engine *e, int32_t target);
+mn_autoscale_move(struct mn_engine *e, int32_t target);
 
 /* How long the engine thread may sleep until the next tick. */
 int64_t
-mn_scheduler_nap(struct mn_engine *e);
+mn_autoscale_nap(struct mn_engine *e);
 
 /* The consumer asked for a batch: how full the queue was. */
 void
-mn_scheduler_saw(struct mn_engine *e, int64_t ready, int64_t window);
+mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window);
 
 #endif

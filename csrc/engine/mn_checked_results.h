@@ -1,4 +1,4 @@
-/* mn_results.h - what workers have written, copied out and checked before anybody uses it.
+/* mn_checked_results.h - what workers have written, copied out and checked before anybody uses it.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Workers run other people's code in C, which may write where it must not.  So nothing that a
@@ -13,8 +13,8 @@
  * All of it under the engine's mutex, but for reading what has been accepted: that is the
  * caller's who was given the batch.
  */
-#ifndef MN_RESULTS_H
-#define MN_RESULTS_H
+#ifndef MN_CHECKED_RESULTS_H
+#define MN_CHECKED_RESULTS_H
 
 #include <stdbool.h>
 #include <stdint.h>

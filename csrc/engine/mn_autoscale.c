@@ -1,12 +1,12 @@
-/* mn_scheduler.c - see mn_scheduler.h.
+/* mn_autoscale.c - see mn_autoscale.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_scheduler.h"
+#include "engine/mn_autoscale.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/mn_engine_internal.h"
+#include "engine/mn_engine_state.h"
 #include "engine/mn_next_delivery.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
@@ -31,8 +31,8 @@
 #define NAP_MOST_NS INT64_C(100000000)
 
 int
-mn_scheduler_open(struct mn_scheduler **out, uint32_t workers,
-                  const struct mn_scheduler_keep *keep)
+mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
+                  const struct mn_autoscale_keep *keep)
 {
     *out = calloc(1, sizeof(**out));
     if (*out == NULL) {
@@ -51,14 +51,14 @@ mn_scheduler_open(struct mn_scheduler **out, uint32_t workers,
     return 0;
 }
 
-struct mn_scheduler_keep
-mn_scheduler_keep(const struct mn_engine *e)
+struct mn_autoscale_keep
+mn_autoscale_keep(const struct mn_engine *e)
 {
-    return (struct mn_scheduler_keep){e->active, e->scheduler->policy};
+    return (struct mn_autoscale_keep){e->active, e->autoscale->policy};
 }
 
 void
-mn_scheduler_close(struct mn_scheduler *s)
+mn_autoscale_close(struct mn_autoscale *s)
 {
     if (s != NULL) {
         free(s->flags);
@@ -67,18 +67,18 @@ mn_scheduler_close(struct mn_scheduler *s)
 }
 
 void
-mn_scheduler_saw(struct mn_engine *e, int64_t ready, int64_t window)
+mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window)
 {
-    struct mn_scheduler *s = e->scheduler;
+    struct mn_autoscale *s = e->autoscale;
     s->occupancy_sum += (uint64_t)(ready >= window ? 1000 : 1000 * ready / window);
     s->occupancy_n++;
 }
 
 static void
-note(struct mn_scheduler *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
+note(struct mn_autoscale *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
      const struct mn_workers_input *in)
 {
-    struct mn_decision *d = &s->log[s->nlog++ % MN_SCHEDULER_LOG];
+    struct mn_decision *d = &s->log[s->nlog++ % MN_AUTOSCALE_LOG];
     *d = (struct mn_decision){.at_ns = now, .from = from, .to = to, .reason = reason};
     if (in != NULL) {
         d->occupancy = in->occupancy_permille;
@@ -105,7 +105,7 @@ start_one(struct mn_engine *e)
 }
 
 static bool
-is_standby(const struct mn_scheduler *s, uint32_t workers, int32_t w)
+is_standby(const struct mn_autoscale *s, uint32_t workers, int32_t w)
 {
     for (uint32_t i = 0; i < workers; i++) {
         if (s->flags[i].since_ns != 0 && s->flags[i].standby == w) {
@@ -132,7 +132,7 @@ end_one(struct mn_engine *e)
         uint32_t st = mn_a32_load_acquire(&k->state);
         bool there = st == MN_WORKER_STARTING || st == MN_WORKER_READY;
         if (there && mn_a32_load_relaxed(&k->leave) == 0 /* ours */
-            && !is_standby(e->scheduler, e->cfg.max_workers, (int32_t)w)) {
+            && !is_standby(e->autoscale, e->cfg.max_workers, (int32_t)w)) {
             ask_to_leave(e, w);
             return true;
         }
@@ -158,16 +158,16 @@ move_to(struct mn_engine *e, int32_t target)
 }
 
 uint32_t
-mn_scheduler_bound(const struct mn_engine *e, uint32_t workers)
+mn_autoscale_bound(const struct mn_engine *e, uint32_t workers)
 {
     uint32_t least = e->cfg.min_workers, most = e->cfg.max_workers;
     return workers < least ? least : workers < most ? workers : most;
 }
 
 void
-mn_scheduler_move(struct mn_engine *e, int32_t target)
+mn_autoscale_move(struct mn_engine *e, int32_t target)
 {
-    move_to(e, (int32_t)mn_scheduler_bound(e, target < 0 ? 0 : (uint32_t)target));
+    move_to(e, (int32_t)mn_autoscale_bound(e, target < 0 ? 0 : (uint32_t)target));
 }
 
 /* ---- what the system says ------------------------------------------------------------ */
@@ -211,7 +211,7 @@ static void
 look_at_flagged(struct mn_engine *e, uint64_t now)
 {
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        struct mn_flag *f = &e->scheduler->flags[w];
+        struct mn_flag *f = &e->autoscale->flags[w];
         if (f->since_ns == 0 || f->standby >= 0
             || (f->seen_ns != 0 && now - f->seen_ns < NAP_LEAST_NS)) {
             continue;
@@ -227,12 +227,12 @@ look_at_flagged(struct mn_engine *e, uint64_t now)
 }
 
 void
-mn_scheduler_look(struct mn_engine *e, uint64_t now)
+mn_autoscale_look(struct mn_engine *e, uint64_t now)
 {
-    struct mn_facts *f = &e->scheduler->facts;
+    struct mn_facts *f = &e->autoscale->facts;
     look_at_flagged(e, now);
     if (f->at_ns != 0
-        && (now - e->scheduler->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
+        && (now - e->autoscale->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
         return;
     }
     f->at_ns = now;
@@ -245,7 +245,7 @@ mn_scheduler_look(struct mn_engine *e, uint64_t now)
     }
     /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
      * look: what changes meanwhile is seen at the next. */
-    bool more = e->active < e->cfg.max_workers && e->scheduler->policy.dry != 0;
+    bool more = e->active < e->cfg.max_workers && e->autoscale->policy.dry != 0;
     if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
         pid_t pid = busiest(e);
         f->memory_ns = now;
@@ -278,14 +278,14 @@ rows_done(struct mn_engine *e)
 static bool
 is_time(struct mn_engine *e, uint64_t now, bool *sign)
 {
-    struct mn_scheduler *s = e->scheduler;
+    struct mn_autoscale *s = e->autoscale;
     uint64_t took = now - s->last_ns;
     if (took < INTERVAL_NS) {
         return false;
     }
     uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
     if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
-        mn_scheduler_saw(e, mn_next_delivery_ready(e), e->plan->dispatch.rates.window);
+        mn_autoscale_saw(e, mn_next_delivery_ready(e), e->plan->dispatch.rates.window);
     }
     *sign = s->occupancy_n != 0;
     return took >= INTERVALS_MOST * INTERVAL_NS
@@ -304,7 +304,7 @@ begun_of(const struct mn_worker *k, uint64_t now)
 static bool
 measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 {
-    struct mn_scheduler *s = e->scheduler;
+    struct mn_autoscale *s = e->autoscale;
     uint64_t busy = s->facts.machine_busy, total = s->facts.machine_total;
     uint64_t worker_ns = 0, cpu_ns = 0, rows = rows_done(e);
     uint64_t own_ns = s->facts.own_ns, queued_ns = s->facts.queued_ns, begun_ns = 0;
@@ -384,24 +384,24 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
     struct mn_workers_input in = {.workers = (int32_t)e->active,
                                   .min_workers = (int32_t)e->cfg.min_workers,
                                   .max_workers = (int32_t)e->cfg.max_workers,
-                                  .cores_milli = e->scheduler->facts.cores_milli,
+                                  .cores_milli = e->autoscale->facts.cores_milli,
                                   .room = INT32_MAX};
     if (!measure(e, now, &in) || !sign) {
         return;
     }
     in.backlog = backlog(e, &in);
     if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
-        in.room = room(&e->scheduler->facts);
+        in.room = room(&e->autoscale->facts);
     }
-    struct mn_workers_decision d = mn_workers_update(&e->scheduler->policy, &in);
-    const struct mn_scheduler *s = e->scheduler;
+    struct mn_workers_decision d = mn_workers_update(&e->autoscale->policy, &in);
+    const struct mn_autoscale *s = e->autoscale;
     bool news = d.target != in.workers
                 || (d.reason > MN_WORKERS_SETTLING
                     && (s->nlog == 0
-                        || s->log[(s->nlog - 1) % MN_SCHEDULER_LOG].reason
+                        || s->log[(s->nlog - 1) % MN_AUTOSCALE_LOG].reason
                                != (int32_t)d.reason));
     if (news) {
-        note(e->scheduler, now, in.workers, d.target, (int32_t)d.reason, &in);
+        note(e->autoscale, now, in.workers, d.target, (int32_t)d.reason, &in);
     }
     move_to(e, d.target);
 }
@@ -425,7 +425,7 @@ can_help(const struct mn_engine *e, const struct mn_flag *f)
     uint64_t watched = f->seen_ns - f->first_ns;
     bool waits = f->used_ns < watched / 2;
     return watched >= WATCH_FLAG_NS
-           && (waits || 1000 * (int64_t)e->active < e->scheduler->facts.cores_milli);
+           && (waits || 1000 * (int64_t)e->active < e->autoscale->facts.cores_milli);
 }
 
 static void
@@ -433,7 +433,7 @@ retire_standby(struct mn_engine *e, struct mn_flag *f, uint64_t now)
 {
     if (f->standby >= 0) {
         ask_to_leave(e, (uint32_t)f->standby);
-        note(e->scheduler, now, (int32_t)e->active + 1, (int32_t)e->active, -2, NULL);
+        note(e->autoscale, now, (int32_t)e->active + 1, (int32_t)e->active, -2, NULL);
     }
     f->since_ns = 0;
     f->standby = -1;
@@ -443,7 +443,7 @@ static void
 watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
-    struct mn_flag *f = &e->scheduler->flags[w];
+    struct mn_flag *f = &e->autoscale->flags[w];
     uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
     if (f->since_ns != 0 && since != f->since_ns) {
         retire_standby(e, f, now);
@@ -453,19 +453,19 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
     }
     if (f->since_ns == 0) {
         *f = (struct mn_flag){.since_ns = since, .standby = -1};
-        e->scheduler->stragglers++;
+        e->autoscale->stragglers++;
     }
     else if (f->standby < 0 && can_help(e, f)) {
         f->standby = start_one(e);
         if (f->standby >= 0) {
-            note(e->scheduler, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
+            note(e->autoscale, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
             mn_engine_wake_zygote(e);
         }
     }
 }
 
 void
-mn_scheduler_tick(struct mn_engine *e, uint64_t now)
+mn_autoscale_tick(struct mn_engine *e, uint64_t now)
 {
     if (mn_a32_load_acquire(&e->shm.ctl->stop) != 0) {
         return;
@@ -481,7 +481,7 @@ mn_scheduler_tick(struct mn_engine *e, uint64_t now)
 }
 
 int64_t
-mn_scheduler_nap(struct mn_engine *e)
+mn_autoscale_nap(struct mn_engine *e)
 {
     int64_t limit = straggler_after(e);
     int64_t nap = limit == INT64_MAX ? NAP_MOST_NS : limit / 4;
