@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from .._core import Block, Engine
+from .._core import Block, Engine, Loss
 from ..errors import Failure, WorkerLost, describe_death
 from ..workers.on_error import Amiss
 from ..workers.process import BATCH
@@ -101,10 +101,10 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
     #: number of the batch, a death's pid and status, and the samples that it took
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
-        for _worker, pid, status, row0, rows in engine.lost(part.block):
-            samples = _lost_of(part, row0, rows, engine.form(part.block)[0] == BATCH)
+        for loss in engine.lost(part.block):
+            samples = _lost_of(part, loss, engine.form(part.block)[0] == BATCH)
             if samples:
-                found.append((part.number, pid, status, samples))
+                found.append((part.number, loss.pid, loss.status, samples))
     number, pid, status, first = found[0]
     others = [index for *_, samples in found[1:] for index in samples]
     index = first if len(first) > 1 else first[0]
@@ -117,11 +117,12 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
     return Told(WorkerLost(text, pid, [*first, *others] if others else index, status))
 
 
-def _lost_of(part: Part, row0: int, rows: int, whole: bool) -> list[Any]:
-    """The indices of what is lost of a part with a task that was to make so many rows."""
+def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
+    """The indices of what is lost of a part with a task."""
     if whole:  # which one it was at is not known
         return part.indices if type(part.indices) is list else [part.indices]
-    return list(part.indices[max(row0, part.row0) : min(row0 + rows, part.row0 + part.rows)])
+    end = min(loss.row0 + loss.nrows, part.row0 + part.rows)
+    return list(part.indices[max(loss.row0, part.row0) : end])
 
 
 def no_room() -> Failure:

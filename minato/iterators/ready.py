@@ -278,10 +278,10 @@ class ReadyReceiver(Receiver):
     def _read(self, entries: dict[int, Entry], batch: Batch, block: Block, row: int) -> None:
         """What the row's task sent. If it failed, then for all rows of it that it has not sent."""
         reports = self.engine.reports(block)
-        for worker, row0, nrows, data, buffers in self.engine.envelopes(block, row):
-            failed = no_room() if data is None else None
+        for sent in self.engine.envelopes(block, row):
+            failed = no_room() if sent.pickle is None else None
             try:
-                found = received.rows(worker, row0, nrows, data, buffers) if data else []
+                found = received.rows(sent) if failed is None else []
             except Exception as error:
                 found, failed = [], Told(error)
             sound = failed is None
@@ -290,9 +290,9 @@ class ReadyReceiver(Receiver):
                 if what == ERROR:
                     obj.note = note(batch.number, batch.indices, made)
                     failed = failed or obj
-            for other in range(row0, row0 + nrows):
+            for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):
-                    entries[other] = ERROR, failed or Told(received.nonsense(worker))
+                    entries[other] = ERROR, failed or Told(received.nonsense(sent.worker))
                 entries.setdefault(other, (OBJECTS, None))
         if row not in entries and reports[row][0] == WRITTEN:
             entries[row] = OBJECTS, None

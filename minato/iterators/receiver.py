@@ -45,10 +45,10 @@ class Receives(Protocol):
 
 def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ...]:
     """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/process.py."""
-    (worker, _row0, _nrows, data, buffers) = engine.envelopes(block)[0]
-    if data is None:
+    sent = engine.envelopes(block)[0]
+    if sent.pickle is None:
         return FAILED, no_room()
-    answer = received.answer(worker, data, buffers)
+    answer = received.answer(sent)
     if answer[0] == AMISS:
         answer = amended(answer)
     status, data, *more = answer
@@ -67,19 +67,19 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def placed_batch(
-    engine: Engine, shape: Shape, block: Block, sent: Layout | None, most: int
+    engine: Engine, shape: Shape, block: Block, told: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
     """(status, payload) of a BATCH task whose samples, at most so many, may be in rows of the
-    layout that was sent along; and what the dataset says of itself."""
-    layout = sent if sent is not None and engine.form(block)[1] else None  # else: no room for rows
+    layout that its worker was told; and what the dataset says of itself."""
+    layout = told if told is not None and engine.form(block)[1] else None  # else: no room for rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
         shape.fits()
         return (OK, data), None
-    (worker, _row0, _nrows, pickled, buffers) = engine.envelopes(block)[0]
-    if pickled is None:
+    sent = engine.envelopes(block)[0]
+    if sent.pickle is None:
         return (FAILED, no_room()), None
-    answer, stated = received.placed(worker, pickled, buffers, layout, most)
+    answer, stated = received.placed(sent, layout, most)
     if answer[0] == AMISS:
         return amended(answer)[:2], stated
     status, data, *more = answer
@@ -92,7 +92,7 @@ def placed_batch(
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
-            shape.layout = received.layout(worker, more[0])
+            shape.layout = received.layout(sent.worker, more[0])
     return (status, data), stated
 
 
@@ -254,10 +254,11 @@ class Receiver:
         objects: dict[int, list[Any]] = {}
         amiss: list[Amiss] = []
         worker = left_out = 0
-        for worker, row0, nrows, data, buffers in engine.envelopes(block):
-            if data is None:
+        for sent in engine.envelopes(block):
+            worker = sent.worker
+            if sent.pickle is None:
                 return no_room()
-            for row, what, obj in received.rows(worker, row0, nrows, data, buffers):
+            for row, what, obj in received.rows(sent):
                 if what == ERROR:
                     obj.note = note(batch.number, batch.indices, row)
                     return obj  # the first in the order of rows, as torch has it

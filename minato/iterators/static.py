@@ -150,8 +150,8 @@ class StaticIterator(MinatoIterator):
                 engine.retire(block)
 
     def _note_begin(self, worker: int, block: Block) -> None:
-        (_worker, _row0, _nrows, pickled, buffers) = self._engine.envelopes(block)[0]
-        stated = None if pickled is None else received.begun(worker, pickled, buffers)
+        sent = self._engine.envelopes(block)[0]
+        stated = None if sent.pickle is None else received.begun(sent)
         if stated is not None:
             self._progress.kept[worker].came(stated)
 
@@ -253,8 +253,9 @@ class StaticIterator(MinatoIterator):
         batch = self._blocks[numbers[0]]
         lost = batch.answer is None and engine.poll(batch.block) == LOST
         if lost and self._workers_status[batch.worker]:
-            _worker, pid, status, _row0, _nrows = engine.lost(batch.block)[0]
-            raise WorkerLost(describe_death(pid, status), pid, batch.index, status)
+            loss = engine.lost(batch.block)[0]
+            died = describe_death(loss.pid, loss.status)
+            raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
 
     def _process_data(self, data: Any, worker: int | None = None) -> Any:

@@ -197,7 +197,8 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
     balanced = served.balanced
     mean = cost["mean_ns"] * _NS
     scheduler = pool.engine.scheduler() if balanced else None
-    reasons = [d[3] for d in scheduler["decisions"] if d[3] >= 0] if scheduler else []
+    decisions = scheduler["decisions"] if scheduler else []
+    reasons = [one.reason for one in decisions if one.reason >= 0]
     slowest = _slowest(costs, 1)
     workers = out["workers"] if pool.kind == "process" else []
     return Facts(
@@ -274,16 +275,16 @@ def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
         "stragglers": s["stragglers"],
         "decisions": [
             {
-                "at": at * _NS,
-                "from": before,
-                "to": after,
-                "why": why,
-                "occupancy": occupancy / 1000,
-                "cpu": cpu / 1000,
-                "wait": wait / 1000,
-                "rate": rate,
+                "at": one.at_ns * _NS,
+                "from": one.before,
+                "to": one.after,
+                "why": one.text,
+                "occupancy": one.occupancy / 1000,
+                "cpu": one.cpu / 1000,
+                "wait": one.wait / 1000,
+                "rate": one.rate,
             }
-            for at, before, after, _reason, why, occupancy, cpu, wait, rate in s["decisions"]
+            for one in s["decisions"]
         ],
     }
 

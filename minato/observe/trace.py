@@ -159,27 +159,28 @@ class Trace:
         epoch, number, tasks = self.engine.spans(block)
         common: dict[str, Any] = {"epoch": epoch, "batch": number}
         events: list[dict[str, Any]] = []
-        for worker, attempt, kind, why, row0, _nrows, done, wall, cpu, rows in tasks:
-            begin, tid = done - wall, FIRST_WORKER + worker
-            args = {**common, "why": WHY[why], **({"attempt": attempt} if attempt else {})}
-            if kind == COLLATE:
+        for task in tasks:
+            begin, wall, tid = task.done_ns - task.wall_ns, task.wall_ns, FIRST_WORKER + task.worker
+            why, cpu = WHY[task.why], task.cpu_ns / 1000
+            args = {**common, "why": why, **({"attempt": task.attempt} if task.attempt else {})}
+            if task.kind == COLLATE:
                 name = f"collate {number}"
-                args["cpu_us"] = cpu / 1000
+                args["cpu_us"] = cpu
                 del args["why"]  # it starts when its samples are there
                 events.append(self._span(name, "collate", tid, begin, wall, **args))
                 continue
-            if kind == BATCH and not all(rows):
-                args.update(indices=_plain(indices), cpu_us=cpu / 1000)
+            if task.kind == BATCH and not all(task.rows):
+                args.update(indices=_plain(indices), cpu_us=cpu)
                 events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))
             else:
-                events += self._samples(indices, row0, rows, tid, begin, args)
-            if WHY[why] in DECISIONS:
-                events.append(self._instant(f"started {WHY[why]}", begin, **args, row=row0))
+                events += self._samples(indices, task.row0, task.rows, tid, begin, args)
+            if why in DECISIONS:
+                events.append(self._instant(f"started {why}", begin, **args, row=task.row0))
         if tasks:
-            begin = min(done - wall for *_, done, wall, _cpu, _rows in tasks)
-            events += self._batch(common, begin, max(task[6] for task in tasks))
-        for worker, pid, status, _row0, _nrows in self.engine.lost(block):
-            args = {**common, "worker": worker, "pid": pid, "status": status}
+            begin = min(task.done_ns - task.wall_ns for task in tasks)
+            events += self._batch(common, begin, max(task.done_ns for task in tasks))
+        for loss in self.engine.lost(block):
+            args = {**common, "worker": loss.worker, "pid": loss.pid, "status": loss.status}
             events.append(self._instant("given up", self._now(), **args))
         since = self._since(batch=number)
         spans = [e for e in events if e["ph"] == "X"]
@@ -279,10 +280,11 @@ class Trace:
                 )
         scheduler = self.engine.scheduler() if self.balanced else None
         fresh = scheduler["decisions"] if scheduler else []
-        for at, before, after, _reason, text, *_inputs in fresh:
-            if at > self.decisions:
-                self.decisions = at
-                events.append(self._instant(text, at, workers=after, before=before))
+        for one in fresh:
+            if one.at_ns > self.decisions:
+                self.decisions = one.at_ns
+                change = {"workers": one.after, "before": one.before}
+                events.append(self._instant(one.text, one.at_ns, **change))
         return events
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from .._core import Envelope
 from ..errors import Failure
 from ..workers.on_error import Amiss
 from ..workers.process import (
@@ -31,14 +32,15 @@ def nonsense(worker: int) -> RuntimeError:
     )
 
 
-def _loads(worker: int, data: bytes, buffers: list[Any] | None) -> Any:
+def _loads(sent: Envelope) -> Any:
+    """What is in it; there must have been room for that."""
     try:
-        return messages.loads(data, buffers or [])
+        return messages.loads(sent.pickle or b"", sent.buffers or [])
     except Exception as error:
         if hasattr(error, "add_note"):
-            error.add_note(_UNREADABLE.format(worker))
+            error.add_note(_UNREADABLE.format(sent.worker))
         elif isinstance(error, (pickle.UnpicklingError, EOFError)):  # of no class, for sure
-            raise RuntimeError(_UNREADABLE.format(worker)) from error
+            raise RuntimeError(_UNREADABLE.format(sent.worker)) from error
         raise
 
 
@@ -46,25 +48,25 @@ def _is_number(value: Any, most: float) -> bool:
     return type(value) is int and value < most
 
 
-def answer(worker: int, data: bytes, buffers: list[Any] | None) -> tuple[Any, ...]:
+def answer(sent: Envelope) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
     each of the first two. Or (AMISS, the first or None, what was wrong with samples)."""
-    got = _answer(worker, _loads(worker, data, buffers))
+    got = _answer(sent.worker, _loads(sent))
     if got[0] == AMISS:
         return got
     if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
-        raise nonsense(worker)
+        raise nonsense(sent.worker)
     return got
 
 
 def placed(
-    worker: int, data: bytes, buffers: list[Any] | None, layout: Layout | None, most: int
+    sent: Envelope, layout: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
     """Of a whole batch that may be in rows of a layout, most of them: (OK, data), (FAILED,
     failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above. (OK, data,
     layout) tells a layout, pickled or empty. And what the dataset says of itself."""
-    told, state = _stated(worker, _loads(worker, data, buffers))
-    got = _answer(worker, told)
+    told, state = _stated(sent.worker, _loads(sent))
+    got = _answer(sent.worker, told)
     if got[0] == AMISS:
         return got, state
     if got[0] == PLACED:
@@ -73,15 +75,15 @@ def placed(
         sound = len(got) == 2 or (got[0] == OK and type(got[2]) is bytes)
         sound = sound or (got[0] == FAILED and _is_number(got[2], 2**63))
     if not sound:
-        raise nonsense(worker)
+        raise nonsense(sent.worker)
     return got, state
 
 
-def begun(worker: int, data: bytes, buffers: list[Any] | None) -> bytes | None:
+def begun(sent: Envelope) -> bytes | None:
     """Of a new epoch: what the dataset says of itself."""
-    told, state = _stated(worker, _loads(worker, data, buffers))
-    if _answer(worker, told)[0] != OK:
-        raise nonsense(worker)
+    told, state = _stated(sent.worker, _loads(sent))
+    if _answer(sent.worker, told)[0] != OK:
+        raise nonsense(sent.worker)
     return state
 
 
@@ -134,15 +136,14 @@ def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
     return each and len(objects) == (rows if leaves else 0)
 
 
-def rows(
-    worker: int, row0: int, nrows: int, data: bytes, buffers: list[Any] | None
-) -> list[tuple[int, int, Any]]:
-    """Of these rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, LEFT_OUT
-    and REPLACED."""
-    got = _loads(worker, data, buffers)
-    if isinstance(got, list) and got and all(_is_entry(e, row0, row0 + nrows) for e in got):
+def rows(sent: Envelope) -> list[tuple[int, int, Any]]:
+    """Of rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, LEFT_OUT and
+    REPLACED."""
+    got = _loads(sent)
+    end = sent.row0 + sent.nrows
+    if isinstance(got, list) and got and all(_is_entry(e, sent.row0, end) for e in got):
         return got
-    raise nonsense(worker)
+    raise nonsense(sent.worker)
 
 
 def _is_entry(entry: Any, first: int, end: int) -> bool:

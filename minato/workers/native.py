@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
+from .._core import Task
 from ..errors import Failure, native_impossible
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
@@ -183,6 +184,11 @@ def integers(index: Any) -> Any:
 # ---- one worker --------------------------------------------------------------------------
 
 
+def _loaded(indices: Any) -> Any:
+    """What the sampler gave: as it is, or out of a pickle."""
+    return messages.loads(indices, []) if isinstance(indices, bytes) else indices
+
+
 class _Runner:
     """Answers what a worker's C loop hands to Python."""
 
@@ -197,73 +203,62 @@ class _Runner:
         if hook is not None:
             self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
 
-    def answer(self, task: tuple[Any, ...], mark: Callable[[int], None]) -> Any:
-        kind, _number, *place, row0, nrows, indices, spares, errors = task
-        rows = range(row0, row0 + nrows)
-        if errors is not None:
-            [(row, what, error)] = errors
+    def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
+        rows = range(task.row0, task.row0 + task.nrows)
+        if task.extras is not None:
+            [(row, what, error)] = task.extras
             if self.tolerant is None:
                 return [(row, what, self._failure(error))]
-            entry = self._mended(row, error, indices, spares, place)
+            entry = self._mended(row, error, task.indices, task)
             if entry[1] == ERROR:
                 return [entry]
-            return [entry, *self._rows(indices, spares, place, range(row + 1, rows.stop), mark)]
-        if kind == BATCH:
-            return self._batch(indices, spares, place)
-        return self._rows(indices, spares, place, rows, mark)
+            return [entry, *self._rows(task, range(row + 1, rows.stop), mark)]
+        if task.kind == BATCH:
+            return self._batch(task)
+        return self._rows(task, rows, mark)
 
-    def _mended(
-        self, row: int, error: Exception, indices: Any, spares: int, place: list[Any]
-    ) -> Entry:
+    def _mended(self, row: int, error: Exception, indices: Any, task: Task) -> Entry:
         """Of a row whose sample could not be made."""
         if self.tolerant is None:
             return row, ERROR, self._failure(error)
         return in_its_place(
-            self.tolerant, row, error, (indices, spares), lambda r, i: self._sample(i, r, place)
+            self.tolerant, row, error, (indices, task.spares), lambda r, i: self._sample(i, r, task)
         )
 
-    def _sample(self, index: Any, row: int, place: list[Any]) -> Any:
-        epoch, position, base_seed, seeded = place
-        if seeded and self.seeder is not None:
-            self.seeder.seed(base_seed, epoch, position + row, 0)
+    def _sample(self, index: Any, row: int, task: Task) -> Any:
+        if task.seeded and self.seeder is not None:
+            self.seeder.seed(task.base_seed, task.epoch, task.position + row, 0)
         return by_sample(self.dataset)[index]
 
-    def _rows(
-        self,
-        indices: Any,
-        spares: int,
-        place: list[Any],
-        rows: range,
-        mark: Callable[[int], None],
-    ) -> list[Entry]:
+    def _rows(self, task: Task, rows: range, mark: Callable[[int], None]) -> list[Entry]:
         entries: list[Entry] = []
         for row in rows:
             try:
-                every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
+                every = _loaded(task.indices)
                 index = every[row]
             except Exception as error:
                 return [(row, ERROR, self._failure(error))]
             try:
-                entries.append((row, SAMPLE, self._sample(index, row, place)))
+                entries.append((row, SAMPLE, self._sample(index, row, task)))
             except Exception as error:
-                entries.append(self._mended(row, error, every, spares, place))
+                entries.append(self._mended(row, error, every, task))
                 if entries[-1][1] == ERROR:
                     break  # torch stops at the first exception of a batch
             mark(row)
         return entries
 
-    def _batch(self, indices: Any, spares: int, place: list[Any]) -> Answer:
+    def _batch(self, task: Task) -> Answer:
         at: tuple[int, ...] = ()
         try:
             entries = []
-            every = messages.loads(indices, []) if isinstance(indices, bytes) else indices
-            own, _others = split_spares(every, spares)
+            every = _loaded(task.indices)
+            own, _others = split_spares(every, task.spares)
             for row, index in enumerate(own):
                 at = (row,)
                 try:
-                    entries.append((row, SAMPLE, self._sample(index, row, place)))
+                    entries.append((row, SAMPLE, self._sample(index, row, task)))
                 except Exception as error:
-                    entries.append(self._mended(row, error, every, spares, place))
+                    entries.append(self._mended(row, error, every, task))
                     if entries[-1][1] == ERROR:
                         return FAILED, entries[-1][2], row
             at = ()

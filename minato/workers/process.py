@@ -18,6 +18,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
+from .._core import Task
 from ..errors import Failure
 from ..seeding import init_states
 from ..state import all_global, put_global
@@ -45,8 +46,6 @@ Entry = tuple[int, int, Any]
 #: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
 #: None), (PLACED, rows, objects), (AMISS, ...) or (STATED, answer, snapshot)
 Answer = tuple[Any, ...]
-#: place of a task in the epoch, as the core's next() gives it
-Task = tuple[Any, ...]
 
 
 def prepare(job: Job, number: int) -> None:
@@ -145,11 +144,11 @@ class _Runner:
             self.learns, self.sending = False, (found,)
         return data
 
-    def rows(self, extras: list[Entry], task: Task) -> list[Entry]:
+    def rows(self, task: Task) -> list[Entry]:
         """Entries of an envelope of rows, exceptions wrapped."""
         return [
             self._failed(row, what, obj, task) if what in (ERROR, FATAL) else (row, what, obj)
-            for row, what, obj in extras
+            for row, what, obj in task.extras or ()
         ]
 
     def _failed(self, row: int, what: int, error: Exception, task: Task) -> Entry:
@@ -160,23 +159,23 @@ class _Runner:
 
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """What makes the sample of a row of a batch from an index."""
-        _number, epoch, position, base_seed, seeded = task
-        seeder = self.seeder if seeded and self.seeder is not None else Unseeded
+        seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
         dataset = by_sample(self.job.dataset)
 
         def get(row: int, index: Any) -> Any:
-            return made(seeder, (base_seed, epoch, position + row, 0), getitem, dataset, index)
+            place = (task.base_seed, task.epoch, task.position + row, 0)
+            return made(seeder, place, getitem, dataset, index)
 
         return get
 
-    def part(self, extras: list[Entry], task: Task) -> list[Entry]:
+    def part(self, task: Task) -> list[Entry]:
         """The same of rows that another worker may collate."""
         return [
             (row, what, obj) if _may_be_sent(what, obj) else (row, REFUSED, None)
-            for row, what, obj in self.rows(extras, task)
+            for row, what, obj in self.rows(task)
         ]
 
-    def collate(self, index: Any, parts: list[Any], task: Task) -> Answer:
+    def collate(self, task: Task, parts: list[Any]) -> Answer:
         """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
         followed by its row. What could not be sent is fetched again, all of it: seeds make
         it what it was."""
@@ -187,24 +186,22 @@ class _Runner:
         for row, what, obj in entries:
             if what == ERROR:
                 return FAILED, obj, row  # the first in the order of rows, as torch has it
-        spares = 0 if self.tolerant is None else self.indices()[1]
-        whole = len(entries) == len(index) - spares
+        whole = len(entries) == len(task.indices) - task.spares
         if not whole or any(what == REFUSED for _, what, _ in entries):
             self.sending = (-1,)
-            return self.batch(index, task)
-        number, epoch, _position, base_seed, seeded = task
+            return self.batch(task)
         samples, amiss = parted(entries)
         if not samples:
             return AMISS, None, amiss
         try:
-            if seeded and self.seeder is not None:
-                self.seeder.seed(base_seed, epoch, number, 2)
+            if task.seeded and self.seeder is not None:
+                self.seeder.seed(task.base_seed, task.epoch, task.number, 2)
             data = self.job.collate_fn(samples)
-            if not seeded or self.seeder is None or not self.seeder.renew():
+            if not task.seeded or self.seeder is None or not self.seeder.renew():
                 return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
             return FAILED, self._failure(error)
-        return self.batch(index, task)  # see collated()
+        return self.batch(task)  # see collated()
 
     def _not_begun(self, error: Exception) -> Failure:
         failure = Failure.of(error, self.where)
@@ -222,7 +219,7 @@ class _Runner:
             error = stop
         return Failure.of(error, self.where)
 
-    def batch(self, index: Any, task: Task) -> Answer:
+    def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""
         if self.init_failure is not None:
             return FAILED, self.init_failure
@@ -230,11 +227,11 @@ class _Runner:
             return EXHAUSTED, None
         self.row = ()
         try:
-            if isinstance(index, _IndexError):
-                raise index.error
+            if isinstance(task.indices, _IndexError):
+                raise task.indices.error
             if self.again:
-                self._make_again(index)
-            data = self._fetch(index, *task)
+                self._make_again(task.indices)
+            data = self._fetch(task)
             if type(data) is _Placed:
                 return PLACED, *data
             sending, self.sending = self.sending, ()
@@ -275,24 +272,21 @@ class _Runner:
             snapshots.rest()
         return None if told is None else (STATED, answer, told)
 
-    def _fetch(
-        self, index: Any, number: int, epoch: int, position: int, base_seed: int, seeded: int
-    ) -> Any:
-        job, seeder = self.job, self.seeder if seeded else None
+    def _fetch(self, task: Task) -> Any:
+        job, seeder = self.job, self.seeder if task.seeded else None
         if seeder is None:
             if not job.splits and self.tolerant is None:
-                return self.fetcher.fetch(index)
+                return self.fetcher.fetch(task.indices)
             seeder = Unseeded
-        samples = partial(self._samples, seeder, index, number, epoch, position, base_seed)
-        return collated(seeder, (base_seed, epoch, number, 2), samples, self.collate_fn)
+        samples = partial(self._samples, seeder, task)
+        place = (task.base_seed, task.epoch, task.number, 2)
+        return collated(seeder, place, samples, self.collate_fn)
 
-    def _samples(
-        self, seeder: Any, index: Any, number: int, epoch: int, position: int, base_seed: int
-    ) -> Any:
-        job = self.job
+    def _samples(self, seeder: Any, task: Task) -> Any:
+        job, index = self.job, task.indices
+        number, epoch, position, base_seed = task.number, task.epoch, task.position, task.base_seed
         if self.tolerant is not None:
-            task = number, epoch, position, base_seed, seeder is not Unseeded
-            return self._tolerated(self.tolerant, seeder, index, task)
+            return self._tolerated(self.tolerant, seeder, task)
         if not job.auto_collation:
             data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
             self.mark(0)
@@ -310,21 +304,18 @@ class _Runner:
                 self.sending = (sending_ns(data),)
         return data
 
-    def _tolerated(self, tolerant: Tolerant, seeder: Any, index: Any, task: Task) -> Any:
+    def _tolerated(self, tolerant: Tolerant, seeder: Any, task: Task) -> Any:
         """The samples of a batch, or one, as ``_samples`` gives them, whatever fails."""
         job = self.job
-        number, epoch, position, base_seed, _seeded = task
-        indices, spares = split_spares(index, self.indices()[1])
+        indices, spares = split_spares(task.indices, task.spares)
         if not job.auto_collation:  # spares need a list to lie in
             indices = indices[0] if job.on_error == REPLACE else indices
 
         def at(row: int) -> None:
             self.row = (row,)
 
-        place = base_seed, epoch, number, position
-        data = tolerated(
-            tolerant, seeder, job, indices, spares, place, (at, self.mark)
-        )
+        place = task.base_seed, task.epoch, task.number, task.position
+        data = tolerated(tolerant, seeder, job, indices, spares, place, (at, self.mark))
         self.row = ()
         if self.probing and job.auto_collation and not fetches_batches(job.dataset):
             self.probing = False
@@ -568,25 +559,23 @@ def main(job: Job, number: int) -> None:
             continue
         if task is False:
             return
-        kind, number_, epoch, position, base_seed, seeded, _row0, nrows, payload = task
-        place = (number_, epoch, position, base_seed, seeded)
-        if kind == RESUME:
+        if task.kind == RESUME:
             answer: Any = runner.resume()
-        elif kind == BATCH:
-            answer = runner.batch(payload, place)
+        elif task.kind == BATCH:
+            answer = runner.batch(task)
             if (stated := runner.stated(answer)) is not None:
                 answer = stated
-            elif answer[0] == PLACED and answer[1] == nrows and not answer[2]:
+            elif answer[0] == PLACED and answer[1] == task.nrows and not answer[2]:
                 answer = None  # its rows say it all
-        elif kind == COLLATE:
-            answer = runner.collate(payload, worker.parts(), place)
-        elif kind == PART:
-            answer = runner.part(payload, place)
+        elif task.kind == COLLATE:
+            answer = runner.collate(task, worker.parts())
+        elif task.kind == PART:
+            answer = runner.part(task)
         else:
-            answer = runner.rows(payload, place)
-        data, buffers = _encode(answer, runner.where, kind)
+            answer = runner.rows(task)
+        data, buffers = _encode(answer, runner.where, task.kind)
         stated = None
-        del task, payload, answer  # large samples must not outlive their sending
+        del task, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):
             return
         del data, buffers

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from minato._core import Envelope
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
 from minato.iterators.planner import Planner
@@ -44,7 +45,7 @@ def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     block = Block(sequence)
     engine.kinds[block] = kind
     data, buffers = messages.dumps(answer)
-    engine.data[block] = [(0, 0, 2, data, [bytearray(b) for b in buffers])]
+    engine.data[block] = [Envelope((0, 0, 2, data, [bytearray(b) for b in buffers]))]
     engine.ready.append(block)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from minato._core import Envelope
 from minato.errors import Failure
 from minato.transport import messages, received
 from minato.transport.layouts import Layout, proven
@@ -21,9 +22,14 @@ PLAIN = Layout((6,))
 FAILURE = Failure.of(KeyError("wrong"), "in DataLoader worker process 3")
 
 
+def sent(data: bytes, *buffers: Any) -> Envelope:
+    """A message of worker 3."""
+    return Envelope((3, 0, 2, data, [bytearray(buffer) for buffer in buffers]))
+
+
 def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
     data, buffers = messages.dumps(answer)
-    return received.placed(3, data, [bytearray(buffer) for buffer in buffers], layout, most)[0]
+    return received.placed(sent(data, *buffers), layout, most)[0]
 
 
 @pytest.mark.parametrize("answer", [
@@ -60,17 +66,17 @@ def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) ->
 def test_what_a_dataset_says_of_itself() -> None:
     for answer in ((OK, "data"), (EXHAUSTED, None), (PLACED, 2, [])):
         data, _buffers = messages.dumps((STATED, answer, b"words"))
-        assert received.placed(3, data, [], PLAIN, 2) == (answer, b"words")
-    assert received.begun(3, messages.dumps((STATED, (OK, None), b"words"))[0], []) == b"words"
-    assert received.begun(3, messages.dumps((OK, None))[0], []) is None
+        assert received.placed(sent(data), PLAIN, 2) == (answer, b"words")
+    assert received.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
+    assert received.begun(sent(messages.dumps((OK, None))[0])) is None
     with pytest.raises(RuntimeError, match="worker 3 has sent makes no sense"):
-        received.begun(3, messages.dumps((EXHAUSTED, None))[0], [])
+        received.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
 
 
 def test_only_who_may_place_is_believed_to_have() -> None:
     data, buffers = messages.dumps((PLACED, 1, []))
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
-        received.answer(3, data, list(buffers))
+        received.answer(sent(data, *buffers))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])

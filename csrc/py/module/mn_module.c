@@ -165,7 +165,8 @@ core_exec(PyObject *module)
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    if (mn_pending_open(st) < 0 || mn_engine_add_type(module, st) < 0
+    if (mn_pending_open(st) < 0 || mn_records_add_types(module, st) < 0
+        || mn_engine_add_type(module, st) < 0
         || mn_block_add_type(module, st) < 0 || mn_epoch_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
         || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
@@ -191,6 +192,11 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->layout_type);
     Py_VISIT(st->view_type);
     Py_VISIT(st->pagelock_type);
+    Py_VISIT(st->task_type);
+    Py_VISIT(st->envelope_type);
+    Py_VISIT(st->loss_type);
+    Py_VISIT(st->span_type);
+    Py_VISIT(st->decision_type);
     Py_VISIT(st->costs_type);
     Py_VISIT(st->tensor_type);
     Py_VISIT(st->from_view);
@@ -215,6 +221,11 @@ core_clear(PyObject *module)
     Py_CLEAR(st->layout_type);
     Py_CLEAR(st->view_type);
     Py_CLEAR(st->pagelock_type);
+    Py_CLEAR(st->task_type);
+    Py_CLEAR(st->envelope_type);
+    Py_CLEAR(st->loss_type);
+    Py_CLEAR(st->span_type);
+    Py_CLEAR(st->decision_type);
     Py_CLEAR(st->costs_type);
     Py_CLEAR(st->tensor_type);
     Py_CLEAR(st->from_view);

@@ -27,6 +27,12 @@ struct mn_state {
     PyTypeObject *view_type;
     PyTypeObject *costs_type;
     PyTypeObject *pagelock_type;
+    /* records: mn_records.h */
+    PyTypeObject *task_type;
+    PyTypeObject *envelope_type;
+    PyTypeObject *loss_type;
+    PyTypeObject *span_type;
+    PyTypeObject *decision_type;
     /* torch, bound by bind_torch(): the core itself is built without its headers */
     PyTypeObject *tensor_type;          /* torch.Tensor */
     const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
@@ -61,6 +67,8 @@ mn_state_of_type(PyTypeObject *type);
 void
 mn_faults_arm(void);
 
+int
+mn_records_add_types(PyObject *module, struct mn_state *st);
 int
 mn_engine_add_type(PyObject *module, struct mn_state *st);
 int

@@ -7,6 +7,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
+#include "py/module/mn_records.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
 
@@ -460,8 +461,7 @@ mn_engine_py_place(PyObject *self, PyObject *args)
 
 const char mn_engine_scheduler_doc[] =
     "scheduler() -> {active, low, high, stragglers, decisions, keep} | None\n\n"
-    "decisions: (at_ns, from, to, reason, text, occupancy, cpu, wait, rate), oldest first;\n"
-    "shares in permille, rate in samples a second. keep: for the next Engine of the loader.";
+    "decisions: [Decision], oldest first. keep: for the next Engine of the loader.";
 
 static const char *
 reason_text(int32_t reason)
@@ -475,8 +475,9 @@ PyObject *
 mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     struct mn_engine *e = planner(self);
-    if (e == NULL) {
+    if (st == NULL || e == NULL) {
         return NULL;
     }
     struct mn_autoscale_log log;
@@ -486,9 +487,10 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     PyObject *list = PyList_New(log.n);
     for (uint32_t i = 0; list != NULL && i < log.n; i++) {
         const struct mn_decision *d = &log.last[i];
-        PyObject *one = Py_BuildValue("(Kiiisiiid)", (unsigned long long)d->at_ns, d->from,
-                                      d->to, d->reason, reason_text(d->reason), d->occupancy,
-                                      d->cpu, d->wait, (double)d->rate_milli / 1000.0);
+        PyObject *one = mn_record(st->decision_type, "(Kiiisiiid)",
+                                  (unsigned long long)d->at_ns, d->from, d->to, d->reason,
+                                  reason_text(d->reason), d->occupancy, d->cpu, d->wait,
+                                  (double)d->rate_milli / 1000.0);
         if (one == NULL) {
             Py_CLEAR(list);
             break;

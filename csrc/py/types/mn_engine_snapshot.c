@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/mn_engine_snapshot.h"
+#include "py/module/mn_records.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_envelope.h"
 
@@ -46,7 +47,7 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
         Py_XDECREF(pickle);
         return NULL;
     }
-    return Py_BuildValue("(IIINN)", t->worker, t->row0, t->nrows, pickle, list);
+    return mn_record(st->envelope_type, "(IIINN)", t->worker, t->row0, t->nrows, pickle, list);
 }
 
 #define EVERY_ROW (-1)
@@ -68,7 +69,7 @@ has_row(const struct mn_result *t, long long row)
 }
 
 const char mn_engine_envelopes_doc[] =
-    "envelopes(block, row=-1) -> [(worker, row0, nrows, pickle, buffers)]\n\n"
+    "envelopes(block, row=-1) -> [Envelope]\n\n"
     "The messages of a done block, in row order; with a row only that of the task that has made\n"
     "it, which may be done before its block is. pickle is None where a worker found no room for\n"
     "its result under the memory limit. Buffers may lie in the message itself, which can be\n"
@@ -92,8 +93,8 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
-                            ? Py_BuildValue("(IIIOO)", t->worker, t->row0, t->nrows, Py_None,
-                                            Py_None)
+                            ? mn_record(st->envelope_type, "(IIIOO)", t->worker, t->row0,
+                                        t->nrows, Py_None, Py_None)
                             : open_envelope(st, e, off, t);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
@@ -146,14 +147,15 @@ mn_engine_py_reports(PyObject *self, PyObject *block)
 }
 
 const char mn_engine_lost_doc[] =
-    "lost(block) -> [(worker, pid, status, row0, nrows)] of its tasks that were lost, in row order";
+    "lost(block) -> [Loss] of its tasks that were lost, in row order";
 
 PyObject *
 mn_engine_py_lost(PyObject *self, PyObject *block)
 {
     uint64_t off;
     struct mn_engine *e = mn_engine_of_block(self, block, &off);
-    if (e == NULL) {
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (e == NULL || st == NULL) {
         return NULL;
     }
     uint32_t ntasks = mn_block_at(mn_engine_shm(e), off)->ntasks;
@@ -163,8 +165,8 @@ mn_engine_py_lost(PyObject *self, PyObject *block)
         if (!mn_engine_loss(e, off, i, &x)) {
             continue;
         }
-        PyObject *one = Py_BuildValue("(IIiII)", x.death.worker, x.death.pid, x.death.status,
-                                      x.row0, x.nrows);
+        PyObject *one = mn_record(st->loss_type, "(IIiII)", x.death.worker, x.death.pid,
+                                  x.death.status, x.row0, x.nrows);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }
@@ -468,15 +470,11 @@ mn_engine_py_delivered(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_spans_doc[] =
-    "spans(block) -> (epoch, number, [(worker, attempt, kind, why, row0, nrows, done_ns,\n"
-    "wall_ns, cpu_ns, rows)]): the finished tasks of a done block: where and when each ran\n"
-    "(monotonic clock, its end and how long), why it was started (0 static, else enum\n"
-    "mn_dispatch_why), and how long each of its rows took, one after another from its begin; 0\n"
-    "where that is not known";
+    "spans(block) -> (epoch, number, [Span]): the finished tasks of a done block";
 
 static PyObject *
-span(struct mn_block *b, const struct mn_report *r, const struct mn_result *t,
-     const struct mn_task *task)
+span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
+     const struct mn_result *t, const struct mn_task *task)
 {
     uint64_t word = mn_a64_load_acquire(&task->word); /* for people */
     /* a BATCH task has as many reports as the block has rows */
@@ -492,11 +490,11 @@ span(struct mn_block *b, const struct mn_report *r, const struct mn_result *t,
         PyList_SET_ITEM(rows, i - t->row0, ns);
     }
     return rows == NULL ? NULL
-                        : Py_BuildValue("(IIIIIIKKKN)", t->worker,
-                                        mn_word_attempt(word), t->kind, task->why, t->row0,
-                                        t->nrows, (unsigned long long)t->done_ns,
-                                        (unsigned long long)t->wall_ns,
-                                        (unsigned long long)t->cpu_ns, rows);
+                        : mn_record(st->span_type, "(IIIIIIKKKN)", t->worker,
+                                    mn_word_attempt(word), t->kind, task->why, t->row0, t->nrows,
+                                    (unsigned long long)t->done_ns,
+                                    (unsigned long long)t->wall_ns,
+                                    (unsigned long long)t->cpu_ns, rows);
 }
 
 PyObject *
@@ -504,7 +502,8 @@ mn_engine_py_spans(PyObject *self, PyObject *block)
 {
     uint64_t off;
     struct mn_engine *e = mn_engine_of_block(self, block, &off);
-    if (e == NULL) {
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    if (e == NULL || st == NULL) {
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);
@@ -516,7 +515,7 @@ mn_engine_py_spans(PyObject *self, PyObject *block)
         if (!t->accepted) {
             continue;
         }
-        PyObject *one = span(b, reports, t, mn_task_at(shm, mn_block_tasks(b)[i]));
+        PyObject *one = span(st, b, reports, t, mn_task_at(shm, mn_block_tasks(b)[i]));
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }

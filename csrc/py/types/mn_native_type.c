@@ -9,7 +9,7 @@
 #include "py/types/mn_index.h"
 #include "py/types/mn_native.h"
 #include "py/ops/mn_ops_raise.h"
-#include "py/module/mn_state.h"
+#include "py/module/mn_records.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 
@@ -153,43 +153,38 @@ indices_of(struct mn_block *b)
     return mn_index_list(b);
 }
 
+/* The error of a row, as extras are told; NULL with an exception. */
+static PyObject *
+extras_of(const struct mn_native_failure *failure)
+{
+    PyObject *type, *error, *trace;
+    mn_ops_raise_chars(failure->rc, failure->text);
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error != NULL ? Py_BuildValue("[(IiN)]", failure->row, MN_EXTRA_ERROR, error) : NULL;
+}
+
 /* What Python has to do about the claimed task. */
 static PyObject *
 hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
 {
+    struct mn_state *st = mn_state_of_type(Py_TYPE(o));
     const struct mn_task *t = mn_task_at(&o->side.shm, o->task);
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
-    PyObject *error = NULL, *indices = NULL;
-    if (failure != NULL) {
-        PyObject *type, *trace;
-        mn_ops_raise_chars(failure->rc, failure->text);
-        PyErr_Fetch(&type, &error, &trace);
-        PyErr_NormalizeException(&type, &error, &trace);
-        Py_XDECREF(type);
-        Py_XDECREF(trace);
-        error = error != NULL ? Py_BuildValue("[(IiN)]", failure->row, MN_EXTRA_ERROR, error)
-                              : NULL;
-    }
-    else {
-        error = Py_NewRef(Py_None);
-    }
-    indices = indices_of(b);
-    if (error == NULL || indices == NULL) {
-        Py_XDECREF(error);
-        Py_XDECREF(indices);
+    PyObject *extras = failure != NULL ? extras_of(failure) : Py_NewRef(Py_None);
+    if (st == NULL || extras == NULL) {
+        Py_XDECREF(extras);
         return NULL;
     }
-    return Py_BuildValue("(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
-                         (unsigned long long)b->epoch, (unsigned long long)b->position,
-                         (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
-                         indices, b->spares, error);
+    return mn_task_record(st, t, b, indices_of(b), extras);
 }
 
 PyDoc_STRVAR(next_doc,
-"next() -> tuple | False\n\n"
-"Runs samples until Python is needed: (kind, number, epoch, position, base_seed, seeded,\n"
-"row0, nrows, indices, errors), to be answered with finish(). indices: bytes of pickle or a\n"
-"list of int; None with errors, entries of an envelope. False when the loader stops.");
+"next() -> Task | False\n\n"
+"Runs samples until Python is needed, for a task to be answered with finish(). indices: bytes of\n"
+"pickle or a list of int; extras: a sample's error. False when the loader stops.");
 
 static PyObject *
 native_next(PyObject *self, PyObject *Py_UNUSED(ignored))

@@ -8,6 +8,7 @@
 
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
+#include "py/module/mn_records.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 
@@ -248,17 +249,6 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
     return extras;
 }
 
-/* (kind, number, epoch, position, base_seed, seeded, row0, nrows, payload): what Python has
- * to do. payload: extras of rows, or the index object of a batch. */
-static PyObject *
-hand_over(struct mn_task *t, struct mn_block *b, PyObject *payload)
-{
-    return Py_BuildValue("(IKKKKiIIN)", t->kind, (unsigned long long)b->number,
-                         (unsigned long long)b->epoch, (unsigned long long)b->position,
-                         (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
-                         payload);
-}
-
 PyObject *
 mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
 {
@@ -296,15 +286,14 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
         return NULL;
     }
     if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
-        PyObject *payload = mn_worker_indices(o, b);
-        return payload != NULL ? hand_over(t, b, payload) : NULL;
+        return mn_task_record(st, t, b, mn_worker_indices(o, b), Py_NewRef(Py_None));
     }
     PyObject *extras = run_rows(st, o, t, b);
     if (extras == NULL) {
         return NULL;
     }
     if (PyList_GET_SIZE(extras) != 0) {
-        return hand_over(t, b, extras);
+        return mn_task_record(st, t, b, Py_NewRef(Py_None), extras);
     }
     Py_DECREF(extras);
     mn_worker_finish_task(o);

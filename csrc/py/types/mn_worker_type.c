@@ -100,10 +100,9 @@ worker_dealloc(PyObject *self)
 }
 
 PyDoc_STRVAR(next_doc,
-"next() -> tuple | None | False\n\n"
-"Runs tasks until Python is needed: a tuple (kind, number, epoch, position, base_seed,\n"
-"seeded, row0, nrows, payload) to be answered with finish(); None after a second without\n"
-"work (look after the trainer); False when the loader stops.");
+"next() -> Task | None | False\n\n"
+"Runs tasks until Python is needed, for one to be answered with finish(); None after a second\n"
+"without work (look after the trainer); False when the loader stops.");
 
 static PyObject *
 worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))

@@ -1,0 +1,128 @@
+/* mn_records.c - see mn_records.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/module/mn_records.h"
+
+#include <stdarg.h>
+
+static PyStructSequence_Field task_fields[] = {
+    {"kind", "enum mn_task_kind: who is to do what"},
+    {"number", "of the batch in its epoch"},
+    {"epoch", NULL},
+    {"position", "of the batch's first sample in the order of the epoch"},
+    {"base_seed", NULL},
+    {"seeded", "whether each sample is"},
+    {"row0", "first row of the batch that the task makes"},
+    {"nrows", NULL},
+    {"indices", "what the sampler gave, spare ones at the end; None where rows are made in C"},
+    {"spares", "how many of the indices are spare"},
+    {"extras", "(row, what, object) of rows that were made and do not fit their place, or None"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field envelope_fields[] = {
+    {"worker", "who has sent it"},
+    {"row0", "first row of its task"},
+    {"nrows", NULL},
+    {"pickle", "bytes; None where there was no room for it under the memory limit"},
+    {"buffers", "of the pickle, out of band"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field loss_fields[] = {
+    {"worker", "who died with it last"},
+    {"pid", NULL},
+    {"status", "how it ended, as multiprocessing has it"},
+    {"row0", "first row of the task"},
+    {"nrows", NULL},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field span_fields[] = {
+    {"worker", NULL},
+    {"attempt", "0: the first"},
+    {"kind", "enum mn_task_kind"},
+    {"why", "it was started: 0 static scheduling, else enum mn_dispatch_why"},
+    {"row0", NULL},
+    {"nrows", NULL},
+    {"done_ns", "its end, by the monotonic clock"},
+    {"wall_ns", "how long it took"},
+    {"cpu_ns", NULL},
+    {"rows", "how long each of its rows took, one after another; 0 where that is not known"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field decision_fields[] = {
+    {"at_ns", "by the monotonic clock"},
+    {"before", "workers"},
+    {"after", "workers"},
+    {"reason", "enum mn_workers_reason; below 0: for one straggler"},
+    {"text", "the reason for people"},
+    {"occupancy", "of the batch queue, in permille"},
+    {"cpu", "share in use, in permille"},
+    {"wait", "share of task time that was waiting, in permille"},
+    {"rate", "samples a second"},
+    {NULL, NULL},
+};
+
+/* n: fields, without the last, which ends them. */
+#define FIELDS(f) (f), (int)(sizeof(f) / sizeof((f)[0])) - 1
+
+int
+mn_records_add_types(PyObject *module, struct mn_state *st)
+{
+    struct {
+        PyTypeObject **to;
+        PyStructSequence_Desc desc;
+    } all[] = {
+        {&st->task_type,
+         {"minato._core.Task", "A task that Python has to do something about.",
+          FIELDS(task_fields)}},
+        {&st->envelope_type,
+         {"minato._core.Envelope", "A message of a done task.", FIELDS(envelope_fields)}},
+        {&st->loss_type,
+         {"minato._core.Loss", "A task that nobody tries any more.", FIELDS(loss_fields)}},
+        {&st->span_type,
+         {"minato._core.Span", "Where and when a done task ran.", FIELDS(span_fields)}},
+        {&st->decision_type,
+         {"minato._core.Decision", "A change of the number of workers.",
+          FIELDS(decision_fields)}},
+    };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        *all[i].to = PyStructSequence_NewType(&all[i].desc);
+        if (*all[i].to == NULL || PyModule_AddType(module, *all[i].to) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *
+mn_record(PyTypeObject *type, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *values = Py_VaBuildValue(format, args);
+    va_end(args);
+    PyObject *record = values != NULL ? PyStructSequence_New(type) : NULL;
+    for (Py_ssize_t i = 0; record != NULL && i < PyTuple_GET_SIZE(values); i++) {
+        PyStructSequence_SetItem(record, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
+    }
+    Py_XDECREF(values);
+    return record;
+}
+
+PyObject *
+mn_task_record(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
+               PyObject *indices, PyObject *extras)
+{
+    if (indices == NULL || extras == NULL) {
+        Py_XDECREF(indices);
+        Py_XDECREF(extras);
+        return NULL;
+    }
+    return mn_record(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
+                     (unsigned long long)b->epoch, (unsigned long long)b->position,
+                     (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows, indices,
+                     b->spares, extras);
+}
