@@ -593,7 +593,7 @@ def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
 def run_mutant(builder: Builder, mutant: Mutant) -> subprocess.CompletedProcess:
     return builder.run(
         mutant.program, *mutant.kinds, MINATO_STRESS_SECONDS=str(mutant.seconds),
-        MINATO_TEST_DEADLINE=str(15 + 5 * mutant.seconds),
+        MINATO_TEST_DEADLINE=str(60 + 5 * mutant.seconds),
     )  # fmt: skip
 
 
@@ -602,6 +602,7 @@ WAYS = {(m.program, m.build, m.kinds, m.seconds): name for name, m in MUTANTS.it
 
 if os.environ.get("MINATO_TEST_MUTANTS"):
 
+    @pytest.mark.limit(600)
     @pytest.mark.parametrize("name", WAYS.values())
     def test_the_source_that_is_not_broken_passes(
         name: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
@@ -610,6 +611,7 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
         mutant = MUTANTS[name]
         must_pass(run_mutant(builder_for(mutant.build, builders, tmp_path_factory), mutant))
 
+    @pytest.mark.limit(600)
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_broken_source_is_noticed(
         name: str, tmp_path: Path, builders: dict[str, Builder],
