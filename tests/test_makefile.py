@@ -29,7 +29,8 @@ def commands(target: str) -> str:
     return done.stdout.replace("\\\n", " ")
 
 
-@pytest.mark.parametrize("target", ["test", "train", "gpu", "bench", "stress", "sanitize", "nightly"])
+@pytest.mark.parametrize("target", [
+    "test", "train", "gpu", "bench", "stress", "sanitize", "installed", "nightly"])
 def test_what_is_run_is_there(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
@@ -50,6 +51,12 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     assert exits is not None and int(exits[1]) >= 30
     assert "MINATO_TEST_LOADERS=torch " in text
     assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")
+
+
+def test_a_wheel_holds_nothing_of_an_earlier_build() -> None:
+    """Setuptools puts all that lies in build/ into it, whoever has left that there."""
+    before_the_wheel, _, _ = commands("wheels").partition(" --wheel ")
+    assert re.search(r"^rm -rf .*\bbuild\b", before_the_wheel, re.M)
 
 
 def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:

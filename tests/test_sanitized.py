@@ -203,6 +203,11 @@ def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
 if os.environ.get("MINATO_TEST_MUTANTS"):
 
     @pytest.mark.limit(900)
+    @pytest.mark.parametrize("run", dict.fromkeys(m.run for m in MUTANTS.values()), ids=str)
+    def test_the_extension_that_is_not_broken_passes(trees, run: tuple[str, ...]) -> None:
+        must_pass(*trees(False).run(*run))
+
+    @pytest.mark.limit(900)
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_broken_extension_is_noticed(trees, name: str) -> None:
         tree, mutant = trees(False), MUTANTS[name]

@@ -19,9 +19,13 @@ import psutil
 import torch
 import torch.utils.data as tud
 
+import minato
+
 from . import expect
 
-ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
+#: Where the package under test lies: in this tree, or in an environment that it is installed in.
+HOME = Path(minato.__file__).resolve().parents[1]
 ALL_LOADERS = ("torch", "minato-static", "minato")
 #: Versions of torch whose own class was seen to do what these tests expect of it, and what column
 #: `torch` of expect.py says. That changes with its version only.
@@ -51,8 +55,6 @@ class Kind:
     def cls(self) -> type:
         if self.is_torch:
             return tud.DataLoader
-        import minato
-
         return minato.DataLoader
 
     @property
@@ -271,7 +273,7 @@ def run_script(
     token = uuid.uuid4().hex
     path = folder / f"script_{token[:8]}.py"
     path.write_text(kind.script_head + body)
-    search = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    search = [str(HOME), str(TESTS), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
         "MINATO_TEST_TOKEN": token,

@@ -7,13 +7,14 @@ type and shape.  ``MINATO_FUZZ_SECONDS`` runs other examples every time, for tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
 import random
 import time
 import warnings
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -560,27 +561,64 @@ def generators_as_before() -> Iterator[None]:
     np.random.set_state(before[2])
 
 
-def _check(own: Kind, cases: Any, agree: Any, examples: int) -> None:
-    deadline = time.monotonic() + SECONDS
+class TimeIsUp(BaseException):
+    """Ends a search that has found nothing; hypothesis takes it for no failure."""
+
+
+def _check(
+    own: Kind, cases: Any, agree: Any, examples: int, seconds: float = SECONDS,
+    now: Callable[[], float] = time.monotonic,
+) -> None:  # fmt: skip
+    deadline, failed = now() + seconds, False
 
     @hypothesis.settings(
-        deadline=None, derandomize=not SECONDS, database=None,
-        max_examples=10**6 if SECONDS else examples,
+        deadline=None, derandomize=not seconds, database=None,
+        max_examples=10**6 if seconds else examples,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(cases)
     def check(case: Any) -> None:
-        if not SECONDS or time.monotonic() < deadline:
+        nonlocal failed
+        if seconds and not failed and now() >= deadline:
+            raise TimeIsUp
+        try:
             agree(own, case)
+        except BaseException:
+            failed = True  # what was found is made smaller and told, however long that takes
+            raise
 
-    check()
+    with contextlib.suppress(TimeIsUp):
+        check()
 
 
-@pytest.mark.limit(SECONDS + 120)
+def test_fuzzing_ends_when_its_time_is_up() -> None:
+    seen: list[int] = []
+    _check(Kind("minato"), st.integers(), lambda _, case: seen.append(case), 1, 5.0,
+           lambda: float(len(seen)))  # fmt: skip
+    assert len(seen) == 5
+
+
+def test_what_fuzzing_found_is_told_although_time_is_up() -> None:
+    seen: list[int] = []
+
+    def agree(_: Kind, case: int) -> None:
+        seen.append(case)
+        assert case < 100, "found"
+
+    with pytest.raises(AssertionError, match="found"):
+        _check(Kind("minato"), st.integers(100), agree, 1, 1.0, lambda: float(len(seen)))
+    assert min(seen) == seen[-1] == 100
+
+
+#: hypothesis makes smaller what it has found for up to five minutes
+LIMIT_S = SECONDS + (420 if SECONDS else 120)
+
+
+@pytest.mark.limit(LIMIT_S)
 def test_anything_is_as_with_torch(own: Kind) -> None:
     _check(own, _cases, assert_like_torch, 40)
 
 
-@pytest.mark.limit(SECONDS + 120)
+@pytest.mark.limit(LIMIT_S)
 def test_any_sequence_of_uses_is_as_with_torch(own: Kind) -> None:
     _check(own, _stories, assert_told_as_by_torch, 25)

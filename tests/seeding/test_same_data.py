@@ -69,7 +69,7 @@ def test_the_same_with_one_two_and_seven_workers(collate_fn):
     assert len({row for epoch in runs[0] for row in epoch}) == 24  # epochs draw anew
 
 
-@hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=8)
 @hypothesis.given(
     st.integers(1, 5), st.integers(0, 9), st.sampled_from([None, drawing]), st.booleans(),
     st.sampled_from([None, (1, 6)]), st.integers(1, 3),
@@ -84,7 +84,7 @@ def test_the_same_whatever_the_machinery_does(workers, slow, collate, in_order, 
     assert digest(other, in_order) == plain
 
 
-@hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=8)
 @hypothesis.given(
     st.integers(1, 4), st.integers(0, 9), st.integers(1, 60), st.integers(1, 9),
     st.sampled_from([None, (1, 6)]),
@@ -106,7 +106,7 @@ def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most)
     assert sum(map(len, batches)) == count and ready == strict
 
 
-@hypothesis.settings(deadline=None, max_examples=5, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=5)
 @hypothesis.given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.booleans())
 def test_the_rest_of_an_epoch_elsewhere(before, after, taken, split):
     """Left in the middle with so many workers, gone on with others."""
