@@ -8,11 +8,12 @@ import dataclasses
 import io
 import json
 import subprocess
+import sys
 import time
 
 import pytest
 
-from unet3d import loaders, train
+from unet3d import loaders, nifti, phantom, preprocess, train
 from unet3d.bench import compare, machine
 from unet3d.bench.gpu import __main__ as program
 from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
@@ -312,3 +313,21 @@ def test_the_python_of_a_step_needs_a_synthetic_row(tmp_path):
     program.Experiment(args, TINY, kept, time.monotonic() + 1000).run(row("python"))
     assert kept.rows[0]["status"] == store.SKIPPED
     assert "synthetic loader has no row" in kept.rows[0]["why"]
+
+
+def test_the_data_need_no_nifti(tmp_path, monkeypatch):
+    """They are those of the documented path, and made where nibabel is not installed."""
+    phantom.generate(tmp_path / "nifti", 2, data.SEED, TINY.scale)
+    preprocess.preprocess(tmp_path / "nifti", tmp_path / "npy",
+                          preprocess.Settings(min_shape=(16, 16, 16)))
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    (tmp_path / "making").mkdir()
+    (tmp_path / "making" / "leftover").touch()
+    made = data.volumes(tmp_path, dataclasses.replace(TINY, cases=2))
+    names = sorted(path.name for path in made.glob("*.npy"))
+    assert names == sorted(path.name for path in (tmp_path / "npy").glob("*.npy"))
+    for name in names:
+        assert (made / name).read_bytes() == (tmp_path / "npy" / name).read_bytes()
+    assert preprocess.verify(made) == [] and len(data.files(made)) == 4
+    with pytest.raises(DataError, match="pip install nibabel"):
+        nifti.read_image(tmp_path / "nifti/case_00000/imaging.nii.gz")
