@@ -15,7 +15,7 @@ import pytest
 
 from unet3d import loaders, nifti, phantom, preprocess, train
 from unet3d.bench import compare, machine
-from unet3d.bench.gpu import __main__ as program
+from unet3d.bench.gpu import command as program
 from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
