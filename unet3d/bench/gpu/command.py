@@ -14,9 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from unet3d import loaders
 from unet3d.bench import compare, gpu, machine, pagecache
@@ -63,7 +66,7 @@ class Experiment:
     def __init__(self, args: argparse.Namespace, size: plan.Size, kept: store.Store,
                  deadline: float) -> None:
         self.args, self.size, self.store, self.deadline = args, size, kept, deadline
-        self.work = args.out / "data"
+        self.work = work_of(args)
         self.began = 0.0  # of the row under way, its data made
 
     # -- the parts of a row ----------------------------------------------------------
@@ -72,7 +75,8 @@ class Experiment:
         return self.args.data or data.volumes(self.work, self.size)
 
     def scratch(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="run-", dir=self.args.out)
+        self.work.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="run-", dir=self.work)
 
     def timeout(self) -> float:
         return max(1.0, min(self.size.limit_s, self.deadline - time.monotonic()))
@@ -193,8 +197,10 @@ class Experiment:
             if time.monotonic() >= self.deadline:
                 raise NoTime from error
             why = f"no end after {error.timeout:.0f} s"
-        except (compare.ComparisonError, DataError, OSError, KeyError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever is wrong with it, the others are run
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            why = (f"{Path(where.filename).name}, line {where.lineno}: "
+                   f"{type(error).__name__}: {error}")
         self.store.add(row, status, why or None, time.monotonic() - self.began, **found)
         if why:
             print(f"  {status}: {why.splitlines()[-1]}", file=sys.stderr, flush=True)
@@ -230,11 +236,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs/gpu"),
-        help="folder of the results and of the data made (default runs/gpu)")
+        help="folder of the results: gpu.json and gpu.png (default runs/gpu)")
+    add("--work", type=Path, help="folder of the data made and of runs under way (default "
+        "OUT/data)")
     add("--budget", type=duration, default=duration("40m"), metavar="TIME",
         help="of all calls together (default 40m)")
     add("--for", type=duration, dest="call", metavar="TIME", help="this call ends before")
     add("--preset", choices=plan.SIZES, default="full")
+    add("--dry-run", action="store_true", help="all of it without a GPU, tiny, below OUT/dry-run: "
+        "whether each row runs to its end, in minutes; exit status 1 if one does not")
     add("--data", type=Path, help="preprocessed volumes, instead of phantoms made here")
     add("--only", nargs="+", metavar="PATTERN", help="rows whose names match, such as "
         "'sweep: minato*, 4 cores*'; --list shows them")
@@ -244,7 +254,40 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--report", type=Path, metavar="FILE", help="print the tables of a JSON file, draw FILE"
         ".png beside it, and do nothing else")
     add_device(parser)
-    return parser.parse_args(argv)
+    parser.set_defaults(device=None)
+    args = parser.parse_args(argv)
+    if args.dry_run:
+        args.device, args.preset, args.out = args.device or "cpu", "tiny", args.out / "dry-run"
+    return args
+
+
+def no_gpu() -> str | None:
+    """Why there is no GPU to measure; None: there is one."""
+    if torch.cuda.is_available():
+        return None
+    from minato.device import slots
+
+    reason = ("is built without CUDA" if torch.version.cuda is None else
+              f"(CUDA {torch.version.cuda}) finds none"
+              + ("" if slots.has_driver() else f": there is no {slots.CUDA}, the driver's library"))
+    return (f"no GPU: torch {torch.__version__} {reason}. --dry-run tries all rows without one, "
+            "--device cpu measures the CPU")
+
+
+def work_of(args: argparse.Namespace) -> Path:
+    """The folder of what is made and not kept."""
+    return args.work or args.out / "data"
+
+
+def check(args: argparse.Namespace) -> None:
+    """That there is what is to be measured. Raises DataError."""
+    args.device = args.device or "cuda"
+    if args.device == "cuda" and (reason := no_gpu()):
+        raise DataError(reason)
+    if reason := loaders.unavailable("minato"):
+        raise DataError(reason)
+    if args.data:
+        data.files(args.data)  # are there
 
 
 def probe(device: str) -> dict[str, Any]:
@@ -260,9 +303,8 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
     """All that there is time for; the exit status. Raises DataError, OSError and
     ComparisonError."""
     began = time.monotonic()
+    check(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.data:
-        data.files(args.data)  # are there
     found = probe(args.device)
     found["machine"]["commit"] = args.commit or found["machine"]["commit"]
     settings = {"preset": args.preset, "device": args.device, "data": str(args.data or ""),
@@ -270,27 +312,36 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
     kept = store.Store(args.out / store.NAME, settings, found["machine"],
                        len(plan.rows(size, available_cores())))
     kept.began = began
-    for leftover in args.out.glob("run-*"):  # of a call that was killed
+    for leftover in work_of(args).glob("run-*"):  # of a call that was killed
         shutil.rmtree(leftover)
     for unfinished in args.out.glob(".tmp-*"):
         unfinished.unlink()
     if args.retry:
         kept.document["rows"] = store.chosen(kept.rows)
     kept.begin(found["measured"], found["missing"])
+    for line in found["missing"]:
+        print(line, file=sys.stderr, flush=True)
     left_s = args.budget - kept.spent()
     deadline = min(time.monotonic() + left_s, began + (args.call or args.budget))
     left = Experiment(args, size, kept, deadline).run_all(rows)
     kept.spent()
     kept.write()
-    print(report.text(kept.document))
-    picture = report.draw(kept.document, kept.path.with_suffix(".png"))
-    print(f"\nall figures: {kept.path}; plot: {picture or 'needs matplotlib'}")
+    tell(kept.document, kept.path)
+    if args.dry_run:
+        return int(any(row["status"] == store.FAILED for row in kept.rows))
     if left and (args.call or left_s) < left_s:
         print(f"{left} rows of {len(rows)} are left: the same call goes on")
         return CUT
     if left:
         print(f"the budget is used up: {left} rows of {len(rows)} are left out")
     return 0
+
+
+def tell(document: dict[str, Any], path: Path) -> None:
+    """Print the tables of a file, and draw its plot beside it."""
+    print(report.text(document))
+    picture = report.draw(document, path.with_suffix(".png"))
+    print(f"\nall figures: {path}; plot: {picture or 'needs matplotlib'}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -302,10 +353,7 @@ def main(argv: list[str] | None = None) -> int:
         rows = [row for row in rows if any(fnmatch.fnmatch(row.key, f"{p}*") for p in args.only)]
     try:
         if args.report:
-            document = store.read(args.report)
-            print(report.text(document))
-            picture = report.draw(document, args.report.with_suffix(".png"))
-            print(f"\nplot: {picture or 'needs matplotlib'}")
+            tell(store.read(args.report), args.report)
             return 0
         if args.list:
             print("\n".join(row.key for row in rows))
