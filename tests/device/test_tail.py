@@ -225,7 +225,7 @@ def test_the_switch(
 ) -> None:
     monkeypatch.setenv(tail.SWITCH, "0")
     assert on_host(able, dataset) == "MINATO_DEVICE_OPERATORS=0"
-    assert tail.told().endswith("switched off by MINATO_DEVICE_OPERATORS=0") or not tail.kernels()
+    assert tail.told().endswith("switched off by MINATO_DEVICE_OPERATORS=0") or isinstance(tail.kernels(), str)
 
 
 def test_a_loader_without_device_asks_for_nothing(dataset: ops.VolumeDataset) -> None:
