@@ -180,7 +180,13 @@ class BuildKernels(build_ext):
         codes.append(f"-gencode=arch=compute_{machines[0]},code=compute_{machines[0]}")
         warnings = ["-Werror", "all-warnings"] if os.environ.get("MINATO_WERROR") else []
         command = [nvcc, *CUDA_FLAGS, *warnings, *codes, "-fatbin", CUDA_SOURCE]
-        subprocess.run([*command, "-o", target], check=True)
+        fresh = f"{target}.{os.getpid()}"  # whole or not at all: a later build takes what is there
+        try:
+            subprocess.run([*command, "-o", fresh], check=True)
+            os.replace(fresh, target)
+        finally:
+            if os.path.exists(fresh):
+                os.remove(fresh)
 
     def get_outputs(self):
         built = os.path.join(self.build_lib, self.KERNELS)

@@ -1,12 +1,15 @@
-"""NIfTI volumes in and out, with errors that name the file."""
+"""NIfTI volumes in and out, with errors that name the file.
+
+nibabel is imported by what reads or writes a file: training needs none.
+"""
 from __future__ import annotations
 
 import gzip
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
-import nibabel
 import numpy as np
 
 from unet3d.spec import CLASSES, KITS19_CASES
@@ -46,7 +49,16 @@ def find_cases(folder: Path, required: str) -> list[Path]:
     return cases
 
 
+def _nibabel() -> Any:
+    try:
+        import nibabel
+    except ImportError as error:
+        raise DataError("NIfTI files need nibabel: pip install nibabel") from error
+    return nibabel
+
+
 def _read(path: Path, dtype: type) -> tuple[np.ndarray, tuple[float, float, float]]:
+    nibabel = _nibabel()
     try:
         image = nibabel.load(path)
         array = np.asanyarray(image.dataobj)
@@ -89,7 +101,7 @@ def write(path: Path, array: np.ndarray, spacing: tuple[float, float, float]) ->
     dz, dy, dx = spacing
     affine = np.array([[0, 0, -dx, 0], [0, -dy, 0, 0], [-dz, 0, 0, 0], [0, 0, 0, 1]],
                       dtype=np.float64)
-    image = nibabel.Nifti1Image(array, affine)
+    image = _nibabel().Nifti1Image(array, affine)
     image.header.set_zooms(spacing)
     image.header.set_xyzt_units("mm")
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")

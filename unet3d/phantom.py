@@ -28,18 +28,24 @@ def case_generator(seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, number])
 
 
+def draw_case(number: int, seed: int, scale: float
+              ) -> tuple[np.ndarray, np.ndarray, tuple[float, float, float]]:
+    """(image int16 in HU, labels uint8, spacing) of case `number`; volumes are [z, y, x]."""
+    rng = case_generator(seed, number)
+    patient = anatomy.draw_patient(rng, scale)
+    labels = anatomy.draw_labels(patient)
+    return anatomy.paint(labels, patient.spacing, rng, scale), labels, patient.spacing
+
+
 def make_case(number: int, out: Path, seed: int, scale: float) -> str:
     """Write case `number` below `out` unless it is there. Returns its name."""
     folder = out / f"case_{number:05d}"
     image_path, label_path = folder / nifti.IMAGE_NAME, folder / nifti.LABEL_NAME
     if not (image_path.exists() and label_path.exists()):
         folder.mkdir(parents=True, exist_ok=True)
-        rng = case_generator(seed, number)
-        patient = anatomy.draw_patient(rng, scale)
-        labels = anatomy.draw_labels(patient)
-        nifti.write(label_path, labels, patient.spacing)
-        image = anatomy.paint(labels, patient.spacing, rng, scale)
-        nifti.write(image_path, image, patient.spacing)
+        image, labels, spacing = draw_case(number, seed, scale)
+        nifti.write(label_path, labels, spacing)
+        nifti.write(image_path, image, spacing)
     return folder.name
 
 

@@ -142,9 +142,14 @@ def process_case(case: Path, out: Path, settings: Settings) -> tuple[str, dict[s
         image, label = prepare(image, label, spacing, settings)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
-    files = {f"{case.name}_x.npy": _save(out / f"{case.name}_x.npy", image),
-             f"{case.name}_y.npy": _save(out / f"{case.name}_y.npy", label)}
-    return case.name, {"source": stamp, "files": files}
+    return case.name, {"source": stamp, "files": save_case(case.name, out, image, label)}
+
+
+def save_case(name: str, out: Path, image: np.ndarray, label: np.ndarray
+              ) -> dict[str, dict[str, Any]]:
+    """Save a prepared case. Returns its files for the manifest."""
+    return {f"{name}_x.npy": _save(out / f"{name}_x.npy", image),
+            f"{name}_y.npy": _save(out / f"{name}_y.npy", label)}
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -163,7 +168,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Put the manifest in its place, whole or not at all."""
     temporary = folder / f".tmp-{os.getpid()}-{MANIFEST}"
     manifest["cases"] = dict(sorted(manifest["cases"].items()))
     temporary.write_text(json.dumps(manifest, indent=1) + "\n")
@@ -202,7 +208,7 @@ def preprocess(source: Path, out: Path, settings: Settings = Settings(),
     work = functools.partial(process_case, out=out, settings=settings)
     for name, entry in each(work, missing, workers, "preprocess"):
         manifest["cases"][name] = entry
-        _write_manifest(out, manifest)
+        write_manifest(out, manifest)
     return len(missing), len(cases) - len(missing)
 
 

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "minato/ops.h"
@@ -14,6 +15,15 @@
  * several samples, where there are more. */
 #define BLOCKS_MAX 65535u
 #define SAMPLES_MAX 65535u
+
+/* What an image begins with. The driver is not told how long the image is, and goes by this. */
+struct image_head {
+    uint32_t magic;
+    uint16_t version, head_bytes;
+    uint64_t body_bytes;
+};
+
+#define IMAGE_MAGIC 0xBA55ED50u
 
 /* Functions that are called once. */
 struct opening {
@@ -57,6 +67,19 @@ find_all(void *library, struct mn_driver *driver, struct opening *opening)
            && find(library, "cuGetErrorName", &driver->name_of);
 }
 
+/* Whether the driver would read no further than to the image's end. */
+static bool
+is_whole(const void *image, size_t length)
+{
+    struct image_head head;
+    if (length < sizeof(head)) {
+        return false;
+    }
+    memcpy(&head, image, sizeof(head));
+    return head.magic == IMAGE_MAGIC && head.head_bytes >= sizeof(head)
+           && head.head_bytes <= length && head.body_bytes <= length - head.head_bytes;
+}
+
 static int
 load(struct mn_driver *driver, const struct opening *opening, const void *image,
      struct mn_text *text)
@@ -78,10 +101,14 @@ load(struct mn_driver *driver, const struct opening *opening, const void *image,
 
 int
 mn_driver_open(struct mn_driver *driver, const char *library, int ordinal, const void *image,
-               struct mn_text *text)
+               size_t length, struct mn_text *text)
 {
     struct opening opening;
     int device = 0, rc;
+    if (!is_whole(image, length)) {
+        return mn_fail(text, EINVAL,
+                       "the kernels that were built are damaged or cut short: build minato again");
+    }
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         return mn_fail(text, ENOENT, "there is no %s, the driver's library", library);

@@ -27,11 +27,11 @@ struct mn_driver {
 };
 
 /* Opens the driver's library and loads the image for one device. Initialises the driver, and
- * leaves the thread's current context as it is. ENOENT: there is no such library; EIO: what the
- * driver said. */
+ * leaves the thread's current context as it is. EINVAL: the image is none, or is cut short;
+ * ENOENT: there is no such library; EIO: what the driver said. */
 int
 mn_driver_open(struct mn_driver *driver, const char *library, int ordinal, const void *image,
-               struct mn_text *text);
+               size_t length, struct mn_text *text);
 
 /* Begins what `job` says, in the order of this stream (a CUstream of that device). The memory
  * that it names must live until the stream has come past it. EINVAL: the job makes no sense;

@@ -161,13 +161,15 @@ def _why_host(provider: Provider) -> str | None:
 # ---- CUDA devices ----------------------------------------------------------------------------
 
 
-def kernels() -> bytes | None:
-    """The code for devices; None: it was not built."""
+def kernels() -> bytes | str:
+    """The code for devices, or why there is none."""
     try:
         with open(KERNELS, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        return None
+        return NOT_BUILT
+    except OSError as error:
+        return f"{KERNELS}: {error.strerror}"
 
 
 def finisher_of(ordinal: int) -> Finisher | str:
@@ -175,19 +177,19 @@ def finisher_of(ordinal: int) -> Finisher | str:
     from .. import _ops
 
     image = kernels()
-    if image is None:
-        return NOT_BUILT
+    if isinstance(image, str):
+        return image
     try:
         return _ops.Finisher(slots.CUDA, ordinal, image)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
 
 
 def told() -> str:
     """For ``minato info``: whether the operators of minato.ops can run on a device."""
     image = kernels()
-    if image is None:
-        return NOT_BUILT + "; they run on the host"
+    if isinstance(image, str):
+        return image + "; they run on the host"
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 from minato import _ops
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = b"code that no device could read"
+BODY = b"code that no device could read"
+#: with a head as fatbinary has it: magic, version, bytes of head and body
+IMAGE = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(BODY)) + BODY
 
 
 def build(folder: Path, broken: dict[str, tuple[str, str]] | None = None) -> Path:

@@ -157,8 +157,38 @@ def test_no_such_device_and_no_such_code(emulated: Emulated) -> None:
     with pytest.raises(RuntimeError, match="cuDeviceGet"):
         _ops.Finisher(emulated.library, 1, IMAGE)
     with pytest.raises(RuntimeError, match="cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"):
-        _ops.Finisher(emulated.library, 0, b"text")
+        _ops.Finisher(emulated.library, 0, IMAGE.replace(b"code", b"text"))
     assert emulated.counts()["contexts"] == 0
+
+
+@pytest.mark.parametrize("image", [
+    IMAGE[:-1], IMAGE[:16], IMAGE[:15], IMAGE[:3], b"", b"text" * 99,
+    IMAGE[:6] + b"\xff\xff" + IMAGE[8:], IMAGE[:8] + b"\xff" * 8 + IMAGE[16:],
+], ids=range(8))  # fmt: skip
+def test_an_image_that_is_cut_short_is_not_given_to_the_driver(
+    emulated: Emulated, image: bytes
+) -> None:
+    """A driver is not told how long it is, and reads on."""
+    before = emulated.counts()["loads"]
+    with pytest.raises(ValueError, match="damaged or cut short: build minato again"):
+        _ops.Finisher(emulated.library, 0, image)
+    assert emulated.counts()["loads"] == before
+
+
+@pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
+def test_what_was_built_has_the_head_that_is_checked(
+    emulated: Emulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The emulated driver is offered it, and takes only what it knows."""
+    monkeypatch.setattr("minato.device.slots.CUDA", emulated.library)
+    assert "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE" in str(operators.finisher_of(0))
+    image = operators.kernels()
+    assert isinstance(image, bytes)
+    (tmp_path / "kernels").write_bytes(image[: len(image) // 2])
+    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
+    assert "cut short" in str(operators.finisher_of(0))
+    monkeypatch.setattr(operators, "KERNELS", str(tmp_path))  # a folder: it cannot be read
+    assert "Is a directory" in str(operators.finisher_of(0)) and "run on the host" in operators.told()
 
 
 def test_no_driver_and_another_library() -> None:
@@ -231,10 +261,11 @@ def ptx(*flags: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(operators.kernels() is None, reason="built without nvcc")
+@pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
 def test_the_kernels_that_were_built_round_each_operation() -> None:
     """What serves later devices is text in the file; the code for others comes of the same."""
-    image = operators.kernels() or b""
+    image = operators.kernels()
+    assert isinstance(image, bytes)
     text = image.decode("latin-1")
     assert text.count(".visible .entry mn_finish_kernel") == 1
     found = set(re.findall(r"\b(?:add|sub|mul|div|sqrt)\.\S*f(?:32|64)\b", text))

@@ -8,13 +8,16 @@ import dataclasses
 import io
 import json
 import subprocess
+import sys
 import time
 
 import pytest
+import torch
 
-from unet3d import loaders, train
-from unet3d.bench import compare, machine
-from unet3d.bench.gpu import __main__ as program
+from unet3d import loaders, nifti, phantom, preprocess, ranks, train
+from unet3d.bench import compare, machine, meters
+from unet3d.bench.gpu import __main__ as launcher
+from unet3d.bench.gpu import command as program
 from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
@@ -280,7 +283,7 @@ def test_a_cut_run_goes_on_and_a_failing_loader_stops_nobody(data_folder, tmp_pa
     assert program.main(["--report", str(tmp_path / store.NAME)]) == 0
     said = capsys.readouterr().out
     assert "failed: broken (1 rows)" in said and "without a GPU" in said and "minato-device" in said
-    assert (tmp_path / "gpu.png").exists() and not list(tmp_path.glob("run-*"))
+    assert (tmp_path / "gpu.png").exists() and not list(tmp_path.glob("*/run-*"))
     # Nothing is run again, but what has failed on demand; another experiment is refused.
     monkeypatch.setattr(program.Experiment, "run_training", None)
     assert program.main(arguments) == 0
@@ -296,7 +299,7 @@ def test_rows_that_take_too_long_fail_and_those_that_time_cuts_do_not(tmp_path, 
 
     monkeypatch.setattr(compare, "run_program", hang)
     kept = opened(tmp_path / store.NAME)
-    args = argparse.Namespace(out=tmp_path, data=None, device="cpu")
+    args = argparse.Namespace(out=tmp_path, data=None, device="cpu", work=None)
     benchmark = row("benchmark", plan.BENCHMARK)
     cut = program.Experiment(args, TINY, kept, time.monotonic() - 1)
     with pytest.raises(program.NoTime):
@@ -308,7 +311,131 @@ def test_rows_that_take_too_long_fail_and_those_that_time_cuts_do_not(tmp_path, 
 
 def test_the_python_of_a_step_needs_a_synthetic_row(tmp_path):
     kept = opened(tmp_path / store.NAME)
-    args = argparse.Namespace(out=tmp_path, data=tmp_path, device="cpu")
+    args = argparse.Namespace(out=tmp_path, data=tmp_path, device="cpu", work=None)
     program.Experiment(args, TINY, kept, time.monotonic() + 1000).run(row("python"))
     assert kept.rows[0]["status"] == store.SKIPPED
     assert "synthetic loader has no row" in kept.rows[0]["why"]
+
+
+def test_the_data_need_no_nifti(tmp_path, monkeypatch):
+    """They are those of the documented path, and made where nibabel is not installed."""
+    phantom.generate(tmp_path / "nifti", 2, data.SEED, TINY.scale)
+    preprocess.preprocess(tmp_path / "nifti", tmp_path / "npy",
+                          preprocess.Settings(min_shape=(16, 16, 16)))
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    (tmp_path / "making").mkdir()
+    (tmp_path / "making" / "leftover").touch()
+    made = data.volumes(tmp_path, dataclasses.replace(TINY, cases=2))
+    names = sorted(path.name for path in made.glob("*.npy"))
+    assert names == sorted(path.name for path in (tmp_path / "npy").glob("*.npy"))
+    for name in names:
+        assert (made / name).read_bytes() == (tmp_path / "npy" / name).read_bytes()
+    assert preprocess.verify(made) == [] and len(data.files(made)) == 4
+    with pytest.raises(DataError, match="pip install nibabel"):
+        nifti.read_image(tmp_path / "nifti/case_00000/imaging.nii.gz")
+
+
+# -- without a GPU ----------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_so_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "probe", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, words in ((None, "is built without CUDA"), ("13.0", "(CUDA 13.0) finds none")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert program.main(["--out", str(tmp_path / "out"), "--budget", "40m"]) == 1
+        said = capsys.readouterr()
+        assert words in said.err and "--dry-run" in said.err and not said.out
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(loaders, "unavailable", lambda name: f"{name} is not built here")
+    assert program.main(["--out", str(tmp_path / "out"), "--dry-run"]) == 1
+    assert "minato is not built here" in capsys.readouterr().err
+
+
+def test_packages_that_are_not_there_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: name != "torch" or None)
+    assert launcher.main() == 1
+    assert "has no torch: install" in capsys.readouterr().err
+
+
+def test_what_is_measured_of_a_gpu(monkeypatch):
+    """All that only a GPU's branch does, with memory of the processor's."""
+    clock = iter(range(100))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(clock)
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 1000.0 * (end.at - self.at)
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(probe, "BYTES", 1 << 12)
+    assert probe.copy_rate(cpu, False) == 1 << 12
+    copies = meters.DeviceCopies(torch.device("meta"))
+    for _ in range(2):
+        assert [part.device.type for part in copies.move(torch.ones(4), torch.ones(4))] == ["meta"] * 2
+    assert copies.summary(None) == {"copy_mb_s": 32e-6, "copy_overlap": 0.0, "copy_notes": None}
+    monkeypatch.setattr(probe, "copy_rate", lambda device, pinned: 2e9 if pinned else 1e9)
+    found = probe.measured(gpu)
+    assert (found["pinned_mb_s"], found["pageable_mb_s"]) == (2000.0, 1000.0)
+    monkeypatch.setattr(probe.usage, "gpu_percent", lambda: None)
+    monkeypatch.setattr(probe, "on_host", lambda device: "there was no nvcc")
+    monkeypatch.setattr(probe, "shared_memory", lambda: 64 << 20)
+    told = "; ".join(probe.missing(gpu))
+    for words in ("GPU use is not measured", "there was no nvcc", "/dev/shm has 64 MiB"):
+        assert words in told
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: argparse.Namespace(
+        name="X", major=9, minor=0, total_memory=141 << 30))
+    assert machine.gpu(gpu)["capability"] == "9.0" and machine.gpu(gpu)["memory_gib"] == 141.0
+
+
+def made_up(row):
+    """What a run of this row gives."""
+    if row.contender.loader.startswith("dali"):
+        raise program.LeftOut("DALI is not installed")
+    if row.group == "benchmark":
+        return {"facts": {"image": {"torch": [1.0], "minato": [0.5]}}}
+    if row.contender.label == "pytorch-ooo":
+        raise ZeroDivisionError("never mind")
+    values = {name: 1.0 for name in store.EPOCH} | {
+        "samples_s": 10.0 * row.cores / (row.cores + len(row.contender.label)),
+        "index_hash": "1", "content_hash": str(loaders.samples_of(row.contender.loader)),
+        "copy_notes": None}
+    facts = {"python_ms": 5.0} if row.group == "python" else {"data_gib": 20.0}
+    return {"result": {"epochs": [{**values, "epoch": n} for n in (1, 2)], "others": 0.0},
+            "cached": 1.0, "facts": facts}
+
+
+def test_the_whole_matrix_comes_to_its_end_and_is_told(tmp_path, monkeypatch, capsys):
+    """All rows of the full experiment on 16 cores, with results that are made up."""
+    write, written = store.Store.write, []
+    monkeypatch.setattr(store.Store, "write", lambda self: written.append(self))
+    monkeypatch.setattr(program, "available_cores", lambda: 16)
+    monkeypatch.setattr(program, "check", lambda args: None)
+    monkeypatch.setattr(program, "probe", lambda device: {
+        "machine": machine.facts(), "measured": MEASURED, "missing": ["nothing"]})
+    for runner in ("run_training", "run_workload", "run_benchmark"):
+        monkeypatch.setattr(program.Experiment, runner, lambda self, row: made_up(row))
+    arguments = ["--out", str(tmp_path), "--device", "cuda", "--budget", "400h"]
+    monkeypatch.setattr(ranks, "_device", str)
+    assert program.main(arguments) == 0
+    rows = plan.rows(FULL, 16)
+    assert len(written) > len(rows)
+    write(written[-1])
+    document = store.read(tmp_path / store.NAME)
+    assert [one["key"] for one in document["rows"]] == [one.key for one in rows]
+    said = capsys.readouterr()
+    for group in set(plan.GROUPS) - {"check", "sweep", "benchmark"}:
+        assert f"{group}, " in said.out
+    assert "fp16, batch 7" in said.out and "skipped: dali-cached" in said.out
+    assert "failed: pytorch-ooo" in said.out and "ZeroDivisionError: never mind" in said.out
+    assert "the same samples, and where they are of one kind the same bytes" in said.out
+    assert (tmp_path / "gpu.png").exists() and "nothing" in said.err

@@ -105,8 +105,9 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
     """One run, of so many processes by torchrun; returns its result, with the share of the
     machine that `others` had meanwhile. `prefix` goes before its command. Raises
     ComparisonError, and subprocess.TimeoutExpired."""
-    launch = [] if processes == 1 else ["torch.distributed.run", "--standalone",
-                                        "--nproc-per-node", str(processes), "-m"]
+    # Not by the machine's name, which nobody may know where there is no network.
+    launch = [] if processes == 1 else ["torch.distributed.run", "--standalone", "--local-addr",
+                                        "localhost", "--nproc-per-node", str(processes), "-m"]
     command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
                "--cache", cache, "--out", str(folder), *arguments_for(loader, common)]
     before, times, began = busy_seconds(), os.times(), time.monotonic()

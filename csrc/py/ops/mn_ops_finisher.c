@@ -42,7 +42,8 @@ new_finisher(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mn_driver_open(&self_of(object)->driver, library, ordinal, image, &text);
+    rc = mn_driver_open(&self_of(object)->driver, library, ordinal, image,
+                        (size_t)length, &text);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         Py_DECREF(object);

@@ -92,7 +92,7 @@ cuModuleLoadData(void **module, const void *image)
     FAIL("cuModuleLoadData")
     loads++;
     *module = failing;
-    return contexts == 1 && memcmp(image, "code", 4) == 0 ? 0 : 200;
+    return contexts == 1 && memcmp((const char *)image + 16, "code", 4) == 0 ? 0 : 200;
 }
 
 int

@@ -2,30 +2,42 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from unet3d import data, phantom, preprocess
 from unet3d.bench.gpu.plan import Size
 from unet3d.bench.workloads import base
-from unet3d.parallel import available_cores
+from unet3d.parallel import available_cores, each
 
 SEED = 0
 
 
+def _make_volume(number: int, out: Path, scale: float, settings: preprocess.Settings
+                 ) -> tuple[str, dict[str, Any]]:
+    name = f"case_{number:05d}"
+    image, labels, spacing = phantom.draw_case(number, SEED, scale)
+    made = preprocess.prepare(image.astype(np.float32), labels, spacing, settings)
+    return name, {"source": [], "files": preprocess.save_case(name, out, *made)}
+
+
 def volumes(folder: Path, size: Size) -> Path:
-    """Preprocessed phantoms below `folder`, made unless they are there."""
-    out = folder / "volumes"
+    """Preprocessed phantoms below `folder`, made unless they are there, without NIfTI files."""
+    out, making = folder / "volumes", folder / "making"
     if preprocess.read_manifest(out) is None:
-        source, making = folder / "phantoms", folder / "making"
-        shape = (size.min_shape,) * 3
-        phantom.generate(source, size.cases, SEED, size.scale, available_cores())
-        preprocess.preprocess(source, making, preprocess.Settings(min_shape=shape),
-                              available_cores())
+        shutil.rmtree(making, ignore_errors=True)  # of a call that was killed
+        making.mkdir(parents=True)
+        settings = preprocess.Settings(min_shape=(size.min_shape,) * 3)
+        make = functools.partial(_make_volume, out=making, scale=size.scale, settings=settings)
+        cases = dict(each(make, range(size.cases), available_cores(), "phantoms"))
+        preprocess.write_manifest(making, {"settings": settings.as_json(), "cases": cases})
         os.replace(making, out)  # whole or not at all
-        shutil.rmtree(source)
     return out
 
 

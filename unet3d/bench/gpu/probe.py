@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from unet3d.ranks import add_device
 
 BYTES, REPEATS = 1 << 28, 8
 PMUS = Path("/sys/bus/event_source/devices")
+# 14 workers prepare two batches of seven samples of 10 MB each.
+SHARED, ENOUGH_SHARED = Path("/dev/shm"), 2 << 30
 
 
 def copy_rate(device: torch.device, pinned: bool) -> float:
@@ -46,20 +49,46 @@ def measured(device: torch.device) -> dict[str, float | None]:
             "pageable_mb_s": copy_rate(device, False) / 1e6 if on_gpu else None}
 
 
+def on_host(device: torch.device) -> str | None:
+    """Why the operators of minato.ops do not run on a GPU; None: they do, and have been tried."""
+    try:
+        from minato.device.provider import provider_for
+    except ImportError as error:
+        return str(error)
+    provider = provider_for(device)
+    return provider.operators() if provider is not None else "it is no accelerator"
+
+
+def shared_memory() -> int | None:
+    """Bytes that torch's workers can send batches through; None where that is not told."""
+    try:
+        room = os.statvfs(SHARED)
+    except OSError:
+        return None
+    return room.f_frsize * room.f_blocks
+
+
 def missing(device: torch.device) -> list[str]:
     """What this machine does not let us measure, in sentences."""
     found = []
     if device.type != "cuda":
         found.append("without a GPU: its use, the bus and the overlap of copies are not "
                      "measured, and samples a second say nothing of an accelerator")
-    elif usage.gpu_percent() is None:
-        found.append("GPU use is not measured: pip install nvidia-ml-py")
+    else:
+        if usage.gpu_percent() is None:
+            found.append("GPU use is not measured: pip install nvidia-ml-py")
+        if reason := on_host(device):
+            found.append(f"minato's operators run on the host: {reason}")
     counters = sorted(path.name for pattern in ("uncore_imc*", "amd_umc*", "arm_cmn*")
                       for path in PMUS.glob(pattern))
     found.append("memory traffic of the host is not measured: " + (
         f"the counters {', '.join(counters[:2])}... are here, but this program does not read "
         "them (perf stat -a does, beside it)" if counters else
         "the system shows no counters of its memory controllers"))
+    room = shared_memory()
+    if room is not None and room < ENOUGH_SHARED:
+        found.append(f"{SHARED} has {room >> 20} MiB: torch's loaders may fail there, and their rows "
+                     "with them (mount -o remount,size=16g /dev/shm)")
     try:
         with cgroup.limited(1 << 30):
             pass
