@@ -16,7 +16,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .._core import Seeder
@@ -103,8 +103,18 @@ def _slot_readers(mro: tuple[type, ...]) -> list[Any]:
             for d in _type_dict(cls).values() if type(d) is types.MemberDescriptorType]
 
 
+class _OfThisThread:
+    """Reads the ``__dict__`` of a ``threading.local``, which has one for each thread."""
+
+    @staticmethod
+    def __get__(obj: Any) -> Any:
+        return threading.local.__getattribute__(obj, "__dict__")
+
+
 def _dict_reader(mro: tuple[type, ...]) -> Any:
     """The real ``__dict__``, or None if there is none or a property stands for it."""
+    if threading.local in mro:
+        return _OfThisThread
     for cls in mro:
         found = _type_dict(cls).get("__dict__")
         if found is not None:
@@ -379,9 +389,20 @@ class _GrowingInThread(Growing):
         seeder.watch(self.found.watched, self._again, 0, self._types())
         return seeder
 
+    def _again(self) -> tuple[list[Any], list[Any], set[type]] | None:
+        known = self._own()
+        self.found = self._walk()
+        if self._own() <= known:
+            return None
+        return self._plans(), self.found.watched, self._types()
+
+    def _own(self) -> set[int]:
+        shared = {id(g) for g in find_shared(*self._roots, limit=self._limit)}
+        return {id(g) for g in self.found.generators} - shared
+
     def _plans(self) -> list[Any]:
         """As in a process that has the dataset for itself, less what is shared."""
-        shared = {id(g) for g in find_shared(*self._roots, limit=self._limit)}
-        own = [id(g) not in shared for g in self.found.generators]
-        plans = super()._plans()
-        return [*compress(plans, own), *plans[len(own) :]]
+        own = self._own()
+        plans, found = super()._plans(), self.found.generators
+        chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]
+        return [*chosen, *plans[len(found) :]]

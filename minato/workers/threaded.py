@@ -88,7 +88,7 @@ class _Runner(Runner):
             self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
 
 
-def _work(job: Job, number: int, blocked: set[signal.Signals]) -> None:
+def _work(job: Job, number: int, blocked: set[int | signal.Signals]) -> None:
     """The life of a worker's thread."""
     # Not the mask of the moment it was started in: programs that a dataset runs inherit it.
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

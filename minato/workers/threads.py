@@ -31,6 +31,14 @@ class ThreadHandle(WorkerHandle):
         self.name = f"minato-{pool.kind}-{number}"
 
     @property
+    def pid(self) -> int:
+        """Of the loading process, also before it has begun."""
+        owner: int = self._pool.owner
+        return owner
+
+    ident = pid
+
+    @property
     def sentinel(self) -> int:
         raise AttributeError("a worker thread has no sentinel; use join()")
 
@@ -61,7 +69,7 @@ class ThreadPool:
         """works: what each entry of the engine's table is served by, workers of them at first."""
         self.engine = engine
         self.started = self.stopped = False
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._entries: list[_WorkerEntry] | None = None
         self._threads: dict[threading.Thread, threading.Event] = {}
         self.handles: list[WorkerHandle] = []
@@ -88,7 +96,7 @@ class ThreadPool:
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which that is a parent."""
-        return not self.stopped and self._owner == os.getpid()
+        return not self.stopped and self.owner == os.getpid()
 
     def starts_workers(self) -> bool:
         """As ``Pool``'s: they are there from the start."""
@@ -100,7 +108,7 @@ class ThreadPool:
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""
-        if self._owner != os.getpid():
+        if self.owner != os.getpid():
             return None
         entries = self._entries if self._entries is not None else self.engine.workers()
         return entries[number]
@@ -151,7 +159,7 @@ class ThreadPool:
         """At exit: ends the threads but not the loader. A daemon thread that waits for a
         batch has nothing to report, and goes with the interpreter. deadline: for those that may
         take for ever, whether or not they were told to end before."""
-        if self._owner != os.getpid() or (self.stopped and self.patience is None):
+        if self.owner != os.getpid() or (self.stopped and self.patience is None):
             return
         self.stopped = True
         for thread, ended in self._threads.items():
