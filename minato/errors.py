@@ -94,6 +94,11 @@ def native_impossible(reason: str) -> str:
     )
 
 
+def thread_impossible(reason: str) -> str:
+    """Why worker_type="thread" is refused; reason: with what to do about it."""
+    return f"worker_type='thread' cannot serve this loader: {reason}."
+
+
 @dataclass
 class Failure:
     """An exception on its way to the caller: torch's wrapper and, where it pickles, itself."""

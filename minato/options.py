@@ -14,9 +14,10 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 from ._memory_limit import fair_memory
 from ._system import CORE, NEEDS_LINUX
 from .device.provider import target
-from .errors import native_impossible
+from .errors import native_impossible, thread_impossible
 
 if CORE:
+    from .workers import threaded
     from .workers.native import why_not
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -280,9 +281,9 @@ class Options:
             raise ValueError(f"batching='ready' needs {wrong}")
 
     def _check_worker_type(self, loader: Any) -> None:
-        if self.worker_type not in (None, "process", "native"):
+        if self.worker_type not in (None, "process", "native", "thread"):
             raise ValueError(
-                "worker_type option should be None, 'process' or 'native', but got "
+                "worker_type option should be None, 'process', 'native' or 'thread', but got "
                 f"{self.worker_type!r}"
             )
         if self.worker_type == "native":
@@ -291,3 +292,7 @@ class Options:
                 reason = why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
                 raise ValueError(native_impossible(reason))
+        if self.worker_type == "thread":
+            reason = threaded.why_not(loader) if CORE else NEEDS_LINUX
+            if reason is not None:
+                raise ValueError(thread_impossible(reason))

@@ -17,6 +17,7 @@ from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import REPLACE
 from ..workers.pool import Pool
+from ..workers.threaded import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended
@@ -100,17 +101,31 @@ class BalancedIterator(MinatoIterator):
         self._prefetcher.pinner = self._pinner
 
     def _make_pool(self, loader: Any) -> Executor:
+        if self._options.worker_type == "thread":
+            self._tell_of_generators()
+            return PythonPool(job=self._job(), **self._pool_options())
         if self._offer is None:
             return super()._make_pool(loader)
         return NativePool(
             offer=self._offer,
-            workers=self._num_workers,
-            memory_limit=self._options.memory_bytes(self._num_workers),
-            options=self._engine_options(),
             dataset=self._dataset,
             collate_fn=self._collate_fn,
             on_error=self._options.on_error,
+            **self._pool_options(),
         )
+
+    def _pool_options(self) -> dict[str, Any]:
+        """Of a pool of threads."""
+        return dict(
+            workers=self._num_workers,
+            memory_limit=self._options.memory_bytes(self._num_workers),
+            options=self._engine_options(),
+        )
+
+    def _tell_of_generators(self) -> None:
+        memo = self._position.memo
+        if self._options.seed_per_sample is None and not memo.told_of_generators:
+            memo.told_of_generators = tell_of_generators(self._dataset, self._collate_fn)
 
     def _engine_options(self) -> dict[str, Any]:
         assert self._supervisor is not None

@@ -145,8 +145,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return stage
 
     def _make_pool(self, loader: Any) -> Executor:
-        assert self._supervisor is not None
-        balanced, options, memo = self._balanced, self._options, self._position.memo
+        balanced, options = self._balanced, self._options
         return Pool(
             context=start_method_context(loader),
             workers=self._num_workers,
@@ -155,23 +154,29 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             memory_limit=options.memory_bytes(self._num_workers),
             one_thread=not options.static,
             options=self._engine_options(),
-            job=dict(
-                num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
-                base_seed=self._base_seed,
-                dataset_kind=self._dataset_kind,
-                auto_collation=self._auto_collation,
-                drop_last=self._drop_last,
-                seed_per_sample=balanced and options.seeds,
-                user_epoch=memo.user_epoch,
-                dataset=self._dataset,
-                collate_fn=self._collate_fn,
-                worker_init_fn=self._worker_init_fn,
-                splits=self._splits,
-                probing=self._splits and memo.asks_for_samples(),
-                places=self._places,
-                on_error=options.on_error,
-                starts=self._position.starts,
-            ),
+            job=self._job(),
+        )
+
+    def _job(self) -> dict[str, Any]:
+        """What workers are told, beside where their memory is."""
+        assert self._supervisor is not None
+        balanced, options, memo = self._balanced, self._options, self._position.memo
+        return dict(
+            num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
+            base_seed=self._base_seed,
+            dataset_kind=self._dataset_kind,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            seed_per_sample=balanced and options.seeds,
+            user_epoch=memo.user_epoch,
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            worker_init_fn=self._worker_init_fn,
+            splits=self._splits,
+            probing=self._splits and memo.asks_for_samples(),
+            places=self._places,
+            on_error=options.on_error,
+            starts=self._position.starts,
         )
 
     def _engine_options(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_dataset = False  # what it has said of itself, in this process
         self.told_uncounted = False  # that its states know no position
+        self.told_of_generators = False  # that threads share them
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.copies: Copies | None = None  # to a device, of the latest iterator

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,8 @@ from .generator_states import (
     GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
 )
 
-__all__ = ["Found", "Growing", "find_all", "find_of", "find_private_generators", "make_seeder"]
+__all__ = ["Found", "Growing", "find_all", "find_of", "find_private_generators",
+           "find_shared", "make_seeder", "make_seeder_of_thread"]
 
 #: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
 #: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
@@ -40,6 +42,8 @@ LOOKS_PER_NODE = 8
 #: Attributes watched for generators that are made later, of the objects nearest to the root:
 #: after each sample one look at each of them, of some nanoseconds.
 WATCHED = 64
+
+_OF_A_THREAD = frozenset({threading.local})
 
 _type_dict = type.__dict__["__dict__"].__get__
 _type_module = type.__dict__["__module__"].__get__
@@ -99,8 +103,18 @@ def _slot_readers(mro: tuple[type, ...]) -> list[Any]:
             for d in _type_dict(cls).values() if type(d) is types.MemberDescriptorType]
 
 
+class _OfThisThread:
+    """Reads the ``__dict__`` of a ``threading.local``, which has one for each thread."""
+
+    @staticmethod
+    def __get__(obj: Any) -> Any:
+        return threading.local.__getattribute__(obj, "__dict__")
+
+
 def _dict_reader(mro: tuple[type, ...]) -> Any:
     """The real ``__dict__``, or None if there is none or a property stands for it."""
+    if threading.local in mro:
+        return _OfThisThread
     for cls in mro:
         found = _type_dict(cls).get("__dict__")
         if found is not None:
@@ -191,12 +205,13 @@ def _root_hook(root: Any, shape: _Shape | None) -> Any:
 
 
 class _Walk:
-    """Breadth first, so that what is near the root is found whatever lies deep."""
+    """Breadth first, so that what is near the root is found whatever lies deep. closed: classes
+    of objects that are not looked into, besides those that have nothing to find."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, closed: frozenset[Any] = frozenset()) -> None:
         self.nodes = limit
         self.looks = LOOKS_PER_NODE * limit
-        self.closed = _closed()
+        self.closed = _closed() | closed
         self.dataset = loaded("torch.utils.data", "Dataset")
         self.taken = _global_keys()
         self.shapes: dict[type, _Shape | None] = {}
@@ -312,10 +327,26 @@ def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
     return Growing(dataset, *others, limit=limit).seeder
 
 
+def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
+    inner, subsets = behind_subsets(dataset)
+    return (dataset, *([inner] if subsets else []), *others)
+
+
 def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
     """What is to be seeded for a dataset, and the dataset of its Subset, and the others."""
-    inner, subsets = behind_subsets(dataset)
-    return find_all((dataset, *([inner] if subsets else []), *others), limit)
+    return find_all(_roots_of(dataset, *others), limit)
+
+
+def find_shared(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> list[Any]:
+    """Those generators that threads with the same dataset share: all but what only leads to
+    through a ``threading.local``."""
+    return _Walk(limit, _OF_A_THREAD).run(_roots_of(dataset, *others)).generators
+
+
+def make_seeder_of_thread(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
+    """The Seeder of a thread that shares its dataset with others: for the generators that are its
+    own, and each ``seed_sample(seed)``. They get what a process's would get."""
+    return _GrowingInThread(dataset, *others, limit=limit).seeder
 
 
 class Growing:
@@ -325,8 +356,12 @@ class Growing:
     def __init__(self, *roots: Any, limit: int = NODE_LIMIT, hooks: bool = True) -> None:
         self._roots, self._limit, self._hooks = roots, limit, hooks
         self.found = self._walk()
-        self.seeder = Seeder(self.found.generators, hooks=self.found.hooks)
-        self.seeder.watch(self.found.watched, self._again, GLOBALS, self._types())
+        self.seeder = self._seeder()
+
+    def _seeder(self) -> Seeder:
+        seeder = Seeder(self.found.generators, hooks=self.found.hooks)
+        seeder.watch(self.found.watched, self._again, GLOBALS, self._types())
+        return seeder
 
     def _walk(self) -> Found:
         found = find_of(*self._roots, limit=self._limit)
@@ -340,4 +375,34 @@ class Growing:
         if all(id(g) in known for g in now.generators):
             return None
         self.found = now
-        return plan_private(now.generators, now.hooks), now.watched, self._types()
+        return self._plans(), now.watched, self._types()
+
+    def _plans(self) -> list[Any]:
+        return plan_private(self.found.generators, self.found.hooks)
+
+
+class _GrowingInThread(Growing):
+    """The same of a thread, which leaves alone what others draw from."""
+
+    def _seeder(self) -> Seeder:
+        seeder = Seeder._from_plans(self._plans())
+        seeder.watch(self.found.watched, self._again, 0, self._types())
+        return seeder
+
+    def _again(self) -> tuple[list[Any], list[Any], set[type]] | None:
+        known = self._own()
+        self.found = self._walk()
+        if self._own() <= known:
+            return None
+        return self._plans(), self.found.watched, self._types()
+
+    def _own(self) -> set[int]:
+        shared = {id(g) for g in find_shared(*self._roots, limit=self._limit)}
+        return {id(g) for g in self.found.generators} - shared
+
+    def _plans(self) -> list[Any]:
+        """As in a process that has the dataset for itself, less what is shared."""
+        own = self._own()
+        plans, found = super()._plans(), self.found.generators
+        chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]
+        return [*chosen, *plans[len(found) :]]

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
+_OPENMP = r"gomp|iomp|libomp"
 #: in a library's file name: (functions that set its threads, variables that do)
 _POOLS = {
     r"openblas|libblas": (
@@ -32,7 +33,7 @@ _POOLS = {
     ),
     r"mkl_rt": (("MKL_Set_Num_Threads",), ("MKL_NUM_THREADS", "OMP_NUM_THREADS")),
     r"blis": (("bli_thread_set_num_threads",), ("BLIS_NUM_THREADS", "OMP_NUM_THREADS")),
-    r"gomp|iomp|libomp": (("omp_set_num_threads",), ("OMP_NUM_THREADS",)),
+    _OPENMP: (("omp_set_num_threads",), ("OMP_NUM_THREADS",)),
 }
 _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -55,6 +56,17 @@ def limit(every_library: bool) -> None:
     if "OMP_NUM_THREADS" not in given:
         for name in _LATER:
             os.environ.setdefault(name, "1")
+
+
+def limit_this_thread() -> None:
+    """The same of a thread, as far as a thread may say so: OpenMP's pools, torch's with them, count
+    their threads for each that uses them; the program's own stay as they are."""
+    torch.get_num_threads()  # or torch would put the number anew before its first region
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    for path in _mapped():
+        if re.search(_OPENMP, os.path.basename(path)):
+            _set_one(path, _POOLS[_OPENMP][0])
 
 
 def _mapped() -> Iterator[str]:

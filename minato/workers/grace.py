@@ -2,7 +2,8 @@
 
 The zygote gives its workers LEAVE and then TERM before it kills them. The trainer gives the zygote
 STOP, which is more than both together, before it kills what is left. So a shutdown takes about a
-second at most, unless the system does not end what was killed.
+second at most, unless the system does not end what was killed. Threads cannot be ended: after LEAVE
+the trainer goes on without waiting.
 """
 
 #: the zygote, for its workers to leave by themselves after the loader has said stop
@@ -13,3 +14,5 @@ TERM = 0.15
 STOP = 0.8
 #: the trainer, for what it had to kill
 KILL = 5.0
+#: the interpreter, at its exit, for threads in the middle of a sample
+EXIT = 2.0

@@ -133,7 +133,7 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
     Raises:
         ValueError: worker_type="native", and they cannot.
     """
-    if loader.worker_type == "process":
+    if loader.worker_type in ("process", "thread"):
         return None
     reason, cause = why_not(loader), None
     if reason is None:

@@ -70,7 +70,7 @@ class _Placed(NamedTuple):
     objects: list[list[Any]]  # by row: leaves that are no row data
 
 
-class _Runner:
+class Runner:
     """Answers the tasks that the core's loop hands to Python."""
 
     def __init__(self, job: Job, number: int) -> None:
@@ -93,20 +93,25 @@ class _Runner:
         self.again = 0  # batches that another process has delivered, and this one makes again
         self.init_states = init_states.UNCHANGED
         try:
-            if job.worker_init_fn is not None:
-                before = all_global() if job.seed_per_sample else {}
-                job.worker_init_fn(number)
-                if job.seed_per_sample:
-                    self.init_states = init_states.left_by(before)
-            if job.seed_per_sample:
-                from ..seeding.generators import make_seeder
-
-                self.seeder = make_seeder(job.dataset, job.collate_fn)
+            self._begin(number)
             if job.dataset_kind == _DatasetKind.Iterable:
                 self.snapshots = Snapshots(self.where)
             self._make_fetcher(job.starts[number] if job.starts else None)
         except Exception as error:
             self.init_failure = self._not_begun(error)
+
+    def _begin(self, number: int) -> None:
+        """worker_init_fn, and what is to be seeded after it."""
+        job = self.job
+        if job.worker_init_fn is not None:
+            before = all_global() if job.seed_per_sample else {}
+            job.worker_init_fn(number)
+            if job.seed_per_sample:
+                self.init_states = init_states.left_by(before)
+        if job.seed_per_sample:
+            from ..seeding.generators import make_seeder
+
+            self.seeder = make_seeder(job.dataset, job.collate_fn)
 
     def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
         job, snapshots = self.job, self.snapshots
@@ -537,28 +542,36 @@ def main(job: Job, number: int) -> None:
     job.settle()
     segment.dontfork()
     prepare(job, number)
-    runner = _Runner(job, number)
+    runner = Runner(job, number)
+    worker = worker_of(job, number, runner)
+    worker.ready(*runner.init_states)
+    while not serve(worker, runner):
+        if not segment.trainer_lives():
+            return _end_starter(job.zygote)
+
+
+def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
+    """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
+    dataset this is, which was told of the epoch."""
     worker = _core.Worker(
-        segment,
+        job.memory.segment,
         number,
         _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
         runner.seeder,
         open_layout,
         _load_index,
-        offered(job.dataset, "set_epoch"),
+        None if thread else offered(job.dataset, "set_epoch"),
         job.user_epoch,
         runner.tolerant is not None,
+        thread,
     )
     runner.mark, runner.place, runner.indices = worker.mark, worker.place, worker.indices
-    worker.ready(*runner.init_states)
-    while True:
-        task = worker.next()
-        if task is None:
-            if not segment.trainer_lives():
-                return _end_starter(job.zygote)
-            continue
-        if task is False:
-            return
+    return worker
+
+
+def serve(worker: _core.Worker, runner: Runner) -> bool:
+    """Does tasks until the loader stops, which is True, or there was none for a second."""
+    while task := worker.next():
         if task.kind == RESUME:
             answer: Any = runner.resume()
         elif task.kind == BATCH:
@@ -577,8 +590,9 @@ def main(job: Job, number: int) -> None:
         stated = None
         del task, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):
-            return
+            return True
         del data, buffers
+    return task is False
 
 
 class _Refusing:

@@ -1,7 +1,7 @@
 """Workers that are threads of the loading process: started, dismissed, ended.
 
-What they run is others' (``native.py``). Threads cannot be killed, so the task in hand is waited
-for, and never given to another.
+What they run is others' (``native.py``, ``threaded.py``). Threads cannot be killed, so the task in
+hand is never given to another, and the memory that it is written to stays until it is done.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import atexit
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from . import signals
+from . import grace, signals
 from .pool import WorkerHandle
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ class ThreadHandle(WorkerHandle):
     def __init__(self, pool: ThreadPool, number: int) -> None:
         super().__init__(pool, number)
         self.name = f"minato-{pool.kind}-{number}"
+
+    @property
+    def pid(self) -> int:
+        """Of the loading process, also before it has begun."""
+        owner: int = self._pool.owner
+        return owner
+
+    ident = pid
 
     @property
     def sentinel(self) -> int:
@@ -53,12 +62,14 @@ class ThreadPool:
     """The engine and its threads: an ``Executor``. Belongs to one iterator."""
 
     kind = "thread"
+    #: seconds for which ``stop()`` waits for the sample in hand; None: until it is done
+    patience: float | None = None
 
     def __init__(self, engine: Engine, workers: int, works: Sequence[Callable[[], None]]) -> None:
         """works: what each entry of the engine's table is served by, workers of them at first."""
         self.engine = engine
         self.started = self.stopped = False
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._entries: list[_WorkerEntry] | None = None
         self._threads: dict[threading.Thread, threading.Event] = {}
         self.handles: list[WorkerHandle] = []
@@ -85,7 +96,7 @@ class ThreadPool:
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which that is a parent."""
-        return not self.stopped and self._owner == os.getpid()
+        return not self.stopped and self.owner == os.getpid()
 
     def starts_workers(self) -> bool:
         """As ``Pool``'s: they are there from the start."""
@@ -97,7 +108,7 @@ class ThreadPool:
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""
-        if self._owner != os.getpid():
+        if self.owner != os.getpid():
             return None
         entries = self._entries if self._entries is not None else self.engine.workers()
         return entries[number]
@@ -111,11 +122,21 @@ class ThreadPool:
         for entry in entries:
             entry["state"] = 0
         self.engine.stop()
-        if threading.current_thread() in self._threads:
-            # garbage was collected in one of them: it cannot wait for itself
-            threading.Thread(target=self._close, name=f"minato-{self.kind}-close").start()
-        else:
+        # Garbage may have been collected in one of them, which cannot wait for itself.
+        itself = threading.current_thread() in self._threads
+        if not itself and (self.patience is None or self._wait(time.monotonic() + self.patience)):
             self._close()
+        else:
+            name, daemon = f"minato-{self.kind}-close", self.patience is not None
+            threading.Thread(target=self._close, name=name, daemon=daemon).start()
+
+    def _wait(self, deadline: float) -> bool:
+        """Whether all threads end before it."""
+        return all(
+            ended.wait(max(0.0, deadline - time.monotonic()))
+            for thread, ended in self._threads.items()
+            if thread.ident is not None
+        )
 
     def _close(self) -> None:
         interrupt = None
@@ -126,19 +147,26 @@ class ThreadPool:
                     thread.join()
                 except KeyboardInterrupt as error:  # memory must outlive who writes to it
                     interrupt = error
+        self._ended()
         self.engine.close()
         if interrupt is not None:
             raise interrupt
 
-    def dismiss(self) -> None:
+    def _ended(self) -> None:
+        """All threads have."""
+
+    def dismiss(self, deadline: float) -> None:
         """At exit: ends the threads but not the loader. A daemon thread that waits for a
-        batch has nothing to report, and goes with the interpreter."""
-        if not self.mine():
+        batch has nothing to report, and goes with the interpreter. deadline: for those that may
+        take for ever, whether or not they were told to end before."""
+        if self.owner != os.getpid() or (self.stopped and self.patience is None):
             return
         self.stopped = True
         for thread, ended in self._threads.items():
             while thread.ident is not None and not ended.wait(0.02):
                 self.engine.dismiss()
+                if self.patience is not None and time.monotonic() >= deadline:
+                    break
 
 
 def start_quietly(threads: Iterable[threading.Thread]) -> None:
@@ -157,5 +185,6 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 @atexit.register
 def _stop_all() -> None:
     """Before the interpreter and its memory go."""
+    deadline = time.monotonic() + grace.EXIT
     for pool in list(_pools):
-        pool.dismiss()
+        pool.dismiss(deadline)

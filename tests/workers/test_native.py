@@ -474,9 +474,9 @@ def test_a_program_that_taught_collate_more_classes(files, monkeypatch) -> None:
         native(volumes(files))
 
 
-@pytest.mark.parametrize("value", ["thread", "", 3, True])
+@pytest.mark.parametrize("value", ["threads", "", 3, True])
 def test_senseless_values(files, value) -> None:
-    with pytest.raises(ValueError, match="None, 'process' or 'native', but got"):
+    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', but got"):
         minato.DataLoader(plain(files), num_workers=1, worker_type=value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -105,5 +106,5 @@ def test_at_exit_threads_end_and_memory_stays() -> None:
     engine = Engine()
     pool = pool_of(engine, [engine.stopped.wait])  # type: ignore[list-item]
     pool.start()
-    pool.dismiss()
+    pool.dismiss(time.monotonic() + 10)
     assert engine.told[-1] == "dismiss" and "close" not in engine.told

@@ -183,22 +183,6 @@ seeder_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* ---- seeding ------------------------------------------------------------------------ */
-
-int
-mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
-               uint32_t domain)
-{
-    struct mn_seeder *self = (struct mn_seeder *)seeder;
-    struct mn_seed_key key = mn_seed_key_make(base_seed, epoch, position, domain);
-    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
-        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* ---- generators made later ---------------------------------------------------------- */
 
 static bool
@@ -250,6 +234,41 @@ note_prints(struct mn_seed_watch *w)
     for (int i = 0; i < NCHANGES; i++) {
         w->changes[i].print = prints[i];
     }
+}
+
+/* ---- seeding ------------------------------------------------------------------------ */
+
+static int
+seed_all(struct mn_seeder *self, struct mn_seed_key key)
+{
+    for (Py_ssize_t i = 0; i < self->ntargets; i++) {
+        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
+               uint32_t domain)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    struct mn_seed_watch *w = &self->watch;
+    struct mn_seed_key key = mn_seed_key_make(base_seed, epoch, position, domain);
+    Py_ssize_t n = self->ntargets;
+    if (n == 0 || w->dicts == NULL || self->targets[n - 1].sink.kind != MN_SEED_HOOK) {
+        return seed_all(self, key);
+    }
+    /* A hook may make generators, and it seeds them: what has changed by that is no news. */
+    uint64_t before[NCHANGES], after[NCHANGES];
+    prints_of(w, before);
+    int rc = seed_all(self, key);
+    prints_of(w, after);
+    for (int i = 0; i < NCHANGES; i++) {
+        w->changes[i].print += after[i] - before[i];
+    }
+    return rc;
 }
 
 static int

@@ -236,6 +236,33 @@ copy_strided(char *dst, const char *src, int nd, const int64_t *shape, const int
     return dst;
 }
 
+/* Larger values are copied without the GIL, for which other threads may wait. Such a copy takes some
+ * ten microseconds, far more than to let go of it and to take it again. */
+#define COPY_WITHOUT_GIL (256u * 1024u)
+
+/* Copies what lies in o as a row's field. No strides: it is dense. */
+static void
+copy_values(struct encoder *en, const struct mn_node *n, PyObject *o, const char *src,
+            const int64_t *strides)
+{
+    char *dst = row_of(en, n);
+    PyThreadState *saved = NULL;
+    Py_INCREF(o); /* whoever holds it may let go of it meanwhile */
+    if (n->bytes >= COPY_WITHOUT_GIL) {
+        saved = PyEval_SaveThread();
+    }
+    if (strides == NULL) {
+        memcpy(dst, src, n->bytes);
+    }
+    else {
+        (void)copy_strided(dst, src, n->ndim, n->shape, strides, n->itemsize);
+    }
+    if (saved != NULL) {
+        PyEval_RestoreThread(saved);
+    }
+    Py_DECREF(o);
+}
+
 /* True of an attribute or of a method without arguments. 1, 0, -1 with an exception. */
 static int
 is_set(PyObject *t, PyObject *name, bool call)
@@ -299,7 +326,6 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
         return 0;
     }
     const char *src = (const char *)t.data + t.byte_offset;
-    char *dst = row_of(en, n);
     int64_t want = 1;
     bool dense = true;
     for (int i = n->ndim - 1; i >= 0 && t.strides != NULL; i--) {
@@ -309,15 +335,11 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
     if (n->bytes == 0) {
         return 1;
     }
-    if (dense) {
-        memcpy(dst, src, n->bytes);
-        return 1;
-    }
     int64_t strides[MN_LAYOUT_MAX_DIMS];
-    for (int i = 0; i < n->ndim; i++) {
+    for (int i = 0; !dense && i < n->ndim; i++) {
         strides[i] = t.strides[i] * n->itemsize;
     }
-    (void)copy_strided(dst, src, n->ndim, n->shape, strides, n->itemsize);
+    copy_values(en, n, o, src, dense ? NULL : strides);
     return 1;
 }
 
@@ -342,7 +364,7 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
         return 1;
     }
     if (PyArray_IS_C_CONTIGUOUS(a)) {
-        memcpy(row_of(en, n), PyArray_DATA(a), n->bytes);
+        copy_values(en, n, o, PyArray_DATA(a), NULL);
         return 1;
     }
     int64_t strides[MN_LAYOUT_MAX_DIMS];
@@ -352,8 +374,7 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
             return 0; /* torch refuses negative strides, in its own words */
         }
     }
-    (void)copy_strided(row_of(en, n), PyArray_DATA(a), n->ndim, n->shape, strides,
-                       n->itemsize);
+    copy_values(en, n, o, PyArray_DATA(a), strides);
     return 1;
 }
 
@@ -429,18 +450,18 @@ encode_sequence(struct encoder *en, uint32_t at, PyObject *o)
     bool right = n->kind == MN_NODE_LIST    ? PyList_CheckExact(o)
                  : n->kind == MN_NODE_TUPLE ? PyTuple_CheckExact(o)
                                             : (PyObject *)Py_TYPE(o) == n->extra;
-    if (!right || PySequence_Fast_GET_SIZE(o) != (Py_ssize_t)n->children) {
-        return 0;
-    }
     uint32_t child = at + 1;
-    for (uint32_t i = 0; i < n->children; i++) {
+    for (uint32_t i = 0; right && i < n->children; i++) {
+        if (PySequence_Fast_GET_SIZE(o) != (Py_ssize_t)n->children) {
+            return 0; /* or no more: what is called, and other threads, may change a list */
+        }
         int rc = encode_node(en, child, PySequence_Fast_GET_ITEM(o, i));
         if (rc <= 0) {
             return rc;
         }
         child = en->l->nodes[child].end;
     }
-    return 1;
+    return right && PySequence_Fast_GET_SIZE(o) == (Py_ssize_t)n->children;
 }
 
 static int

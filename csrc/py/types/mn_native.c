@@ -1,18 +1,15 @@
 /* mn_native.c - see mn_native.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#define _GNU_SOURCE
 #include "py/types/mn_native.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
-#include "os/mn_thread.h"
 #include "py/seeding/mn_seed_mix.h"
+#include "workers/mn_entry.h"
 
 /* Notifications that are lost with their notifier cost so long at most. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
@@ -42,83 +39,6 @@ mn_native_check(const struct mn_native_pipeline *p, const char **why)
         }
     }
     return *why == NULL ? 0 : -EINVAL;
-}
-
-/* ---- the entry ---------------------------------------------------------------------- */
-
-static bool
-over(const struct mn_worker_side *w)
-{
-    const struct mn_ctl *c = w->shm.ctl;
-    return mn_a32_load_seqcst(&c->stop) != 0 || mn_a32_load_seqcst(&c->dismissed) != 0;
-}
-
-static void
-begin(struct mn_worker_side *w)
-{
-    w->lease_off = w->lease_end = w->used_end = 0; /* the last life's were taken back */
-    w->me->pid = (uint32_t)getpid();
-    w->me->tid = mn_thread_number();
-    w->me->starts++;
-    w->me->exit_status = 0;
-    w->me->began = 1;
-    mn_a32_store_release(&w->me->state, MN_WORKER_READY);
-}
-
-/* Nothing to do here before somebody moves the entry. */
-static bool
-must_wait(const struct mn_worker_side *w)
-{
-    uint32_t state = mn_a32_load_seqcst(&w->me->state);
-    return !over(w) && (state == MN_WORKER_EMPTY || state == MN_WORKER_EXITED);
-}
-
-/* Waits until somebody wants this worker. False: the loader closes. */
-static bool
-enter(struct mn_worker_side *w)
-{
-    struct mn_worker *me = w->me;
-    while (!over(w)) {
-        uint32_t state = mn_a32_load_acquire(&me->state);
-        if (state == MN_WORKER_READY) {
-            return true;
-        }
-        if (state == MN_WORKER_WANTED) {
-            begin(w);
-        }
-        else if (state == MN_WORKER_SWEPT) {
-            mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
-        }
-        else {
-            mn_event_prepare_wait(&me->event);
-            if (must_wait(w)) {
-                (void)mn_event_commit_wait(&me->event, IDLE_NS);
-            }
-            else {
-                mn_event_cancel_wait(&me->event);
-            }
-        }
-    }
-    return false;
-}
-
-void
-mn_native_die(struct mn_worker_side *w, int32_t status)
-{
-    w->me->exit_status = status;
-    mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
-    mn_event_notify(&w->shm.ctl->engine);
-}
-
-/* Asked to leave: as an orderly end, or as what terminate() does to a process. */
-static void
-leave(struct mn_worker_side *w)
-{
-    bool ended = mn_a32_load_seqcst(&w->me->leave) == MN_LEAVE_ENDED;
-    if (ended) {
-        mn_a32_store_seqcst(&w->me->leave, 0); /* to be counted as a death */
-    }
-    mn_native_die(w, ended ? -SIGTERM : 0);
 }
 
 /* ---- rows --------------------------------------------------------------------------- */
@@ -193,7 +113,7 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
 {
     struct mn_report *reports = mn_block_reports(b);
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
-        if (over(w)) {
+        if (mn_entry_over(w)) {
             return MN_CLOSED;
         }
         mn_a64_store_relaxed(&w->me->row, row); /* for people */
@@ -218,14 +138,14 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
                 struct mn_worker_clock *clock, uint32_t *task,
                 struct mn_native_failure *failure)
 {
-    while (enter(w)) {
+    while (mn_entry_begin(w)) {
         int rc = mn_worker_try(w, task);
         if (rc == MN_EMPTY) {
             rc = mn_worker_claim(w, IDLE_NS, task);
             mn_worker_waited(clock);
         }
-        if (rc == MN_CLOSED && !over(w)) {
-            leave(w);
+        if (rc == MN_CLOSED && !mn_entry_over(w)) {
+            mn_entry_leave(w);
         }
         if (rc != MN_OK) {
             continue;
@@ -238,7 +158,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         }
         mn_worker_begin(w, clock, *task);
         rc = do_rows(n, w, t, b, clock->begin_ns, failure);
-        if (rc == MN_CLOSED || over(w)) {
+        if (rc == MN_CLOSED || mn_entry_over(w)) {
             break; /* what nobody reads is not published: at exit it would wake a thread
                     * that dies as it takes the GIL, torch's C++ on its stack */
         }

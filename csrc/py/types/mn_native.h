@@ -6,11 +6,7 @@
  * struct mn_native_pipeline (minato/ops.h), straight into the row's fields. The layout of
  * the rows is the pipeline's: field i of a block is its field i.
  *
- * Its entry is its own business, there is no zygote: WANTED -> READY when it begins,
- * READY -> EXITED when it was asked to leave, SWEPT -> EMPTY once the engine has looked, and
- * then it waits until it is wanted again. A thread cannot be killed, so a task is waited for
- * and never given to another; only a thread that ends by its own error says EXITED under a
- * task.
+ * Its entry is its own business (workers/mn_entry.h).
  */
 #ifndef MN_NATIVE_H
 #define MN_NATIVE_H
@@ -51,9 +47,5 @@ enum mn_native_event
 mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
                 struct mn_worker_clock *clock, uint32_t *task,
                 struct mn_native_failure *failure);
-
-/* This thread will not come back; what it holds is lost with it. */
-void
-mn_native_die(struct mn_worker_side *w, int32_t status);
 
 #endif /* MN_NATIVE_H */

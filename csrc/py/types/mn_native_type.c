@@ -10,6 +10,7 @@
 #include "py/types/mn_native.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/module/mn_records.h"
+#include "workers/mn_entry.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 
@@ -271,7 +272,7 @@ native_die(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i", &status)) {
         return NULL;
     }
-    mn_native_die(&o->side, status);
+    mn_entry_die(&o->side, status);
     Py_RETURN_NONE;
 }
 

@@ -10,6 +10,7 @@
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_state.h"
+#include "workers/mn_entry.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -180,6 +181,38 @@ segment_trainer_lives(PyObject *self, PyObject *Py_UNUSED(ignored))
     return PyBool_FromLong(mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) != 0);
 }
 
+PyDoc_STRVAR(await_wanted_doc,
+"await_wanted(number) -> bool: in a thread that is to be this worker, waits until there is to be\n"
+"one. False: the loader closes, or the interpreter exits.");
+
+static PyObject *
+segment_await_wanted(PyObject *self, PyObject *arg)
+{
+    struct mn_segment *s = (struct mn_segment *)self;
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker_side side;
+    if (PyErr_Occurred() || entry(self, w) == NULL) {
+        return NULL;
+    }
+    bool wanted = false;
+    if (mn_worker_attach(&side, &s->shm, (uint32_t)w) == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        wanted = mn_entry_await(&side);
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(wanted);
+}
+
+PyDoc_STRVAR(over_doc,
+"over() -> bool: whether the loader closes, or the interpreter exits.");
+
+static PyObject *
+segment_over(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_worker_side side = {.shm = ((struct mn_segment *)self)->shm};
+    return PyBool_FromLong(mn_entry_over(&side));
+}
+
 static PyObject *
 segment_set_start(PyObject *self, PyObject *how)
 {
@@ -210,6 +243,8 @@ static PyMethodDef segment_methods[] = {
     {"reap", segment_reap, METH_O, reap_doc},
     {"stopped", segment_stopped, METH_NOARGS, PyDoc_STR("whether the loader is closing")},
     {"trainer_lives", segment_trainer_lives, METH_NOARGS, trainer_lives_doc},
+    {"await_wanted", segment_await_wanted, METH_O, await_wanted_doc},
+    {"over", segment_over, METH_NOARGS, over_doc},
     {"set_start", segment_set_start, METH_O,
      PyDoc_STR("set_start(how): enum mn_start, how the zygote starts workers.")},
     {"dontfork", segment_dontfork, METH_NOARGS,

@@ -11,6 +11,7 @@
 #include "py/module/mn_records.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
+#include "workers/mn_entry.h"
 
 /* What an envelope entry of a row is; numbers of minato/workers/process.py. */
 enum mn_extra {
@@ -212,7 +213,8 @@ mn_worker_finish_task(struct mn_worker_object *o)
     o->collate = mn_worker_done(&o->side, o->task);
 }
 
-/* Runs the rows of a task. The extras, or NULL with an exception that ends the worker. */
+/* Runs the rows of a task. The extras, or NULL with an exception that ends the worker; without
+ * one: nobody wants the rest. */
 static PyObject *
 run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
          struct mn_block *b)
@@ -232,6 +234,10 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
     }
     uint64_t before = o->clock.begin_ns;
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
+        if (o->thread && mn_entry_over(&o->side)) {
+            Py_DECREF(extras);
+            return NULL;
+        }
         mn_a64_store_relaxed(&o->side.me->row, row); /* for people */
         int rc = do_row(st, o, b, layout, row, extras);
         if (rc == -1) {

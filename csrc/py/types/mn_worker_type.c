@@ -14,6 +14,7 @@
 #include "os/mn_proc.h"
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
+#include "workers/mn_entry.h"
 
 /* Sleeping workers look this often whether the trainer still lives. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
@@ -22,16 +23,18 @@ static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
-                            "load_index", "set_epoch", "user_epoch", "goes_on", NULL};
+                            "load_index", "set_epoch", "user_epoch", "goes_on", "thread",
+                            NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
     unsigned int number;
     unsigned long long user_epoch = 0;
-    int goes_on = 0;
+    int goes_on = 0, thread = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKp", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKpp", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
-                                        &load_index, &set_epoch, &user_epoch, &goes_on)) {
+                                        &load_index, &set_epoch, &user_epoch, &goes_on,
+                                        &thread)) {
         return NULL;
     }
     struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
@@ -46,6 +49,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->set_epoch = Py_NewRef(set_epoch);
     o->user_epoch = user_epoch;
     o->goes_on = goes_on != 0;
+    o->thread = thread != 0;
     o->collate = MN_NO_TASK;
     o->layouts = PyDict_New();
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
@@ -99,10 +103,41 @@ worker_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* MN_OK, MN_EMPTY after a second without a task, MN_CLOSED on stop. */
+static int
+claim(struct mn_worker_object *o)
+{
+    int rc = mn_worker_try(&o->side, &o->task);
+    if (rc == MN_EMPTY) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
+        Py_END_ALLOW_THREADS
+        mn_worker_waited(&o->clock);
+    }
+    return rc;
+}
+
+/* The same of a thread, which leaves and comes back by itself. MN_OK, MN_CLOSED: it is over. */
+static int
+claim_in_thread(struct mn_worker_object *o)
+{
+    int rc;
+    while ((rc = claim(o)) != MN_OK && !mn_entry_over(&o->side)) {
+        Py_BEGIN_ALLOW_THREADS
+        if (rc == MN_CLOSED) {
+            mn_entry_leave(&o->side);
+        }
+        (void)mn_entry_begin(&o->side);
+        Py_END_ALLOW_THREADS
+        mn_worker_waited(&o->clock);
+    }
+    return mn_entry_over(&o->side) ? MN_CLOSED : MN_OK;
+}
+
 PyDoc_STRVAR(next_doc,
 "next() -> Task | None | False\n\n"
 "Runs tasks until Python is needed, for one to be answered with finish(); None after a second\n"
-"without work (look after the trainer); False when the loader stops.");
+"without work (look after the trainer; never in a thread of it); False when the loader stops.");
 
 static PyObject *
 worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -119,13 +154,7 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
             o->collate = MN_NO_TASK;
         }
         else {
-            rc = mn_worker_try(&o->side, &o->task);
-        }
-        if (rc == MN_EMPTY) {
-            Py_BEGIN_ALLOW_THREADS
-            rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
-            Py_END_ALLOW_THREADS
-            mn_worker_waited(&o->clock);
+            rc = o->thread ? claim_in_thread(o) : claim(o);
         }
         if (rc == MN_OK) {
             PyObject *todo = mn_worker_run_task(st, o);
@@ -281,7 +310,8 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(mark_doc,
-"mark(row): this row of the batch in hand has just been fetched; teaches its cost.");
+"mark(row): this row of the batch in hand has just been fetched; teaches its cost. Ends a\n"
+"thread by SystemExit once nobody wants the others.");
 
 static PyObject *
 worker_mark(PyObject *self, PyObject *arg)
@@ -292,6 +322,10 @@ worker_mark(PyObject *self, PyObject *arg)
         return NULL;
     }
     struct mn_task *t = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    if (o->thread && mn_entry_over(&o->side)) {
+        PyErr_SetNone(PyExc_SystemExit);
+        return NULL;
+    }
     if (t != NULL && row < t->nrows) {
         uint64_t now = mn_now_ns();
         mn_block_reports(mn_block_at(&o->side.shm, t->block_off))[row].wall_ns =
@@ -312,6 +346,13 @@ worker_ready(PyObject *self, PyObject *args)
     }
     for (int i = 0; i < 3; i++) {
         o->side.me->init_states[i] = states[i];
+    }
+    if (o->thread) {
+        Py_BEGIN_ALLOW_THREADS
+        (void)mn_entry_begin(&o->side);
+        Py_END_ALLOW_THREADS
+        mn_worker_waited(&o->clock);
+        Py_RETURN_NONE;
     }
     /* Large arrays that a dataset makes and drops for each sample should come from the heap
      * again, not from the kernel: page faults on fresh blocks cost more than the copy. 32
@@ -346,9 +387,10 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, worker_methods},
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
-                          "load_index, set_epoch=None, user_epoch=0, goes_on=False): the\n"
-                          "worker's side of the loader's mapping. goes_on: behind a sample that\n"
-                          "has failed, to the end of the task.")},
+                          "load_index, set_epoch=None, user_epoch=0, goes_on=False,\n"
+                          "thread=False): the worker's side of the loader's mapping. goes_on:\n"
+                          "behind a sample that has failed, to the end of the task. thread: of the\n"
+                          "process that made the mapping, which nobody starts and reaps.")},
     {0, NULL},
 };
 

@@ -1,0 +1,136 @@
+"""``worker_type="thread"``: Python threads of the loading process as workers.
+
+They run the same loop as worker processes (``process.py``) on the same run queues and write to the
+same rows, so what they make is the same. But they share the dataset with each other and with
+the program: nothing is pickled, nothing is copied, and nothing is there once for each worker that
+the dataset does not keep in a ``threading.local``. So they leave alone what belongs to the whole
+process: the generators of ``random``, NumPy and torch, signal handlers, thread pools of libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import _core
+from ..errors import thread_impossible
+from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
+from . import environment, grace, worker_info
+from .job import Job, Memory
+from .process import Runner, serve, worker_of
+from .threads import ThreadPool
+
+
+def why_not(loader: Any) -> str | None:
+    """What of this loader threads cannot do, and what to do about it; None where they can."""
+    if loader.num_workers == 0:
+        return "num_workers is 0. Say how many threads there are to be"
+    if loader._dataset_kind != _DatasetKind.Map:
+        return (
+            "its dataset is iterable: threads would share the one object that each worker goes "
+            "through by itself. Use worker_type='process'"
+        )
+    if loader.scheduling == "static":
+        return (
+            "scheduling='static' needs the random streams of processes. Use "
+            "scheduling='balanced'"
+        )
+    if loader.multiprocessing_context is not None:
+        return "multiprocessing_context asks for processes. Leave one of the two out"
+    if loader.max_retries > 1:
+        return (
+            f"max_retries={loader.max_retries} has no effect: a thread cannot be killed, and its "
+            "samples are not tried again. Leave it out"
+        )
+    if loader.seed_per_sample and not find_of(loader.dataset, loader.collate_fn).hooks:
+        return (
+            "seed_per_sample=True needs a dataset with seed_sample(seed): threads share the "
+            "generators of random, NumPy and torch, which cannot be seeded for each"
+        )
+    reason: str | None = loader._why_torch()
+    return reason if reason is None else f"{reason}. Use worker_type='process'"
+
+
+def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
+    """Warns where samples may draw from generators that threads share. Whether that was due."""
+    found, shared = find_of(dataset, collate_fn), find_shared(dataset, collate_fn)
+    has_own = len(found.generators) > len(shared)
+    if found.hooks or (has_own and not shared):
+        return False
+    own = ""
+    if shared:
+        names = ", ".join(sorted({type(g).__name__ for g in shared}))
+        own = f", and with each other those that the dataset holds ({names})"
+    warnings.warn(
+        "worker_type='thread': threads share the generators of random, NumPy and torch with the "
+        f"program{own}, so these are not seeded for each sample, and what samples draw from them "
+        "is another number in each run. Give the dataset a seed_sample(seed) that puts a "
+        "generator into a threading.local, and draw from that. Where samples draw nothing, say "
+        "seed_per_sample=False. This is told once.",
+        stacklevel=2,
+    )
+    return True
+
+
+class _Runner(Runner):
+    """Of a thread."""
+
+    def _begin(self, number: int) -> None:
+        job = self.job
+        if job.worker_init_fn is not None:
+            job.worker_init_fn(number)
+        if job.seed_per_sample:
+            self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
+
+
+def _work(job: Job, number: int, blocked: set[int | signal.Signals]) -> None:
+    """The life of a worker's thread."""
+    # Not the mask of the moment it was started in: programs that a dataset runs inherit it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    segment = job.memory.segment
+    if not segment.await_wanted(number):
+        return
+    try:
+        environment.limit_this_thread()
+        worker_info.be_worker(number, job.num_workers, job.base_seed + number, job.dataset)
+        runner = _Runner(job, number)
+        worker = worker_of(job, number, runner, thread=True)
+        worker.ready()
+        serve(worker, runner)
+    except BaseException:
+        if segment.over():
+            return  # nobody wants to know
+        segment.exited(number, 1)  # what it has in hand is lost, and the loader says so
+        raise
+
+
+class PythonPool(ThreadPool):
+    """The engine and its threads, with what they make samples with."""
+
+    kind = "thread"
+    patience = grace.LEAVE  # a sample may take for ever
+
+    def __init__(
+        self, *, workers: int, memory_limit: int, options: dict[str, Any], job: dict[str, Any]
+    ) -> None:
+        engine = _core.Engine(workers, 0, False, memory_limit, **options)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        shared = Job(memory=Memory(engine), one_thread=True, blocked=frozenset(), **job)
+
+        def work_of(number: int) -> Callable[[], None]:
+            return functools.partial(_work, shared, number, blocked)
+
+        super().__init__(engine, workers, [work_of(n) for n in range(engine.segment.workers)])
+
+    def start(self) -> None:
+        worker_info.begin()
+        super().start()
+
+    def _ended(self) -> None:
+        if self.started:
+            worker_info.end()
