@@ -515,7 +515,7 @@ MUTANTS = {
     "plan: memory allows everything": Mutant(
         SCHEDULE + "mn_plan_next.c", "!= MN_MEMORY_NO;", "!= MN_MEMORY_NO || true;", "mn_plan"),
     "plan: the refused stay in the way": Mutant(
-        SCHEDULE + "mn_plan.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
+        SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),
     "engine: a kept range goes back with its block": Mutant(
         MEMORY + "mn_ranges.c", "            r->at[i] = r->at[--r->n];", "            r->at[i] = x;", "mn_engine"),

@@ -36,7 +36,7 @@ MAY_INCLUDE = {
 }
 
 #: Headers that only their own folder sees, not even by way of another header: the others ask.
-PRIVATE = {"engine/mn_engine_state.h", "schedule/mn_plan_internal.h"}
+PRIVATE = {"engine/mn_engine_state.h", "schedule/mn_plan_state.h"}
 
 #: Headers of the C standard library without a system behind them: all that base and schedule
 #: may use.
@@ -369,7 +369,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_knowledge, "base/a.c", "void *f(void) { return malloc(1); }"),
         (check_knowledge, "engine/a.cpp", ""),
         (check_private, "py/a.c", '#include "engine/mn_engine_state.h"'),
-        (check_private, "engine/a.c", '#include "schedule/mn_plan_internal.h"'),
+        (check_private, "engine/a.c", '#include "schedule/mn_plan_state.h"'),
         (check_words, "engine/a.c", "static volatile int x;"),
         (check_words, "engine/a.c", "atomic_thread_fence(memory_order_seq_cst);"),
         (check_words, "engine/a.c", "__sync_synchronize();"),

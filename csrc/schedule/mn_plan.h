@@ -19,8 +19,7 @@
  * mn_plan_pieces (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
  * is planned anew for what was learned), mn_plan_stall (what idles), mn_plan_next (what
  * starts for anybody), mn_plan_shares (what starts for one worker), mn_plan_first (who helps with
- * the first batch), mn_forming (batches of what
- * is ready), mn_plan (life).
+ * the first batch), mn_forming (batches of what is ready), mn_plan_life (from add to taken).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -224,7 +223,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
     return (batch_bytes > MN_PLAN_LARGE_BYTES ? 20 : 5) * INT64_C(1000000);
 }
 
-/* ---- life: mn_plan.c ------------------------------------------------------------------ */
+/* ---- life: mn_plan_life.c ------------------------------------------------------------- */
 
 /* Whoever calls has the lock of the costs, here and where it says so below. 0 or -ENOMEM. */
 int
@@ -304,7 +303,7 @@ mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
-/* ---- what was done and seen: mn_planned.c, mn_plan.c ------------------------------------- */
+/* ---- what was done and seen: mn_planned.c, mn_plan_life.c --------------------------------- */
 
 /* Its block is about to be made: what it takes may be what the next ones do. */
 void

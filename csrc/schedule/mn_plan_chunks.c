@@ -1,7 +1,7 @@
-/* mn_plan_chunks.c - how many rows make a task, and how many tasks a batch. See mn_plan_internal.h.
+/* mn_plan_chunks.c - how many rows make a task, and how many tasks a batch. See mn_plan_state.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 #include "schedule/policy_chunk.h"
 
 /* What a task costs beside its samples: claim, report, a share of a wake-up. */

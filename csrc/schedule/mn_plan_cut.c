@@ -6,7 +6,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Batches of which two neighbours are made by one worker, to see whether that is cheaper:
  * one in so many. */

@@ -3,7 +3,7 @@
  *
  * Everybody waits for it, and nothing is known: policy_locality.h says what is done.
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* What has not started of the batch that everybody waits for goes to all, in equal parts; those of
  * workers that are not there yet to whoever is first to have nothing to do. */

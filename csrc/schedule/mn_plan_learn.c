@@ -1,7 +1,7 @@
 /* mn_plan_learn.c - what is planned anew for what finished batches have cost. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* A sample that is slower than most by this and was not known to be: what the next epoch has
  * planned of it is cut anew. */

@@ -4,7 +4,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 #include "schedule/policy_memory.h"
 
 /* How much should be queued: work for so long, or a quarter of a task a worker. */

@@ -13,7 +13,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* ---- shares ------------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Work that waits on a worker's own queue beside the task in hand: while the engine is woken,
  * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the

@@ -1,4 +1,4 @@
-/* mn_plan.c - see mn_plan.h.
+/* mn_plan_life.c - planned batches from add to taken. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/mn_plan.h"
@@ -8,7 +8,7 @@
 
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
  * is at least so much work, as long as its batches are not large. And as much as lasts while

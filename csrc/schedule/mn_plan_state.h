@@ -1,8 +1,8 @@
-/* mn_plan_internal.h - what the files of the plan have of each other. See mn_plan.h.
+/* mn_plan_state.h - what the files of the plan have of each other. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#ifndef MN_PLAN_INTERNAL_H
-#define MN_PLAN_INTERNAL_H
+#ifndef MN_PLAN_STATE_H
+#define MN_PLAN_STATE_H
 
 #include "schedule/mn_planned.h"
 
