@@ -502,13 +502,13 @@ MUTANTS = {
         "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "plan: what idles does not wait": Mutant(
-        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->batch_bytes);", ">= 0;",
+        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->pace.batch_bytes);", ">= 0;",
         "mn_plan"),
     "plan: the gone keep their shares": Mutant(
         SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),
     "plan: nothing moves from behind a slow one": Mutant(
-        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->nshares",
-        "p->nshares", "mn_plan"),
+        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->cfg.max_workers",
+        "p->cfg.max_workers", "mn_plan"),
     "plan: a task starts twice": Mutant(
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),
