@@ -508,20 +508,20 @@ MUTANTS = {
         "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "plan: what idles does not wait": Mutant(
-        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->batch_bytes);", ">= 0;",
+        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->pace.batch_bytes);", ">= 0;",
         "mn_plan"),
     "plan: the gone keep their shares": Mutant(
         SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),
     "plan: nothing moves from behind a slow one": Mutant(
-        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->nshares",
-        "p->nshares", "mn_plan"),
+        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->cfg.max_workers",
+        "p->cfg.max_workers", "mn_plan"),
     "plan: a task starts twice": Mutant(
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),
     "plan: memory allows everything": Mutant(
         SCHEDULE + "mn_plan_next.c", "!= MN_MEMORY_NO;", "!= MN_MEMORY_NO || true;", "mn_plan"),
     "plan: the refused stay in the way": Mutant(
-        SCHEDULE + "mn_plan.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
+        SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),
     "engine: a kept range goes back with its block": Mutant(
         MEMORY + "mn_ranges.c", "            r->at[i] = r->at[--r->n];", "            r->at[i] = x;", "mn_engine"),

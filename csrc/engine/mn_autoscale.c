@@ -151,7 +151,7 @@ move_to(struct mn_engine *e, int32_t target)
     while ((int32_t)e->active > target && end_one(e)) {
         e->active--;
     }
-    e->plan->active = e->active;
+    mn_plan_set_active(e->plan, e->active);
     if (wake) {
         mn_engine_wake_zygote(e);
     }
@@ -285,7 +285,7 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
     }
     uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
     if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
-        mn_autoscale_saw(e, mn_next_delivery_ready(e), e->plan->dispatch.rates.window);
+        mn_autoscale_saw(e, mn_next_delivery_ready(e), mn_plan_window(e->plan).batches);
     }
     *sign = s->occupancy_n != 0;
     return took >= INTERVALS_MOST * INTERVAL_NS
@@ -362,7 +362,7 @@ static int64_t
 backlog(struct mn_engine *e, const struct mn_workers_input *in)
 {
     const struct mn_plan *p = e->plan;
-    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, p->by_piece);
+    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, mn_plan_by_piece(p));
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
     return idle ? queued : queued + (int64_t)mn_plan_waiting(p);
 }
@@ -414,7 +414,7 @@ straggler_after(struct mn_engine *e)
     if (e->cfg.straggler_ns != 0) {
         return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
     }
-    return e->plan->costs != NULL ? e->plan->known.timeout_ns : INT64_MAX;
+    return e->cfg.costs != NULL ? mn_plan_known(e->plan)->timeout_ns : INT64_MAX;
 }
 
 /* Whether a flagged sample was watched for long enough, and there is a core for the standby

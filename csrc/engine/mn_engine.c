@@ -70,8 +70,8 @@ open_plan(struct mn_engine *e)
     int rc = mn_plan_open(&e->plan, &cfg);
     mn_shared_costs_unlock(c->costs);
     if (rc == 0) {
-        e->plan->active = e->active;
-        e->done.found = calloc(e->plan->room, sizeof(*e->done.found));
+        mn_plan_set_active(e->plan, e->active);
+        e->done.found = calloc(mn_plan_batches_most(e->plan), sizeof(*e->done.found));
         rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(&e->views, &e->shm);
     }
     return rc;
@@ -431,15 +431,16 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
     bool got = mn_next_delivery_pick(e, sequence, block_off);
     bool seen = e->autoscale != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
-        const struct mn_plan *p = e->plan;
-        int64_t before = (int64_t)mn_a64_load_relaxed(&p->prefetched) + ahead;
-        mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, p->dispatch.rates.window);
+        struct mn_plan_window window = mn_plan_window(e->plan);
+        int64_t before = (int64_t)window.prefetched + ahead;
+        mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, window.batches);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
     uint32_t n = got ? 0 : mn_start_due(e);
-    uint64_t head = e->plan->cfg.in_order ? mn_plan_block(e->plan, e->plan->head) : 0;
-    *want = head != 0 ? head : e->plan->cfg.in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
-    e->held += got && e->plan->held;
+    bool in_order = e->cfg.in_order;
+    uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_order(e->plan).head) : 0;
+    *want = head != 0 ? head : in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    e->held += got && mn_plan_held(e->plan);
     *starving = !got && mn_start_due_starving(e);
     *nap = nap_ns(e, *want);
     e->crew.wakes.workers += n;
@@ -509,7 +510,7 @@ mn_engine_span_begin(struct mn_engine *e)
     mn_engine_asked(e);
     e->waits.spanned = true;
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
-    return e->plan != NULL ? e->plan->consumer_ns : 0;
+    return e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
 }
 
 void

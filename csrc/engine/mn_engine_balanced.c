@@ -23,7 +23,7 @@ start_due_and_unlock(struct mn_engine *e)
 uint64_t
 mn_engine_next_sequence(const struct mn_engine *e)
 {
-    return e->plan->next;
+    return mn_plan_order(e->plan).next;
 }
 
 int
@@ -44,7 +44,8 @@ mn_engine_set_form(struct mn_engine *e, const struct mn_form *form)
 {
     mn_mutex_lock(&e->mutex);
     e->form = *form;
-    e->plan->rows_of = (struct mn_plan_rows){form->nfields, form->row_bytes, MN_ARENA_PAGE};
+    struct mn_plan_rows rows = {form->nfields, form->row_bytes, MN_ARENA_PAGE};
+    mn_plan_set_rows(e->plan, &rows);
     mn_engine_unlock(e);
 }
 
@@ -60,13 +61,14 @@ void
 mn_engine_plan_clear(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    for (uint64_t n = e->plan->head; n < e->plan->next; n++) {
+    struct mn_plan_order order = mn_plan_order(e->plan);
+    for (uint64_t n = order.head; n < order.next; n++) {
         uint64_t off = mn_plan_block(e->plan, n);
         if (off != 0) {
             mn_batch_abandon(e, off);
         }
     }
-    if (e->plan->forming != NULL) {
+    if (mn_plan_forming(e->plan) != NULL) {
         mn_ready_rows_drop(e);
     }
     mn_plan_clear(e->plan);
@@ -103,7 +105,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         mn_engine_unlock(e);
         return -EINVAL;
     }
-    if (e->plan->forming != NULL) {
+    if (mn_plan_forming(e->plan) != NULL) {
         mn_ready_rows_taken(e);
     }
     else {

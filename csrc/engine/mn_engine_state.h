@@ -77,7 +77,7 @@ struct mn_found {
 
 /* Out of order: the batches that were found done, by when, and how many of them are taken. */
 struct mn_done {
-    struct mn_found *found; /* [plan->room] */
+    struct mn_found *found; /* [mn_plan_batches_most] */
     uint32_t n, at;
 };
 

@@ -28,14 +28,16 @@ mn_next_delivery_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
-    if (p->forming != NULL) {
+    if (mn_plan_forming(p) != NULL) {
         return mn_ready_rows_batches(e);
     }
-    for (uint64_t n = p->head; n < p->begun; n++) {
+    struct mn_plan_order order = mn_plan_order(p);
+    int64_t enough = mn_plan_window(p).starved_below;
+    for (uint64_t n = order.head; n < order.begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         bool done = q != NULL && is_done(e, q);
         ready += done;
-        if (!done && (p->cfg.in_order || ready >= p->dispatch.rates.starved_below)) {
+        if (!done && (e->cfg.in_order || ready >= enough)) {
             break;
         }
     }
@@ -58,7 +60,8 @@ find_done(struct mn_engine *e)
     struct mn_plan *p = e->plan;
     struct mn_done *d = &e->done;
     d->n = d->at = 0;
-    for (uint64_t n = p->head; n < p->begun; n++) {
+    struct mn_plan_order order = mn_plan_order(p);
+    for (uint64_t n = order.head; n < order.begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL && is_done(e, q)) {
             uint64_t ns = q->block_off != 0 ? mn_engine_done_ns(e, q->block_off) : 0;
@@ -76,9 +79,10 @@ first_done(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     struct mn_done *d = &e->done;
-    if (p->cfg.in_order) {
-        struct mn_planned *q = mn_plan_at(p, p->head);
-        return q != NULL && is_done(e, q) ? p->head : UINT64_MAX;
+    if (e->cfg.in_order) {
+        uint64_t head = mn_plan_order(p).head;
+        struct mn_planned *q = mn_plan_at(p, head);
+        return q != NULL && is_done(e, q) ? head : UINT64_MAX;
     }
     for (int turn = 0; turn < 2; turn++) {
         while (d->at < d->n) {
@@ -100,7 +104,7 @@ first_done(struct mn_engine *e)
 bool
 mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
-    const struct mn_forming *f = e->plan->forming;
+    const struct mn_forming *f = mn_plan_forming(e->plan);
     if (f != NULL) {
         bool formed = mn_ready_rows_form(e);
         *sequence = formed ? f->runs[0].sequence : 0;
@@ -119,13 +123,13 @@ mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_o
 bool
 mn_next_delivery_any(struct mn_engine *e)
 {
-    return e->plan->forming != NULL ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
+    return mn_plan_forming(e->plan) != NULL ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
 }
 
 bool
 mn_next_delivery_is(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
-    const struct mn_forming *f = e->plan->forming;
+    const struct mn_forming *f = mn_plan_forming(e->plan);
     if (f != NULL) {
         return f->nruns != 0 && f->runs[0].sequence == sequence;
     }

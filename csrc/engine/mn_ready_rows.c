@@ -58,7 +58,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
         return;
     }
     struct mn_batch *b = mn_batch_find(e, u->block_off);
-    if (p->forming->mixes) {
+    if (mn_plan_forming(p)->mixes) {
         mn_batch_accept_some(e, b);
         mark_tasks(e, u, b);
     }
@@ -68,7 +68,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
             || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
         return;
     }
-    if (p->forming->mixes) {
+    if (mn_plan_forming(p)->mixes) {
         mark_tasks(e, u, b);
     }
     else {
@@ -83,16 +83,16 @@ look_at(struct mn_engine *e, struct mn_unit *u)
 static bool
 memory_allows(const struct mn_engine *e)
 {
-    uint64_t bytes = e->plan->batch_bytes != 0 ? e->plan->batch_bytes
-                                               : e->flight.mean_envelope_bytes;
-    return !mn_arena_exceeds(&e->arena, bytes);
+    uint64_t bytes = mn_plan_batch_bytes(e->plan);
+    return !mn_arena_exceeds(&e->arena, bytes != 0 ? bytes : e->flight.mean_envelope_bytes);
 }
 
 int64_t
 mn_ready_rows_nap(const struct mn_engine *e)
 {
     const struct mn_plan *p = e->plan;
-    uint64_t since = p->forming != NULL && memory_allows(e) ? p->forming->could_ns : 0;
+    const struct mn_forming *f = mn_plan_forming(p);
+    uint64_t since = f != NULL && memory_allows(e) ? f->could_ns : 0;
     if (since == 0) {
         return INT64_MAX;
     }
@@ -106,7 +106,7 @@ static bool
 form_whole(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    bool formed = p->forming->nruns != 0 || mn_forming_form(p, false);
+    bool formed = mn_plan_forming(p)->nruns != 0 || mn_forming_form(p, false);
     struct mn_unit *u = formed ? NULL : mn_forming_unmarked(p, NULL);
     for (; u != NULL && !formed; u = mn_forming_unmarked(p, u)) {
         look_at(e, u);
@@ -118,7 +118,7 @@ form_whole(struct mn_engine *e)
 bool
 mn_ready_rows_any(struct mn_engine *e)
 {
-    const struct mn_forming *f = e->plan->forming;
+    const struct mn_forming *f = mn_plan_forming(e->plan);
     return form_whole(e) || (f->could_ns == 0 && mn_forming_could_mix(f));
 }
 
@@ -126,7 +126,7 @@ bool
 mn_ready_rows_form(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = mn_plan_forming(p);
     if (form_whole(e)) {
         return true;
     }
@@ -143,8 +143,10 @@ int64_t
 mn_ready_rows_batches(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    int64_t ready = mn_forming_ready(p->forming);
-    for (uint64_t n = p->head; n < p->begun && ready < p->dispatch.rates.starved_below; n++) {
+    int64_t ready = mn_forming_ready(mn_plan_forming(p));
+    struct mn_plan_order order = mn_plan_order(p);
+    int64_t enough = mn_plan_window(p).starved_below;
+    for (uint64_t n = order.head; n < order.begun && ready < enough; n++) {
         uint64_t off = mn_plan_block(p, n);
         ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
     }
@@ -154,7 +156,7 @@ mn_ready_rows_batches(struct mn_engine *e)
 void
 mn_ready_rows_taken(struct mn_engine *e)
 {
-    for (uint32_t i = 0; i < e->plan->forming->nruns; i++) {
+    for (uint32_t i = 0; i < mn_plan_forming(e->plan)->nruns; i++) {
         const struct mn_unit *u = mn_forming_take_run(e->plan, i);
         if (u->left == 0 && u->block_off != 0) {
             struct mn_batch *b = mn_batch_find(e, u->block_off);
@@ -168,7 +170,7 @@ mn_ready_rows_taken(struct mn_engine *e)
 void
 mn_ready_rows_drop(struct mn_engine *e)
 {
-    const struct mn_forming *f = e->plan->forming;
+    const struct mn_forming *f = mn_plan_forming(e->plan);
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
         const struct mn_unit *u = &f->units[i];
         if (u->ended && u->left != 0 && u->block_off != 0) {

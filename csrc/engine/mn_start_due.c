@@ -33,7 +33,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
                                              : e->form.kind,
                           .queue = MN_QUEUE_NORMAL,
                           .seeded = b->seeded,
-                          .apart = e->plan->forming != NULL,
+                          .apart = mn_plan_forming(e->plan) != NULL,
                           .user_epoch = b->user_epoch,
                           .index_kind = b->index_kind,
                           .index = b->index,
@@ -51,7 +51,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
 static bool
 more_comes_back(struct mn_engine *e)
 {
-    bool in_order = e->plan->cfg.in_order;
+    bool in_order = e->cfg.in_order;
     for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (b->abandoned || (!in_order && !b->detached && b->sequence != UINT64_MAX)) {
             return true;
@@ -67,7 +67,7 @@ more_comes_back(struct mn_engine *e)
 static int
 begin(struct mn_engine *e, struct mn_planned *q)
 {
-    bool head = q->sequence == e->plan->head;
+    bool head = q->sequence == mn_plan_order(e->plan).head;
     uint64_t block_off = q->block_off;
     if (block_off != 0 || make_block(e, q, &block_off) == 0) {
         if (q->block_off == 0) {
@@ -149,7 +149,7 @@ start_tasks(struct mn_engine *e)
     struct mn_plan_facts f = facts(e);
     f.queued = mn_worker_views_queued(&e->shm, false);
     f.ready = f.queued < depth ? mn_next_delivery_ready(e) : 0;
-    p->held = false;
+    mn_plan_dispatch_begins(p);
     while (f.queued < depth) {
         struct mn_plan_start s;
         int rc = mn_plan_next_task(p, &f, &s) ? start_for_any(e, &s) : MN_FULL;
@@ -163,7 +163,7 @@ start_tasks(struct mn_engine *e)
         started += rc == MN_OK;
         look_at_memory(e, &f);
     }
-    uint32_t mark = p->dispatch.count != 0 ? (uint32_t)(depth / 2 + 1) : 0;
+    uint32_t mark = mn_plan_waiting(p) != 0 ? (uint32_t)(depth / 2 + 1) : 0;
     if (mn_a32_load_relaxed(&e->shm.ctl->low_water) != mark) { /* ours; every claim reads it */
         mn_a32_store_seqcst(&e->shm.ctl->low_water, mark);
     }
@@ -178,7 +178,9 @@ first_pairs(struct mn_engine *e)
 {
     const struct mn_plan *p = e->plan;
     struct mn_locality_pairs pairs = {0, 0};
-    for (uint64_t n = p->head; p->finding != 0 && n < p->begun && n < p->head + e->active; n++) {
+    struct mn_plan_order order = mn_plan_order(p);
+    uint64_t end = order.head + e->active < order.begun ? order.head + e->active : order.begun;
+    for (uint64_t n = order.head; mn_plan_finds(p) && n < end; n++) {
         uint64_t off = mn_plan_block(p, n);
         struct mn_batch *b = off != 0 ? mn_batch_find(e, off) : NULL;
         if (b == NULL || mn_block_at(&e->shm, off)->nrows < 2) {
@@ -239,10 +241,11 @@ start_shares(struct mn_engine *e)
             }
         }
     }
-    mn_a64_store_relaxed(&c->opening_ns, (uint64_t)p->known.opening_ns); /* for people */
+    const struct mn_costs_view *known = mn_plan_known(p);
+    mn_a64_store_relaxed(&c->opening_ns, (uint64_t)known->opening_ns); /* for people */
     mn_a64_store_relaxed(&c->group_milli,
-                         p->known.opening_ns > 0 ? (uint64_t)(1000.0 * p->known.group) : 0);
-    uint32_t mark = p->piece_tasks != 0 ? (uint32_t)(r.depth / 2 + 1) : 0;
+                         known->opening_ns > 0 ? (uint64_t)(1000.0 * known->group) : 0);
+    uint32_t mark = mn_plan_waiting(p) != 0 ? (uint32_t)(r.depth / 2 + 1) : 0;
     for (uint32_t w = 0; w < c->nworkers; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, mark);
     }
@@ -260,7 +263,6 @@ end_shares(struct mn_engine *e)
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
         moved += mn_worker_views_withdraw(&e->views, &e->tasks, w, MN_QUEUE_EXPRESS);
     }
-    e->plan->parted = false;
     return moved;
 }
 
@@ -273,8 +275,8 @@ mn_start_due(struct mn_engine *e)
         mn_plan_settle(p);
         mn_shared_costs_unlock(e->cfg.costs);
     }
-    uint32_t moved = p->parted ? end_shares(e) : 0;
-    return moved + (p->by_piece ? start_shares(e) : start_tasks(e));
+    uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
+    return moved + (mn_plan_by_piece(p) ? start_shares(e) : start_tasks(e));
 }
 
 /* ---- nothing to start ------------------------------------------------------------------------ */
@@ -282,7 +284,7 @@ mn_start_due(struct mn_engine *e)
 bool
 mn_start_due_starving(struct mn_engine *e)
 {
-    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, e->plan->by_piece))) {
+    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, mn_plan_by_piece(e->plan)))) {
         return false;
     }
     struct mn_plan_facts f = facts(e);

@@ -114,7 +114,7 @@ static bool
 is_head(const struct mn_engine *e, uint64_t sequence)
 {
     if (e->plan != NULL) {
-        return sequence <= e->plan->head;
+        return sequence <= mn_plan_order(e->plan).head;
     }
     const struct mn_batch *b = e->flight.first; /* static: in the order of delivery */
     while (b != NULL && b->abandoned) {

@@ -9,6 +9,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
+#include "schedule/mn_plan_state.h"
 
 /* What it takes to mix a batch of its rows: a copy, at what one core moves where memory is cold,
  * and some bookkeeping for each. Whoever waits that long before it mixes loses no more by waiting
@@ -75,7 +76,7 @@ set_horizon(struct mn_plan *p)
     while (i < f->nunits && f->units[i].first < horizon) {
         i++;
     }
-    p->horizon = i < f->nunits ? f->units[i].sequence : p->next;
+    p->horizon = i < f->nunits ? f->units[i].sequence : p->order.next;
 }
 
 int
@@ -131,7 +132,7 @@ mn_forming_head(const struct mn_plan *p)
             return u->sequence;
         }
     }
-    return p->next;
+    return p->order.next;
 }
 
 struct mn_refusal
@@ -155,7 +156,7 @@ mn_forming_mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nr
     if (mn_ready_is_marked(r, u->first + row0 + nrows - 1)) {
         return;
     }
-    int64_t slow = p->costs != NULL ? p->known.timeout_ns : MN_SLOW_NEVER;
+    int64_t slow = p->cfg.costs != NULL ? p->known.timeout_ns : MN_SLOW_NEVER;
     for (uint32_t row = row0; row < row0 + nrows; row++) {
         bool late = wall_ns != NULL && wall_ns[row * step] > (uint64_t)slow;
         u->unmarked -= mn_ready_mark(r, u->first + row, late) == 0;
@@ -201,7 +202,7 @@ find_runs(struct mn_forming *f, int64_t n)
 int64_t
 mn_forming_patience_ns(const struct mn_plan *p)
 {
-    return (int64_t)p->batch_bytes / COPY_BYTES_A_NS + MIX_ROW_NS * p->forming->policy.batch
+    return (int64_t)p->pace.batch_bytes / COPY_BYTES_A_NS + MIX_ROW_NS * p->forming->policy.batch
            + MIX_NS;
 }
 
@@ -227,7 +228,7 @@ mn_forming_unmarked(struct mn_plan *p, const struct mn_unit *after)
     uint32_t i = after != NULL ? (uint32_t)(after - f->units) + 1 : f->oldest;
     for (; i < f->nunits && f->units[i].first < horizon; i++) {
         struct mn_unit *u = &f->units[i];
-        if (u->sequence >= p->begun && !u->ended) {
+        if (u->sequence >= p->order.begun && !u->ended) {
             return NULL;
         }
         if (u->unmarked != 0) {

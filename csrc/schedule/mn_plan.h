@@ -19,8 +19,7 @@
  * mn_plan_pieces (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
  * is planned anew for what was learned), mn_plan_stall (what idles), mn_plan_next (what
  * starts for anybody), mn_plan_shares (what starts for one worker), mn_plan_first (who helps with
- * the first batch), mn_forming (batches of what
- * is ready), mn_plan (life).
+ * the first batch), mn_forming (batches of what is ready), mn_plan_life (from add to taken).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -29,12 +28,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/mn_atomic.h"
 #include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
 
 struct mn_forming;
 struct mn_piece;
+struct mn_plan; /* mn_plan_state.h, for the files of the plan alone */
 struct mn_planned;
 
 /* Why a batch cannot be made. */
@@ -109,7 +108,7 @@ struct mn_plan_facts {
     struct mn_worker_view *workers; /* [max_workers]; NULL where none has a share */
     /* For how long the task of that batch has run that runs longest; -1: none does. */
     int64_t (*running_ns)(void *arg, uint64_t block_off);
-    struct mn_locality_pairs pairs; /* of batches that have begun, while plan->finding says so */
+    struct mn_locality_pairs pairs; /* of batches that have begun, while mn_plan_finds */
     void *arg;
 };
 
@@ -140,91 +139,7 @@ struct mn_plan_round {
     bool held; /* memory does not allow what it would start */
 };
 
-/* The chain that the sample planned last belongs to (policy_locality.h). */
-struct mn_chain {
-    uint64_t number;
-    int64_t length; /* samples so far; 0: a new one begins */
-    int64_t owner;  /* worker that it was given to, -1: to nobody yet */
-};
-
-/* What one worker alone is to do next, as long as nobody has to help. */
-struct mn_share {
-    struct mn_piece *first, *last;
-    uint64_t chain;  /* of what it was given last */
-    int64_t cost_ns; /* of what is in it */
-    uint32_t tasks;  /* in it */
-    bool usable;     /* its worker was there at the last look */
-};
-
-struct mn_plan {
-    struct mn_dispatch dispatch;
-    void *memory;
-    struct mn_planned **batches; /* ring by sequence, [room] */
-    uint32_t room;               /* a power of two */
-    struct mn_costs *costs;      /* NULL: costs are not learned */
-    struct mn_plan_config cfg;
-    struct mn_plan_rows rows_of; /* of a batch that begins now */
-    uint32_t active;             /* workers that should be there, standby ones not counted */
-    uint64_t head;               /* sequence of the next batch to deliver */
-    uint64_t next;               /* sequence of the next batch to plan */
-    uint64_t begun;              /* nothing from this sequence on has started */
-    uint64_t refused;            /* planned ones that cannot be made */
-    uint64_t unmade;             /* begun ones that nobody has seen done */
-    uint64_t rows;               /* planned so far: the order among equals */
-    uint64_t horizon;            /* no batch from this sequence on may start */
-    /* Batches that were taken in their order and are the caller's only later: they count as if
-     * nobody had taken them. Written by the caller's thread; the engine's looks at it, and may
-     * see what it was. */
-    mn_a64 prefetched;
-    int64_t consumer_ns;         /* what it takes for one, running mean */
-    uint64_t batch_bytes;        /* of the largest batch so far */
-    uint32_t cut_rows;           /* of the batch planned last, and into how many tasks */
-    uint32_t cut_tasks;
-    bool held;                   /* the last dispatch ended at the memory limit */
-    bool full;                   /* there was no room for what was to be planned last */
-    bool split;                  /* what the tasks of whole batches are cut by now */
-    uint64_t starved_ns;         /* since when a worker idles behind the head; 0: not */
-    uint64_t told;               /* next when the program was last asked to plan more */
-    uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
-    bool keeps;                  /* neighbours may be kept together at all, */
-    bool wanted;                 /* should be by what is known, */
-    bool by_piece;               /* and are: mn_plan_pieces.c */
-    bool parted;                 /* are not any more: what waits on workers' queues is anybody's */
-    bool again;                  /* these workers have made an epoch: samples have homes */
-    uint64_t first_epoch;        /* theirs */
-    uint64_t finding;            /* 1 + sequence of a first batch of which it is being found out
-                                  * whether others should help with it; 0: none */
-    bool declared;               /* the dataset says where groups begin */
-    struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
-    uint32_t stance;             /* what the pieces were cut by: a change of it is news */
-    struct mn_costs_view known;  /* of costs, when something was planned or learned last */
-    struct mn_share *shares;     /* [workers], while by_piece */
-    uint32_t nshares;
-    struct mn_chain chain;
-    uint64_t chains;             /* that were begun: numbers are not used again */
-    int64_t shared_ns;           /* in all shares */
-    uint64_t shared_tasks;
-    uint64_t piece_tasks;        /* in all pieces, the dispatcher's too */
-    uint64_t helped;             /* times a worker took over part of another's share */
-};
-
-#define MN_PLAN_BATCHES 4096u /* at least */
-#define MN_PLAN_BATCHES_MOST (1u << 20)
-#define MN_PLAN_TASKS 16384u
-/* A batch of more is large. */
-#define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
-
-/* Less than this is not worth the memory of another batch: a worker idles for so long before
- * anything past the window is started, and a large batch's sample is slow by more. A busy
- * machine takes a core away for up to some ten milliseconds, and fresh pages for a large
- * batch cost about as much. */
-static inline int64_t
-mn_plan_patience_ns(uint64_t batch_bytes)
-{
-    return (batch_bytes > MN_PLAN_LARGE_BYTES ? 20 : 5) * INT64_C(1000000);
-}
-
-/* ---- life: mn_plan.c ------------------------------------------------------------------ */
+/* ---- life: mn_plan_life.c ------------------------------------------------------------- */
 
 /* Whoever calls has the lock of the costs, here and where it says so below. 0 or -ENOMEM. */
 int
@@ -263,12 +178,29 @@ mn_plan_clear(struct mn_plan *p);
 bool
 mn_plan_unsettled(const struct mn_plan *p);
 
+/* How many workers should be there from now on, standby ones not counted. */
+void
+mn_plan_set_active(struct mn_plan *p, uint32_t workers);
+
+/* What the rows of batches that begin from now on take. */
+void
+mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
+
 /* Begins or ends to keep neighbours together, or cuts the pieces anew. To be called before
  * anything is started, where mn_plan_unsettled says so; with the lock of the costs. */
 void
 mn_plan_settle(struct mn_plan *p);
 
 /* ---- what starts next: mn_plan_next.c, mn_plan_shares.c --------------------------------- */
+
+/* Once after neighbours were kept together, and are not any more: what waits on workers' queues
+ * is anybody's then. */
+bool
+mn_plan_parts(struct mn_plan *p);
+
+/* A dispatch begins. To be called before next_task is asked. */
+void
+mn_plan_dispatch_begins(struct mn_plan *p);
 
 /* How many tasks should be queued for anybody. */
 uint64_t
@@ -304,7 +236,7 @@ mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
-/* ---- what was done and seen: mn_planned.c, mn_plan.c ------------------------------------- */
+/* ---- what was done and seen: mn_planned.c, mn_plan_life.c --------------------------------- */
 
 /* Its block is about to be made: what it takes may be what the next ones do. */
 void
@@ -361,6 +293,68 @@ bool
 mn_plan_starving(struct mn_plan *p, const struct mn_plan_facts *f);
 
 /* ---- what there is ------------------------------------------------------------------------ */
+
+/* Sequences, in this order. */
+struct mn_plan_order {
+    uint64_t head;    /* of the next batch to deliver */
+    uint64_t begun;   /* nothing from this one on has started */
+    uint64_t next;    /* of the next batch to plan */
+};
+
+struct mn_plan_order
+mn_plan_order(const struct mn_plan *p);
+
+/* The part that forms batches of what is ready; NULL: what is planned is what is delivered. */
+struct mn_forming *
+mn_plan_forming(const struct mn_plan *p);
+
+/* What was known of costs when something was planned or learned last. */
+const struct mn_costs_view *
+mn_plan_known(const struct mn_plan *p);
+
+/* Whether neighbours are kept together by now: each worker is asked for then. */
+bool
+mn_plan_by_piece(const struct mn_plan *p);
+
+/* Whether it is being found out if others should help with a first batch. */
+bool
+mn_plan_finds(const struct mn_plan *p);
+
+/* Batches in the window by now, and how many done ones are so few that work past it may start. */
+struct mn_plan_window {
+    int64_t batches;
+    int64_t starved_below;
+    uint64_t prefetched; /* by the program, taken from the engine */
+};
+
+struct mn_plan_window
+mn_plan_window(const struct mn_plan *p);
+
+/* Bytes of the largest batch so far. */
+uint64_t
+mn_plan_batch_bytes(const struct mn_plan *p);
+
+/* Batches that there is room for, which never grows. */
+uint32_t
+mn_plan_batches_most(const struct mn_plan *p);
+
+/* What the consumer takes for a batch, running mean; 0: unknown. The caller's thread needs no lock
+ * for it. */
+int64_t
+mn_plan_consumer_ns(const struct mn_plan *p);
+
+/* Whether the last dispatch ended at the memory limit. */
+bool
+mn_plan_held(const struct mn_plan *p);
+
+/* For stats. */
+struct mn_plan_counts {
+    uint64_t starts[6]; /* of tasks, by enum mn_dispatch_why */
+    uint64_t helped;    /* times a worker took over part of another's share */
+};
+
+struct mn_plan_counts
+mn_plan_counts(const struct mn_plan *p);
 
 /* NULL when it is not planned, or was taken. */
 struct mn_planned *

@@ -1,7 +1,7 @@
-/* mn_plan_chunks.c - how many rows make a task, and how many tasks a batch. See mn_plan_internal.h.
+/* mn_plan_chunks.c - how many rows make a task, and how many tasks a batch. See mn_plan_state.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 #include "schedule/policy_chunk.h"
 
 /* What a task costs beside its samples: claim, report, a share of a wake-up. */
@@ -22,7 +22,7 @@ mn_plan_sum(const int64_t *v, uint32_t n)
 static int64_t
 overhead_ns(const struct mn_plan *p)
 {
-    int64_t opening = p->by_piece ? p->known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
+    int64_t opening = p->together.by_piece ? p->known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
     return opening > TASK_OVERHEAD_NS ? opening : TASK_OVERHEAD_NS;
 }
 
@@ -31,7 +31,7 @@ mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
                     const int64_t *cost, uint32_t n)
 {
     /* The first batches of an epoch are waited for by everybody: spread them. */
-    int64_t idle = b->number == 0 ? (int64_t)p->active : 0;
+    int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
     return mn_chunk_size(mn_plan_sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Batches of which two neighbours are made by one worker, to see whether that is cheaper:
  * one in so many. */
@@ -17,7 +17,7 @@ static uint32_t
 probe(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t from,
       uint32_t rows)
 {
-    if (!p->keeps || rows != 1 || b->nrows < 2 || b->number % PROBE_EVERY != 0) {
+    if (!p->together.may || rows != 1 || b->nrows < 2 || b->number % PROBE_EVERY != 0) {
         return 0;
     }
     uint64_t place = b->number / PROBE_EVERY % (b->nrows - 1);
@@ -52,11 +52,11 @@ static int64_t
 predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
 {
     memset(cost, 0, b->nrows * sizeof(*cost));
-    if (p->costs == NULL) {
+    if (p->cfg.costs == NULL) {
         return 0;
     }
-    mn_costs_predict(p->costs, mn_planned_index(b), b->nrows, p->by_piece, cost);
-    return b->whole ? mn_costs_look(p->costs).collate_ns : 0;
+    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->nrows, p->together.by_piece, cost);
+    return b->whole ? mn_costs_look(p->cfg.costs).collate_ns : 0;
 }
 
 /* Hands the dispatcher those tasks of a batch that are not queued. */
@@ -89,8 +89,8 @@ mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t oth
 {
     const struct mn_plan_batch *b = &q->batch;
     int64_t collate = predict(p, b, cost);
-    bool parts = b->splits && p->split && mn_plan_room(p, b, others);
-    if (p->by_piece) {
+    bool parts = b->splits && p->pace.split && mn_plan_room(p, b, others);
+    if (p->together.by_piece) {
         int rc = mn_pieces_cut(p, q, cost, parts, others);
         return rc < 0 ? rc : mn_pieces_insert(p, q, cost);
     }
@@ -116,7 +116,7 @@ static int
 insert_rest(struct mn_plan *p, struct mn_planned *q, int64_t *cost)
 {
     int64_t collate = predict(p, &q->batch, cost);
-    if (p->by_piece) {
+    if (p->together.by_piece) {
         return mn_pieces_insert(p, q, cost);
     }
     insert_tasks(p, q, cost, collate);
@@ -131,13 +131,13 @@ replan(struct mn_plan *p, int64_t *cost)
     mn_dispatch_drop(&p->dispatch, every, NULL);
     mn_pieces_reset(p);
     for (int begun = 1; begun >= 0; begun--) { /* what has begun cannot be cut anew: it is first */
-        for (uint64_t n = p->head; n < p->next; n++) {
+        for (uint64_t n = p->order.head; n < p->order.next; n++) {
             struct mn_planned *q = mn_plan_at(p, n);
             if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {
                 continue;
             }
             q->npieces = 0;
-            int rc = begun ? insert_rest(p, q, cost) : mn_plan_cut(p, q, cost, p->next - n);
+            int rc = begun ? insert_rest(p, q, cost) : mn_plan_cut(p, q, cost, p->order.next - n);
             if (rc < 0) {
                 return rc;
             }
@@ -149,11 +149,12 @@ replan(struct mn_plan *p, int64_t *cost)
 void
 mn_plan_look(struct mn_plan *p)
 {
-    p->known = mn_costs_look(p->costs);
-    bool near = p->declared || p->known.near != MN_CONTRAST_NO;
-    p->wanted = p->keeps && p->nshares > 1 && (near || p->known.home == MN_CONTRAST_YES
-                             || (p->known.home == MN_CONTRAST_UNKNOWN && p->again
-                                 && p->known.median_ns >= MN_LOCALITY_WORTH_NS));
+    p->known = mn_costs_look(p->cfg.costs);
+    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
+    bool worth = p->together.again && p->known.median_ns >= MN_LOCALITY_WORTH_NS;
+    bool home = p->known.home == MN_CONTRAST_YES
+                || (p->known.home == MN_CONTRAST_UNKNOWN && worth);
+    p->together.wanted = p->together.may && p->cfg.max_workers > 1 && (near || home);
 }
 
 static uint32_t
@@ -165,7 +166,8 @@ stance_of(const struct mn_plan *p)
 bool
 mn_plan_unsettled(const struct mn_plan *p)
 {
-    return p->wanted != p->by_piece || (p->by_piece && stance_of(p) != p->stance);
+    const struct mn_plan_together *t = &p->together;
+    return t->wanted != t->by_piece || (t->by_piece && stance_of(p) != t->stance);
 }
 
 void
@@ -175,7 +177,7 @@ mn_plan_settle(struct mn_plan *p)
         return;
     }
     uint32_t rows = 0;
-    for (uint64_t n = p->head; n < p->next; n++) {
+    for (uint64_t n = p->order.head; n < p->order.next; n++) {
         const struct mn_planned *q = mn_plan_at(p, n);
         rows = q != NULL && q->batch.nrows > rows ? q->batch.nrows : rows;
     }
@@ -183,14 +185,22 @@ mn_plan_settle(struct mn_plan *p)
     if (cost == NULL) {
         return; /* it is tried again */
     }
-    p->by_piece = p->wanted;
-    p->stance = stance_of(p);
+    p->together.by_piece = p->together.wanted;
+    p->together.stance = stance_of(p);
     if (replan(p, cost) < 0) { /* pieces need memory; tasks do not */
-        p->by_piece = p->wanted = p->keeps = false;
+        p->together.by_piece = p->together.wanted = p->together.may = false;
         (void)replan(p, cost);
     }
-    p->parted = !p->by_piece;
+    p->together.parted = !p->together.by_piece;
     free(cost);
+}
+
+bool
+mn_plan_parts(struct mn_plan *p)
+{
+    bool parted = p->together.parted;
+    p->together.parted = false;
+    return parted;
 }
 
 static bool
@@ -213,10 +223,10 @@ find_stale(struct mn_plan *p)
 {
     uint32_t rows = 0;
     bool before = false; /* the batch before is cut anew */
-    for (uint64_t n = p->head; n < p->next; n++) {
+    for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
-            q->stale = q->stale || (before && p->by_piece && goes_on(q));
+            q->stale = q->stale || (before && p->together.by_piece && goes_on(q));
             q->stale = q->stale && q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
             rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
         }
@@ -229,9 +239,9 @@ find_stale(struct mn_plan *p)
 static bool
 recut(struct mn_plan *p, int64_t *cost)
 {
-    struct mn_chain last = p->chain;
+    struct mn_chain last = p->shares.chain;
     bool whole = true, before = false;
-    for (uint64_t n = p->head; n < p->next; n++) {
+    for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q == NULL || !q->stale) {
             before = false;
@@ -239,12 +249,12 @@ recut(struct mn_plan *p, int64_t *cost)
         }
         q->stale = false;
         mn_pieces_forget(p, q);
-        p->chain = before ? p->chain : q->chain;
-        whole = whole && mn_plan_cut(p, q, cost, p->next - n) == 0;
-        last = n + 1 == p->next ? p->chain : last;
+        p->shares.chain = before ? p->shares.chain : q->chain;
+        whole = whole && mn_plan_cut(p, q, cost, p->order.next - n) == 0;
+        last = n + 1 == p->order.next ? p->shares.chain : last;
         before = true;
     }
-    p->chain = last;
+    p->shares.chain = last;
     return whole;
 }
 
@@ -258,7 +268,7 @@ mn_plan_recut(struct mn_plan *p)
     }
     mn_dispatch_drop(&p->dispatch, is_stale, p);
     if (!recut(p, cost)) { /* no memory for pieces: everything is planned anew, without */
-        p->wanted = p->keeps = false;
+        p->together.wanted = p->together.may = false;
         mn_plan_settle(p);
     }
     free(cost);

@@ -3,25 +3,25 @@
  *
  * Everybody waits for it, and nothing is known: policy_locality.h says what is done.
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* What has not started of the batch that everybody waits for goes to all, in equal parts; those of
  * workers that are not there yet to whoever is first to have nothing to do. */
 static void
 spread(struct mn_plan *p, uint32_t owner)
 {
-    struct mn_piece *x = p->shares[owner].first;
-    if (x == NULL || x->batch->sequence != p->head) {
+    struct mn_piece *x = p->shares.of[owner].first;
+    if (x == NULL || x->batch->sequence != p->order.head) {
         return;
     }
-    uint32_t tasks = mn_piece_tasks(x), from = x->t0, workers = p->nshares;
-    for (uint32_t i = p->active - 1; i > 0; i--) {
-        uint32_t at = from + tasks * i / p->active, w = (owner + i) % workers;
+    uint32_t tasks = mn_piece_tasks(x), from = x->t0, workers = p->cfg.max_workers;
+    for (uint32_t i = p->pace.active - 1; i > 0; i--) {
+        uint32_t at = from + tasks * i / p->pace.active, w = (owner + i) % workers;
         if (at <= x->t0 || at >= x->t1) {
             continue; /* there are fewer tasks than workers */
         }
         struct mn_piece *part = mn_share_split(p, owner, x, at);
-        if (p->shares[w].usable) {
+        if (p->shares.of[w].usable) {
             mn_share_give(p, w, part);
         }
         else {
@@ -33,14 +33,15 @@ spread(struct mn_plan *p, uint32_t owner)
 bool
 mn_plan_find_first(struct mn_plan *p, const struct mn_locality_pairs *pairs)
 {
-    const struct mn_planned *q = p->finding != 0 ? mn_plan_at(p, p->finding - 1) : NULL;
-    if (q == NULL || q->done || q->sequence != p->head || mn_plan_together(p)) {
-        p->finding = 0;
+    uint64_t finding = p->together.finding;
+    const struct mn_planned *q = finding != 0 ? mn_plan_at(p, finding - 1) : NULL;
+    if (q == NULL || q->done || q->sequence != p->order.head || mn_plan_together(p)) {
+        p->together.finding = 0;
         return false;
     }
     if (mn_locality_spreads(pairs) && q->maker != 0) {
         spread(p, (uint32_t)q->maker - 1);
-        p->finding = 0;
+        p->together.finding = 0;
     }
     return pairs->alike + pairs->opened == 0;
 }

@@ -1,7 +1,7 @@
 /* mn_plan_learn.c - what is planned anew for what finished batches have cost. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* A sample that is slower than most by this and was not known to be: what the next epoch has
  * planned of it is cut anew. */
@@ -11,7 +11,7 @@
 static void
 recut_splits(struct mn_plan *p)
 {
-    for (uint64_t n = p->head; n < p->next; n++) {
+    for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
             q->stale = q->batch.splits;
@@ -25,7 +25,7 @@ static bool
 mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
 {
     bool any = false;
-    for (uint64_t n = p->next; n-- > p->head;) {
+    for (uint64_t n = p->order.next; n-- > p->order.head;) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q == NULL) {
             continue; /* taken, out of order */
@@ -46,16 +46,16 @@ bool
 mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const uint64_t *wall_ns,
                 size_t step, uint32_t rows)
 {
-    const struct mn_planned *last = p->next != 0 ? mn_plan_at(p, p->next - 1) : NULL;
+    const struct mn_planned *last = p->order.next != 0 ? mn_plan_at(p, p->order.next - 1) : NULL;
     if (last == NULL || last->batch.epoch == epoch || index == NULL) {
         return false;
     }
     bool any = false;
-    int64_t slow = 2 * mn_costs_look(p->costs).median_ns + NEWS_NS;
+    int64_t slow = 2 * mn_costs_look(p->cfg.costs).median_ns + NEWS_NS;
     for (uint32_t i = 0; i < rows; i++) {
         int64_t guess, ns = (int64_t)wall_ns[i * step];
         if (ns > slow) {
-            mn_costs_predict(p->costs, &index[i], 1, false, &guess);
+            mn_costs_predict(p->cfg.costs, &index[i], 1, false, &guess);
             any = (guess < ns / 2 && mark_stale(p, epoch, index[i])) || any;
         }
     }
@@ -65,9 +65,9 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
 void
 mn_plan_learned(struct mn_plan *p, bool news)
 {
-    bool split = mn_costs_look(p->costs).split;
-    if (split != p->split) {
-        p->split = split;
+    bool split = mn_costs_look(p->cfg.costs).split;
+    if (split != p->pace.split) {
+        p->pace.split = split;
         recut_splits(p);
     }
     if (news) {

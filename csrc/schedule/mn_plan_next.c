@@ -4,7 +4,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 #include "schedule/policy_memory.h"
 
 /* How much should be queued: work for so long, or a quarter of a task a worker. */
@@ -13,7 +13,7 @@
 uint64_t
 mn_plan_depth(const struct mn_plan *p)
 {
-    uint64_t workers = p->active;
+    uint64_t workers = p->pace.active;
     uint64_t by_count = workers / 4 + 1;
     uint64_t typical = 0;
     const struct mn_dispatch *d = &p->dispatch;
@@ -34,17 +34,17 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     if (q->block_off != 0) {
         return true; /* its room is taken already */
     }
-    bool head = q->sequence == p->head;
+    bool head = q->sequence == p->order.head;
     if (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) {
         return false; /* descriptors are kept back for the head, too */
     }
     struct mn_memory m = {.limit = f->memory_limit,
                           .used = f->memory_used,
-                          .room = (int64_t)p->batch_bytes};
+                          .room = (int64_t)p->pace.batch_bytes};
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
-    if (p->rows_of.nfields == 0) {
+    if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */
-        m.used += p->by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
+        m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
     }
     return mn_memory_may(&m, (int64_t)bytes, head, 0) != MN_MEMORY_NO;
 }
@@ -54,7 +54,7 @@ static int64_t
 first(const struct mn_plan *p)
 {
     return p->forming != NULL ? (int64_t)mn_forming_head(p)
-                              : (int64_t)(p->head - mn_a64_load_relaxed(&p->prefetched));
+                              : (int64_t)(p->order.head - mn_a64_load_relaxed(&p->prefetched));
 }
 
 /* What the dispatcher chose, if there is memory for it. */
@@ -66,8 +66,14 @@ may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_disp
     mn_assert(q != NULL);
     *out = (struct mn_plan_start){
         .batch = q, .task = c->task.tag & 0xffffff, .why = c->why, .node = c->node};
-    p->held = !mn_plan_memory_allows(p, f, q);
-    return !p->held;
+    p->stall.held = !mn_plan_memory_allows(p, f, q);
+    return !p->stall.held;
+}
+
+void
+mn_plan_dispatch_begins(struct mn_plan *p)
+{
+    p->stall.held = false;
 }
 
 bool
@@ -89,7 +95,7 @@ mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_pl
                                     .ready_batches = f->ready + prefetched,
                                     .last_batch = (int64_t)p->horizon - 1};
     struct mn_dispatch_choice c;
-    p->held = false;
+    p->stall.held = false;
     if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK
         || (c.why == MN_DISPATCH_AHEAD && !mn_plan_starved(p, f))) {
         return false;

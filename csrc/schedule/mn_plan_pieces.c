@@ -13,7 +13,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* ---- shares ------------------------------------------------------------------------- */
 
@@ -28,7 +28,7 @@ before(const struct mn_piece *x, const struct mn_piece *y)
 void
 mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
-    struct mn_share *s = &p->shares[w];
+    struct mn_share *s = &p->shares.of[w];
     bool at_end = s->first != NULL && before(s->last, x); /* as most are: they are planned in order */
     struct mn_piece **at = at_end ? &s->last->next : &s->first;
     while (*at != NULL && before(*at, x)) {
@@ -39,17 +39,17 @@ mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
     s->last = x->next == NULL ? x : s->last;
     s->cost_ns += x->cost_ns;
     s->tasks += mn_piece_tasks(x);
-    p->shared_ns += x->cost_ns;
-    p->shared_tasks += mn_piece_tasks(x);
-    if (x->chain == p->chain.number) {
-        p->chain.owner = w;
+    p->shares.cost_ns += x->cost_ns;
+    p->shares.tasks += mn_piece_tasks(x);
+    if (x->chain == p->shares.chain.number) {
+        p->shares.chain.owner = w;
     }
 }
 
 void
 mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x)
 {
-    struct mn_share *s = &p->shares[w];
+    struct mn_share *s = &p->shares.of[w];
     struct mn_piece **at = behind != NULL ? &behind->next : &s->first;
     mn_assert(*at == x);
     *at = x->next;
@@ -57,15 +57,15 @@ mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, str
     x->next = NULL;
     s->cost_ns -= x->cost_ns;
     s->tasks -= mn_piece_tasks(x);
-    p->shared_ns -= x->cost_ns;
-    p->shared_tasks -= mn_piece_tasks(x);
+    p->shares.cost_ns -= x->cost_ns;
+    p->shares.tasks -= mn_piece_tasks(x);
 }
 
 void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     struct mn_piece *behind = NULL;
-    for (struct mn_piece *y = p->shares[w].first; y != x; y = y->next) {
+    for (struct mn_piece *y = p->shares.of[w].first; y != x; y = y->next) {
         mn_assert(y != NULL);
         behind = y;
     }
@@ -95,15 +95,15 @@ mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
 void
 mn_pieces_reset(struct mn_plan *p)
 {
-    for (uint32_t w = 0; w < p->nshares; w++) { /* what workers are at they go on with */
-        struct mn_share *s = &p->shares[w];
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) { /* what workers are at they go on with */
+        struct mn_share *s = &p->shares.of[w];
         s->first = s->last = NULL;
         s->cost_ns = s->tasks = 0;
     }
-    p->shared_ns = 0;
-    p->shared_tasks = p->piece_tasks = 0;
-    p->chain.length = 0;
-    p->chain.owner = -1;
+    p->shares.cost_ns = 0;
+    p->shares.tasks = p->shares.piece_tasks = 0;
+    p->shares.chain.length = 0;
+    p->shares.chain.owner = -1;
 }
 
 void
@@ -128,12 +128,12 @@ void
 mn_share_disown(struct mn_plan *p, uint32_t w)
 {
     struct mn_piece *x;
-    while ((x = p->shares[w].first) != NULL) {
+    while ((x = p->shares.of[w].first) != NULL) {
         mn_share_take(p, w, x);
         mn_piece_offer(p, x);
     }
-    if (p->chain.owner == (int64_t)w) {
-        p->chain.owner = -1;
+    if (p->shares.chain.owner == (int64_t)w) {
+        p->shares.chain.owner = -1;
     }
 }
 
@@ -141,14 +141,14 @@ void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
     uint32_t left = 0; /* tasks that are not queued: none, of a batch that was made */
-    for (uint32_t i = 0; i < q->npieces && p->by_piece; i++) {
+    for (uint32_t i = 0; i < q->npieces && p->together.by_piece; i++) {
         left += mn_piece_tasks(&q->pieces[i]);
     }
-    p->piece_tasks -= left;
+    p->shares.piece_tasks -= left;
     q->npieces = 0;
-    for (uint32_t w = 0; w < p->nshares && left != 0; w++) {
+    for (uint32_t w = 0; w < p->cfg.max_workers && left != 0; w++) {
         struct mn_piece *behind = NULL, *next;
-        for (struct mn_piece *x = p->shares[w].first; x != NULL; x = next) {
+        for (struct mn_piece *x = p->shares.of[w].first; x != NULL; x = next) {
             next = x->next;
             if (x->batch == q) {
                 mn_share_take_behind(p, w, behind, x);
@@ -180,37 +180,37 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
              const uint8_t *marks, const int64_t *cost)
 {
     const struct mn_plan_batch *b = &q->batch;
-    uint64_t ahead = p->next - p->head + 1;
+    uint64_t ahead = p->order.next - p->order.head + 1;
     uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
-    bool near = p->declared || p->known.near != MN_CONTRAST_NO;
+    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
     /* The first batch is waited for by everybody; so are those of an epoch of which nothing
      * is known. */
-    bool first = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->declared;
-    bool finds = first && !b->whole && mn_locality_finds(b->nrows, p->active);
+    bool first = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
+    bool finds = first && !b->whole && mn_locality_finds(b->nrows, p->pace.active);
     bool spread = first && !finds;
-    p->finding = finds ? q->sequence + 1 : p->finding;
-    uint32_t part = (b->nrows + p->active - 1) / p->active;
+    p->together.finding = finds ? q->sequence + 1 : p->together.finding;
+    uint32_t part = (b->nrows + p->pace.active - 1) / p->pace.active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
                                           .begins = b->begins != NULL && b->begins[i] != 0,
                                           .batch = i == 0,
                                           .marks = marks[i],
                                           .number = q->rows + i,
-                                          .length = p->chain.length,
+                                          .length = p->shares.chain.length,
                                           .rows = (int64_t)b->nrows,
-                                          .most = (int64_t)(window * b->nrows / p->active)};
+                                          .most = (int64_t)(window * b->nrows / p->pace.active)};
         bool breaks = spread && i % part == 0;
-        breaks = breaks || !near || mn_costs_breaks(p->costs, &place);
+        breaks = breaks || !near || mn_costs_breaks(p->cfg.costs, &place);
         if (breaks) {
-            p->chain = (struct mn_chain){++p->chains, 0, -1};
+            p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
         }
         if (i == 0) {
-            q->first_chain = p->chain.number;
-            q->later_chain = p->chains + 1;
+            q->first_chain = p->shares.chain.number;
+            q->later_chain = p->shares.chains + 1;
         }
-        p->chain.length++;
+        p->shares.chain.length++;
         /* Where neighbours are cheaper they stay beside a slow one, too. */
-        bool slow = p->known.near != MN_CONTRAST_YES && !p->declared
+        bool slow = p->known.near != MN_CONTRAST_YES && !p->together.declared
                     && (mn_piece_slow(p, cost[i]) || (i != 0 && mn_piece_slow(p, cost[i - 1])));
         bool moves = i == 0 || home[i] != home[i - 1] || slow;
         bool begins = moves || (near && breaks);
@@ -273,8 +273,8 @@ mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool
         return -ENOMEM;
     }
     uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
-    mn_costs_places(p->costs, mn_planned_index(b), b->nrows, home, marks);
-    q->chain = p->chain;
+    mn_costs_places(p->cfg.costs, mn_planned_index(b), b->nrows, home, marks);
+    q->chain = p->shares.chain;
     mark_borders(p, q, home, marks, cost);
     free(home);
     /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
@@ -299,11 +299,11 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
     uint8_t marks;
     const int64_t *index = mn_planned_index(&q->batch);
     if (p->known.home != MN_CONTRAST_NO && index != NULL && q->batch.nrows != 0) {
-        mn_costs_places(p->costs, index + q->row0[task], 1, &home, &marks);
+        mn_costs_places(p->cfg.costs, index + q->row0[task], 1, &home, &marks);
     }
     /* As long as it is not known whether that is cheaper, one in four is made elsewhere. */
     bool tries = p->known.home == MN_CONTRAST_UNKNOWN && (q->rows + q->row0[task]) % 4 == 3;
-    return home != 0 && home <= p->nshares && !tries ? home - 1 : -1;
+    return home != 0 && home <= p->cfg.max_workers && !tries ? home - 1 : -1;
 }
 
 /* What a task takes, and of that what is paid for groups that begin in it: all that their first
@@ -316,7 +316,7 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
         int64_t opens = q->border[i] & OPENING ? p->known.opening_ns : 0;
         bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
-        bool first = (near || (p->declared && !alone)) && (q->border[i] & CHAIN);
+        bool first = (near || (p->together.declared && !alone)) && (q->border[i] & CHAIN);
         if (first && opens == 0 && cost[i] > p->known.median_ns) {
             q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is in what it has cost */
         }
@@ -332,8 +332,8 @@ place(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
     int64_t w = mn_piece_slow(p, mn_piece_samples_ns(x)) ? -1 : x->home;
-    if (x->chain == p->chain.number && p->chain.owner >= 0) {
-        w = p->chain.owner;
+    if (x->chain == p->shares.chain.number && p->shares.chain.owner >= 0) {
+        w = p->shares.chain.owner;
     }
     else if (x->chain == before->number && before->owner >= 0) {
         w = before->owner;
@@ -342,8 +342,8 @@ place(struct mn_plan *p, struct mn_piece *x)
         w = x->batch->maker - 1;
     }
     x->node = MN_NO_NODE;
-    p->piece_tasks += mn_piece_tasks(x);
-    if (w >= 0 && p->shares[w].usable) {
+    p->shares.piece_tasks += mn_piece_tasks(x);
+    if (w >= 0 && p->shares.of[w].usable) {
         mn_share_give(p, (uint32_t)w, x);
     }
     else {
@@ -354,10 +354,10 @@ place(struct mn_plan *p, struct mn_piece *x)
 int
 mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost)
 {
-    bool near = p->declared || p->known.near != MN_CONTRAST_NO;
+    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
     if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
-        p->chain = (struct mn_chain){++p->chains, 0, -1};
-        q->first_chain = p->chain.number;
+        p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
+        q->first_chain = p->shares.chain.number;
     }
     uint64_t chain = q->first_chain, later = q->later_chain;
     if (make_room(q) < 0) { /* it may have been cut finer since it had pieces */

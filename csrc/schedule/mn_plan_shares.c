@@ -17,7 +17,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Work that waits on a worker's own queue beside the task in hand: while the engine is woken,
  * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the
@@ -40,7 +40,7 @@
 static int64_t
 task_ns(const struct mn_plan *p)
 {
-    return p->shared_tasks != 0 ? p->shared_ns / (int64_t)p->shared_tasks : p->known.median_ns;
+    return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
 }
 
 /* Tasks that should wait on a busy worker's own queue. */
@@ -100,15 +100,15 @@ static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     uint64_t chain = x->chain, n = x->batch->sequence;
-    while (mn_plan_together(p) && n > p->head && has_chain(mn_plan_at(p, n - 1), chain)) {
+    while (mn_plan_together(p) && n > p->order.head && has_chain(mn_plan_at(p, n - 1), chain)) {
         n--;
     }
     mn_dispatch_take(&p->dispatch, x->node);
     x->node = MN_NO_NODE;
     mn_share_give(p, w, x);
-    p->shares[w].chain = chain;
+    p->shares.of[w].chain = chain;
     struct mn_planned *q;
-    for (; n < p->next && ((q = mn_plan_at(p, n)) == NULL || has_chain(q, chain)); n++) {
+    for (; n < p->order.next && ((q = mn_plan_at(p, n)) == NULL || has_chain(q, chain)); n++) {
         for (uint32_t i = 0; q != NULL && i < q->npieces; i++) {
             struct mn_piece *y = &q->pieces[i];
             if (y->chain == chain && y->node != MN_NO_NODE) {
@@ -139,7 +139,7 @@ unowned(struct mn_plan *p, struct mn_plan_round *r)
     }
     struct mn_dispatch_choice head;
     if (p->cfg.in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
-        && head.task.batch == (int64_t)p->head) {
+        && head.task.batch == (int64_t)p->order.head) {
         c = head; /* it is waited for, or will be first */
     }
     struct mn_piece *x = piece_of(p, &c);
@@ -164,7 +164,7 @@ price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
     int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
     int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
     int64_t opening = p->known.opening_ns;
-    if (p->declared && opening == 0) { /* declared and not measured yet: as good as much */
+    if (p->together.declared && opening == 0) { /* declared and not measured yet: as good as much */
         opening = 32 * p->known.median_ns;
     }
     return away + (opened ? opening : 0);
@@ -175,8 +175,8 @@ price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
 static void
 take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
 {
-    struct mn_share *s = &p->shares[victim];
-    bool has_chain = p->chain.owner == (int64_t)victim;
+    struct mn_share *s = &p->shares.of[victim];
+    bool has_chain = p->shares.chain.owner == (int64_t)victim;
     uint64_t chain = 0;
     struct mn_piece *x = s->first, *kept = NULL;
     while (x != NULL && keeps >= mn_piece_tasks(x)) {
@@ -200,9 +200,9 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
         mn_share_give(p, helper, x);
         x = next;
     }
-    p->helped++;
-    if (has_chain && chain != p->chain.number) {
-        p->chain.owner = victim;
+    p->shares.helped++;
+    if (has_chain && chain != p->shares.chain.number) {
+        p->shares.chain.owner = victim;
     }
 }
 
@@ -218,7 +218,7 @@ struct border {
 static struct border
 best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t before_ns)
 {
-    const struct mn_share *s = &p->shares[victim];
+    const struct mn_share *s = &p->shares.of[victim];
     uint32_t tasks = 0;
     int64_t ns = 0, done_ns = 0, nearest = INT64_MAX;
     const struct mn_piece *last = NULL;
@@ -259,14 +259,15 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
-    const struct mn_planned *q = mn_plan_at(p, p->head);
+    const struct mn_planned *q = mn_plan_at(p, p->order.head);
     bool last = p->dispatch.closed && p->dispatch.count == 0;
     if (last || !p->cfg.in_order || q == NULL || q->maker == 0) {
         return INT64_MAX;
     }
     uint32_t w = (uint32_t)q->maker - 1;
     int64_t left = r->facts.workers[w].left_ns;
-    for (const struct mn_piece *x = p->shares[w].first; x != NULL && x->batch == q; x = x->next) {
+    const struct mn_piece *x = p->shares.of[w].first;
+    for (; x != NULL && x->batch == q; x = x->next) {
         left += x->cost_ns;
     }
     return left;
@@ -287,7 +288,7 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= worth)) {
         return false;
     }
-    bool head = p->shares[victim].first->batch->sequence == p->head;
+    bool head = p->shares.of[victim].first->batch->sequence == p->order.head;
     if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
         return false; /* it may begin something else before it has paid that */
     }
@@ -301,18 +302,19 @@ find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
     int64_t most = -1, each_ns = task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
     each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
-    if (p->next - p->head < p->cfg.window && !p->dispatch.closed && !r->held && !p->full) {
+    if (p->order.next - p->order.head < p->cfg.window && !p->dispatch.closed && !r->held
+        && !p->stall.full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
     if (r->facts.ready >= p->dispatch.rates.starved_below) {
         return false; /* it is the program that takes its time: there is none to win */
     }
-    for (uint32_t w = 0; w < p->nshares; w++) {
-        const struct mn_share *s = &p->shares[w];
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
+        const struct mn_share *s = &p->shares.of[w];
         if (w == helper || s->first == NULL) {
             continue;
         }
-        if (s->first->batch->sequence == p->head) {
+        if (s->first->batch->sequence == p->order.head) {
             head = w;
         }
         int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks * each_ns;
@@ -339,7 +341,7 @@ find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t help
         stuck += UNKNOWN_NS;
     }
     uint32_t w = 0;
-    while (w < p->nshares
+    while (w < p->cfg.max_workers
            && (w == helper || r->facts.workers[w].queued == 0
                || r->facts.workers[w].running_ns < stuck)) {
         w++;
@@ -354,7 +356,7 @@ find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t help
 static struct mn_piece *
 startable(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
 {
-    struct mn_piece *x = p->shares[w].first;
+    struct mn_piece *x = p->shares.of[w].first;
     if (x == NULL || may_start(p, r, x)) {
         return x;
     }
@@ -381,7 +383,7 @@ static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)
 {
-    if (x->batch->sequence == p->head && own->batch->block_off == 0) {
+    if (x->batch->sequence == p->order.head && own->batch->block_off == 0) {
         return true; /* what has not begun may find no room, and the head must not wait for it */
     }
     if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
@@ -397,7 +399,7 @@ next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
     r->soon = r->held = false;
     struct mn_piece *own = startable(p, r, w);
     struct mn_piece *x = unowned(p, r);
-    bool goes_on = own != NULL && own->chain == p->shares[w].chain;
+    bool goes_on = own != NULL && own->chain == p->shares.of[w].chain;
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
         own = mn_plan_together(p) ? startable(p, r, w) : NULL;
@@ -407,7 +409,7 @@ next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
         own = startable(p, r, w);
     }
     if (own != NULL) {
-        p->shares[w].chain = own->chain;
+        p->shares.of[w].chain = own->chain;
     }
     return own;
 }
@@ -421,11 +423,11 @@ mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
     struct mn_piece *x = next_for(p, r, w);
     *out = (struct mn_plan_start){.piece = x};
     if (x == NULL) {
-        p->held = p->held || r->held;
-        out->helps = r->idle ? find_stuck(p, r, w) : p->nshares;
-        return out->helps < p->nshares ? MN_PLAN_MOVE : MN_PLAN_NOTHING;
+        p->stall.held = p->stall.held || r->held;
+        out->helps = r->idle ? find_stuck(p, r, w) : p->cfg.max_workers;
+        return out->helps < p->cfg.max_workers ? MN_PLAN_MOVE : MN_PLAN_NOTHING;
     }
-    if (!r->idle && x->batch->block_off == 0 && p->rows_of.nfields == 0) {
+    if (!r->idle && x->batch->block_off == 0 && p->pace.rows_of.nfields == 0) {
         return MN_PLAN_NOTHING; /* what it will take is not known: it begins when it is made */
     }
     struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
@@ -448,7 +450,7 @@ mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w
     x->cost_ns -= cost_ns;
     x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
-    p->piece_tasks--;
+    p->shares.piece_tasks--;
     if (x->t0 != x->t1) {
         mn_share_give(p, w, x);
     }
@@ -459,20 +461,20 @@ void
 mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_round *r)
 {
     int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
-    p->held = false;
-    for (uint32_t w = 0; w < p->nshares; w++) {
-        p->shares[w].usable = f->workers[w].usable;
+    p->stall.held = false;
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
+        p->shares.of[w].usable = f->workers[w].usable;
         if (!f->workers[w].usable) {
             mn_share_disown(p, w);
         }
     }
-    int64_t held_ns = p->shared_ns;
+    int64_t held_ns = p->shares.cost_ns;
     bool finds = mn_plan_find_first(p, &f->pairs);
     *r = (struct mn_plan_round){
         .facts = *f,
         /* Nothing waits behind samples whose costs decide who makes what. */
         .depth = finds ? 0 : depth(p),
-        .view = {.head_batch = (int64_t)p->head - prefetched,
+        .view = {.head_batch = (int64_t)p->order.head - prefetched,
                  .ready_batches = f->ready + prefetched,
                  .last_batch = (int64_t)p->horizon - 1,
                  .held_ns = held_ns},

@@ -2,7 +2,7 @@
  * and when more is planned. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan.h"
+#include "schedule/mn_plan_state.h"
 
 /* Workers that idle start nothing past the window for mn_plan_patience_ns, unless the sample
  * that holds up the others has been running for so long and so many times the typical cost:
@@ -17,7 +17,7 @@
 static bool
 held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
-    uint64_t off = mn_plan_block(p, p->head + (p->cfg.in_order ? (uint64_t)f->ready : 0));
+    uint64_t off = mn_plan_block(p, p->order.head + (p->cfg.in_order ? (uint64_t)f->ready : 0));
     int64_t typical = p->dispatch.rates.typical_ns;
     if (off == 0 || typical == 0 || typical > INT64_MAX / HELD_TIMES) {
         return false;
@@ -29,12 +29,12 @@ held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f)
 {
-    if (f->queued != 0 && p->starved_ns == 0) {
+    if (f->queued != 0 && p->stall.starved_ns == 0) {
         return false;
     }
-    p->starved_ns = p->starved_ns == 0 ? f->now_ns : p->starved_ns;
-    bool idle = f->queued == 0
-                && (int64_t)(f->now_ns - p->starved_ns) >= mn_plan_patience_ns(p->batch_bytes);
+    p->stall.starved_ns = p->stall.starved_ns == 0 ? f->now_ns : p->stall.starved_ns;
+    int64_t idle_ns = (int64_t)(f->now_ns - p->stall.starved_ns);
+    bool idle = f->queued == 0 && idle_ns >= mn_plan_patience_ns(p->pace.batch_bytes);
     return idle || held_by_slow(p, f);
 }
 
@@ -42,19 +42,19 @@ int64_t
 mn_plan_lasts(const struct mn_plan *p)
 {
     const struct mn_dispatch *d = &p->dispatch;
-    if (d->closed || p->told == p->next) {
+    if (d->closed || p->stall.told == p->order.next) {
         return INT64_MAX;
     }
-    int64_t left = (d->work_ns + p->shared_ns) / (int64_t)p->active;
-    bool unknown = d->work_ns + p->shared_ns == 0 && d->count + p->shared_tasks >= 4 * p->active;
+    int64_t work_ns = d->work_ns + p->shares.cost_ns, left = work_ns / (int64_t)p->pace.active;
+    bool unknown = work_ns == 0 && d->count + p->shares.tasks >= 4 * p->pace.active;
     return unknown ? 1 : left > DRY_NS ? left - DRY_NS : 0;
 }
 
 bool
 mn_plan_idles(const struct mn_plan *p, uint64_t queued)
 {
-    bool idle = p->starved_ns != 0
-                || (p->dispatch.count + p->shared_tasks == 0 && queued == 0);
+    bool idle = p->stall.starved_ns != 0
+                || (p->dispatch.count + p->shares.tasks == 0 && queued == 0);
     return idle && mn_plan_lasts(p) == 0;
 }
 
@@ -62,14 +62,14 @@ bool
 mn_plan_starving(struct mn_plan *p, const struct mn_plan_facts *f)
 {
     bool starving = f->ready < p->dispatch.rates.starved_below && mn_plan_starved(p, f);
-    p->told = starving ? p->next : p->told;
+    p->stall.told = starving ? p->order.next : p->stall.told;
     return starving;
 }
 
 int64_t
 mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns)
 {
-    int64_t patience = mn_plan_patience_ns(p->batch_bytes);
-    int64_t idle = p->starved_ns != 0 ? (int64_t)(now_ns - p->starved_ns) : patience;
+    int64_t patience = mn_plan_patience_ns(p->pace.batch_bytes);
+    int64_t idle = p->stall.starved_ns != 0 ? (int64_t)(now_ns - p->stall.starved_ns) : patience;
     return idle < patience && patience - idle < nap_ns ? patience - idle : nap_ns;
 }

@@ -1,7 +1,7 @@
 /* mn_planned.c - see mn_planned.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_planned.h"
+#include "schedule/mn_plan_state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -64,20 +64,20 @@ mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 bool
 mn_plan_begins(const struct mn_plan *p)
 {
-    const struct mn_planned *q = mn_plan_at(p, p->head);
+    const struct mn_planned *q = mn_plan_at(p, p->order.head);
     return q != NULL && q->batch.number == 0;
 }
 
 uint64_t
 mn_plan_waiting(const struct mn_plan *p)
 {
-    return p->by_piece ? p->piece_tasks : p->dispatch.count;
+    return p->together.by_piece ? p->shares.piece_tasks : p->dispatch.count;
 }
 
 uint64_t
 mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows)
 {
-    const struct mn_plan_rows *r = &p->rows_of;
+    const struct mn_plan_rows *r = &p->pace.rows_of;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < r->nfields; i++) {
         uint64_t field = r->row_bytes[i] * nrows;
@@ -86,19 +86,89 @@ mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows)
     return bytes;
 }
 
+struct mn_plan_order
+mn_plan_order(const struct mn_plan *p)
+{
+    return p->order;
+}
+
+struct mn_forming *
+mn_plan_forming(const struct mn_plan *p)
+{
+    return p->forming;
+}
+
+const struct mn_costs_view *
+mn_plan_known(const struct mn_plan *p)
+{
+    return &p->known;
+}
+
+bool
+mn_plan_by_piece(const struct mn_plan *p)
+{
+    return p->together.by_piece;
+}
+
+bool
+mn_plan_finds(const struct mn_plan *p)
+{
+    return p->together.finding != 0;
+}
+
+struct mn_plan_window
+mn_plan_window(const struct mn_plan *p)
+{
+    const struct mn_dispatch_rates *r = &p->dispatch.rates;
+    return (struct mn_plan_window){r->window, r->starved_below,
+                                   mn_a64_load_relaxed(&p->prefetched)};
+}
+
+uint64_t
+mn_plan_batch_bytes(const struct mn_plan *p)
+{
+    return p->pace.batch_bytes;
+}
+
+uint32_t
+mn_plan_batches_most(const struct mn_plan *p)
+{
+    return p->room;
+}
+
+int64_t
+mn_plan_consumer_ns(const struct mn_plan *p)
+{
+    return p->pace.consumer_ns;
+}
+
+bool
+mn_plan_held(const struct mn_plan *p)
+{
+    return p->stall.held;
+}
+
+struct mn_plan_counts
+mn_plan_counts(const struct mn_plan *p)
+{
+    struct mn_plan_counts c = {.helped = p->shares.helped};
+    memcpy(c.starts, p->starts, sizeof(c.starts));
+    return c;
+}
+
 /* ---- what was done and seen --------------------------------------------------------------- */
 
 void
 mn_plan_tries(struct mn_plan *p, const struct mn_planned *q)
 {
     uint64_t bytes = q->batch.whole ? 0 : mn_plan_rows_bytes(p, q->batch.nrows);
-    p->batch_bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+    p->pace.batch_bytes = bytes > p->pace.batch_bytes ? bytes : p->pace.batch_bytes;
 }
 
 void
 mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off)
 {
-    p->begun = q->sequence >= p->begun ? q->sequence + 1 : p->begun;
+    p->order.begun = q->sequence >= p->order.begun ? q->sequence + 1 : p->order.begun;
     p->unmade++;
     q->block_off = block_off;
 }

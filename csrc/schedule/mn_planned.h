@@ -6,6 +6,13 @@
 
 #include "schedule/mn_plan.h"
 
+/* Neighbouring samples that belong together (policy_locality.h), as far as they were planned. */
+struct mn_chain {
+    uint64_t number;
+    int64_t length; /* samples so far; 0: a new one begins */
+    int64_t owner;  /* worker that it was given to, -1: to nobody yet */
+};
+
 struct mn_planned {
     uint64_t sequence;
     uint64_t block_off; /* its owner's name of it; 0: not started */

@@ -9,7 +9,6 @@
 
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_planned.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_cputime.h"
@@ -860,7 +859,7 @@ what_is_delivered_has_left_the_plan(void)
     late = &w[0];
     form_now(e, &w[1]);
     CHECK(late == NULL);
-    CHECK_EQ(e->plan->head, 1);
+    CHECK_EQ(e->plan->order.head, 1);
     CHECK(mn_plan_at(e->plan, 0) == NULL);
     take_formed(e);
     mn_engine_plan_clear(e);

@@ -7,7 +7,7 @@
 #include "base/mn_error.h"
 #include "mn_test.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_planned.h"
+#include "schedule/mn_plan_state.h"
 
 #define MS UINT64_C(1000000)
 #define WORKERS 3u
@@ -78,7 +78,7 @@ open_world(struct world *w, bool learns, const struct mn_plan_config *how)
     CHECK_EQ(mn_costs_init(&w->costs, SAMPLES), 0);
     cfg.costs = learns ? &w->costs : NULL;
     CHECK_EQ(mn_plan_open(&w->p, &cfg), 0);
-    w->p->rows_of = (struct mn_plan_rows){1, row_bytes, 1};
+    w->p->pace.rows_of = (struct mn_plan_rows){1, row_bytes, 1};
     w->f = (struct mn_plan_facts){.now_ns = 1000 * MS,
                                   .free_tasks = UINT32_MAX,
                                   .memory_limit = 1 << 30,
@@ -104,8 +104,8 @@ add(struct world *w, uint32_t nrows, const uint8_t *begins)
     for (uint32_t i = 0; i < nrows; i++) {
         index[i] = (int64_t)(w->planned_rows + i) % SAMPLES;
     }
-    struct mn_plan_batch b = {.sequence = w->p->next,
-                              .number = w->p->next,
+    struct mn_plan_batch b = {.sequence = w->p->order.next,
+                              .number = w->p->order.next,
                               .nrows = nrows,
                               .integers = true,
                               .index = index,
@@ -154,7 +154,7 @@ start_all(struct world *w)
 static void
 deliver(struct world *w)
 {
-    struct mn_planned *q = mn_plan_at(w->p, w->p->head);
+    struct mn_planned *q = mn_plan_at(w->p, w->p->order.head);
     CHECK(q != NULL);
     if (q->block_off != 0) {
         w->f.memory_used -= (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
@@ -173,11 +173,11 @@ the_window_is_filled_and_no_more(void)
     open_world(&w, false, &(struct mn_plan_config){.window = 2, .in_order = true});
     add_some(&w, 5);
     CHECK(start_all(&w) != 0);
-    CHECK_EQ(w.p->begun, 2);
+    CHECK_EQ(w.p->order.begun, 2);
     CHECK(mn_plan_at(w.p, 1)->sent[mn_plan_at(w.p, 1)->ntasks - 1]);
     deliver(&w);
     CHECK(start_all(&w) != 0);
-    CHECK_EQ(w.p->begun, 3);
+    CHECK_EQ(w.p->order.begun, 3);
     close_world(&w);
 }
 
@@ -189,7 +189,7 @@ what_idles_waits_first(void)
     open_world(&w, false, &(struct mn_plan_config){.window = 1, .in_order = true});
     add_some(&w, 3);
     (void)start_all(&w);
-    CHECK_EQ(w.p->begun, 1);
+    CHECK_EQ(w.p->order.begun, 1);
     w.f.now_ns += (uint64_t)mn_plan_patience_ns(0) - 1;
     CHECK_EQ(start_all(&w), 0);
     CHECK(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX) == 1);
@@ -215,12 +215,12 @@ behind_a_slow_sample_nothing_waits(void)
     said_ns = 15 * (int64_t)MS;
     add_some(&w, 40);
     (void)start_all(&w);
-    uint64_t before = w.p->begun;
+    uint64_t before = w.p->order.begun;
     CHECK(before != 40);
     CHECK_EQ(start_all(&w), 0); /* a busy machine takes a core away for as long */
     said_ns = 1000 * (int64_t)MS;
     CHECK(start_all(&w) != 0);
-    CHECK(w.p->begun > before);
+    CHECK(w.p->order.begun > before);
     close_world(&w);
 }
 
@@ -233,8 +233,8 @@ the_head_alone_passes_the_limit(void)
     add_some(&w, 4);
     for (uint64_t n = 0; n < 4; n++) {
         CHECK(start_all(&w) != 0);
-        CHECK_EQ(w.p->begun, n + 1);
-        CHECK(n == 3 || w.p->held);
+        CHECK_EQ(w.p->order.begun, n + 1);
+        CHECK(n == 3 || w.p->stall.held);
         deliver(&w);
     }
     CHECK_EQ(w.f.memory_used, 0);
@@ -279,7 +279,7 @@ what_is_refused_is_in_nobodys_way(void)
     CHECK(mn_plan_at(w.p, 0)->block_off == 0 && mn_plan_at(w.p, 1)->block_off != 0);
     deliver(&w);
     CHECK_EQ(w.p->refused, 0);
-    CHECK_EQ(w.p->head, 1);
+    CHECK_EQ(w.p->order.head, 1);
     close_world(&w);
 }
 
@@ -335,7 +335,7 @@ start_for(struct world *w, struct mn_plan_round *r, uint32_t n, uint64_t *chain)
     while (mn_plan_worker_wants(r, n, false)
            && mn_plan_next_for_worker(w->p, r, n, &s) == MN_PLAN_START) {
         begin(w, s.batch);
-        *chain = w->p->shares[n].chain;
+        *chain = w->p->shares.of[n].chain;
         w->view[n].left_ns += mn_plan_started_for(w->p, &s, n);
         w->view[n].queued++;
         started++;
@@ -350,7 +350,7 @@ each_worker_has_its_own_group(void)
     open_shares(&w);
     add_groups(&w, WORKERS);
     mn_plan_settle(w.p);
-    CHECK(w.p->by_piece);
+    CHECK(w.p->together.by_piece);
     struct mn_plan_round r;
     uint64_t chain[WORKERS];
     mn_plan_round_begin(w.p, &w.f, &r);
@@ -375,10 +375,10 @@ who_is_gone_has_no_share(void)
     mn_plan_settle(w.p);
     mn_plan_round_begin(w.p, &w.f, &r);
     CHECK(start_for(&w, &r, 0, &chain) != 0);
-    CHECK(w.p->shares[0].first != NULL);
+    CHECK(w.p->shares.of[0].first != NULL);
     w.view[0].usable = false;
     mn_plan_round_begin(w.p, &w.f, &r);
-    CHECK(w.p->shares[0].first == NULL);
+    CHECK(w.p->shares.of[0].first == NULL);
     CHECK(start_for(&w, &r, 1, &chain) != 0);
     close_world(&w);
 }
@@ -396,7 +396,7 @@ what_waits_behind_a_slow_one_moves(void)
     uint64_t chain;
     mn_plan_settle(w.p);
     mn_plan_round_begin(w.p, &w.f, &r);
-    while (w.p->piece_tasks != 0) {
+    while (w.p->shares.piece_tasks != 0) {
         w.view[0] = (struct mn_worker_view){.usable = true, .running_ns = -1};
         CHECK(start_for(&w, &r, 0, &chain) != 0);
     }
@@ -440,18 +440,18 @@ dispatch(struct world *w)
     struct mn_plan *p = w->p;
     struct mn_plan_start s;
     w->f.ready = 0;
-    for (uint64_t n = p->head; n < p->begun && mn_plan_at(p, n)->done; n++) {
+    for (uint64_t n = p->order.head; n < p->order.begun && mn_plan_at(p, n)->done; n++) {
         w->f.ready++;
     }
     mn_plan_settle(p);
-    for (uint32_t i = 0; p->parted && i < WORKERS; i++) {
+    for (uint32_t i = 0; p->together.parted && i < WORKERS; i++) {
         for (; w->first[1 + i] != w->last[1 + i]; w->first[1 + i]++) {
             struct job j = w->queue[1 + i][w->first[1 + i] % QUEUE];
             put(w, 0, &(struct mn_plan_start){.batch = j.batch, .task = j.task});
         }
     }
-    p->parted = false;
-    if (!p->by_piece) {
+    p->together.parted = false;
+    if (!p->together.by_piece) {
         for (;;) {
             w->f.queued = w->last[0] - w->first[0];
             if (w->f.queued >= mn_plan_depth(p) || !mn_plan_next_task(p, &w->f, &s)) {
@@ -553,7 +553,7 @@ drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
     uint64_t batches = 300, idle = 0;
     while (w.delivered < batches) {
         uint8_t begins[ROWS];
-        while (w.p->next < batches && w.p->next - w.p->head < 12) {
+        while (w.p->order.next < batches && w.p->order.next - w.p->order.head < 12) {
             for (uint32_t i = 0; i < ROWS; i++) {
                 begins[i] = mn_test_random(&w.seed) % 12 == 0;
             }
@@ -561,7 +561,7 @@ drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
                          groups ? begins : NULL),
                      MN_OK);
         }
-        if (w.p->next == batches) {
+        if (w.p->order.next == batches) {
             mn_plan_end(w.p);
         }
         dispatch(&w);
@@ -570,7 +570,7 @@ drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
         w.f.now_ns += worked ? 0 : MS;
         CHECK(idle < 1000); /* milliseconds */
         CHECK(w.f.memory_used <= limit + (int64_t)BATCH_BYTES);
-        while (w.p->head < w.p->next && mn_plan_at(w.p, w.p->head)->done) {
+        while (w.p->order.head < w.p->order.next && mn_plan_at(w.p, w.p->order.head)->done) {
             deliver(&w);
         }
     }

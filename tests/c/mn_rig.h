@@ -13,6 +13,7 @@
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_supervise.h"
+#include "schedule/mn_plan_state.h"
 #include "workers/mn_worker.h"
 #include "mn_test.h"
 
@@ -294,7 +295,7 @@ static MN_UNUSED int
 rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
-    struct mn_plan_batch b = {.sequence = r->e->plan->next,
+    struct mn_plan_batch b = {.sequence = r->e->plan->order.next,
                               .number = r->number,
                               .position = r->position,
                               .nrows = nrows,
@@ -304,9 +305,9 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
                               .index = index,
                               .index_bytes = nrows * sizeof(*index)};
     *out = (struct rig_block){0, b.number, b.position, nrows, b.sequence};
-    if (r->e->plan->costs == NULL) { /* else they say */
+    if (r->e->plan->cfg.costs == NULL) { /* else they say */
         mn_mutex_lock(&r->e->mutex);
-        r->e->plan->split = r->parts;
+        r->e->plan->pace.split = r->parts;
         mn_mutex_unlock(&r->e->mutex);
     }
     int rc = mn_engine_plan(r->e, &b);

@@ -1,13 +1,108 @@
-/* mn_plan_internal.h - what the files of the plan have of each other. See mn_plan.h.
+/* mn_plan_state.h - what the plan knows, and what its files have of each other; for them alone.
  * SPDX-License-Identifier: Apache-2.0
  */
-#ifndef MN_PLAN_INTERNAL_H
-#define MN_PLAN_INTERNAL_H
+#ifndef MN_PLAN_STATE_H
+#define MN_PLAN_STATE_H
 
+#include "base/mn_atomic.h"
 #include "schedule/mn_planned.h"
 
 /* Tasks of one batch at most, so that the head always finds descriptors. */
 #define MN_PLAN_BATCH_TASKS 1024u
+
+#define MN_PLAN_BATCHES 4096u /* at least */
+#define MN_PLAN_BATCHES_MOST (1u << 20)
+#define MN_PLAN_TASKS 16384u
+/* A batch of more is large. */
+#define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
+
+/* Less than this is not worth the memory of another batch: a worker idles for so long before
+ * anything past the window is started, and a large batch's sample is slow by more. A busy
+ * machine takes a core away for up to some ten milliseconds, and fresh pages for a large
+ * batch cost about as much. */
+static inline int64_t
+mn_plan_patience_ns(uint64_t batch_bytes)
+{
+    return (batch_bytes > MN_PLAN_LARGE_BYTES ? 20 : 5) * INT64_C(1000000);
+}
+
+/* What batches take, of time and of memory: by this they are cut, and the dispatcher's window
+ * follows. */
+struct mn_plan_pace {
+    uint32_t active;     /* workers that should be there, standby ones not counted */
+    int64_t consumer_ns; /* what the consumer takes for a batch, running mean; 0: unknown */
+    struct mn_plan_rows rows_of; /* of a batch that begins now */
+    uint64_t batch_bytes; /* of the largest batch so far */
+    uint32_t cut_rows;   /* of the batch planned last, */
+    uint32_t cut_tasks;  /* and into how many tasks it was cut; 0: nothing was planned */
+    bool split;          /* what the tasks of whole batches are cut by now */
+};
+
+/* What stood in the way, when something was to start or to be planned. */
+struct mn_plan_stall {
+    bool held;           /* the last dispatch ended at the memory limit */
+    bool full;           /* there was no room for what was to be planned last */
+    uint64_t starved_ns; /* since when a worker idles behind the head; 0: none does */
+    uint64_t told;       /* next when the program was last asked to plan more */
+};
+
+/* Whether neighbours are kept together, and by what that is known (policy_locality.h). */
+struct mn_plan_together {
+    bool may;             /* they may be at all: they are, or could be, cheaper */
+    bool wanted;          /* they should be, by what is known */
+    bool by_piece;        /* they are: mn_plan_pieces.c */
+    bool parted;          /* they are not any more, and nobody has asked yet */
+    bool declared;        /* the dataset says where groups begin */
+    bool again;           /* these workers have made an epoch: samples have homes */
+    uint64_t first_epoch; /* that these workers have made */
+    uint64_t finding;     /* 1 + sequence of a first batch of which it is being found out whether
+                           * others should help with it; 0: none */
+    uint32_t stance;      /* what the pieces were cut by: a change of it is news */
+};
+
+/* What one worker alone is to do next, as long as nobody has to help. */
+struct mn_share {
+    struct mn_piece *first, *last;
+    uint64_t chain;  /* of what it was given last */
+    int64_t cost_ns; /* of what is in it */
+    uint32_t tasks;  /* in it */
+    bool usable;     /* its worker was there at the last look */
+};
+
+/* Whose the pieces are, while neighbours are kept together. */
+struct mn_plan_shares {
+    struct mn_share *of;   /* [max_workers] */
+    int64_t cost_ns;       /* in all of them */
+    uint64_t tasks;        /* in all of them */
+    uint64_t piece_tasks;  /* in all pieces, the dispatcher's too */
+    struct mn_chain chain; /* that the sample planned last belongs to */
+    uint64_t chains;       /* that were begun: numbers are not used again */
+    uint64_t helped;       /* times a worker took over part of another's share */
+};
+
+struct mn_plan {
+    struct mn_plan_config cfg;
+    struct mn_dispatch dispatch;
+    void *memory;                /* the dispatcher's */
+    struct mn_planned **batches; /* ring by sequence, [room] */
+    uint32_t room;               /* a power of two */
+    struct mn_plan_order order;
+    uint64_t horizon;            /* no batch from this sequence on may start */
+    uint64_t rows;               /* planned so far: the order among equals */
+    uint64_t refused;            /* planned ones that cannot be made */
+    uint64_t unmade;             /* begun ones that nobody has seen done */
+    /* Batches that were taken in their order and are the caller's only later: they count as if
+     * nobody had taken them. Written by the caller's thread; the engine's looks at it, and may
+     * see what it was. */
+    mn_a64 prefetched;
+    uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
+    struct mn_costs_view known;  /* of costs, when something was planned or learned last */
+    struct mn_plan_pace pace;
+    struct mn_plan_stall stall;
+    struct mn_plan_together together;
+    struct mn_plan_shares shares;
+    struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
+};
 
 /* Looks up what is known of costs now, and what follows for neighbours. */
 void
@@ -138,7 +233,7 @@ mn_share_disown(struct mn_plan *p, uint32_t w);
 static inline bool
 mn_plan_together(const struct mn_plan *p)
 {
-    return p->declared || p->known.near == MN_CONTRAST_YES;
+    return p->together.declared || p->known.near == MN_CONTRAST_YES;
 }
 
 /* Finds out whether the first batch is a group (policy_locality.h), and has all help with it where

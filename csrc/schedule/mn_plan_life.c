@@ -1,4 +1,4 @@
-/* mn_plan.c - see mn_plan.h.
+/* mn_plan_life.c - planned batches from add to taken. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/mn_plan.h"
@@ -8,7 +8,7 @@
 
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_plan_internal.h"
+#include "schedule/mn_plan_state.h"
 
 /* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
  * is at least so much work, as long as its batches are not large. And as much as lasts while
@@ -24,15 +24,13 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
         return -ENOMEM;
     }
     p->cfg = *cfg;
-    p->active = cfg->workers;
-    p->costs = cfg->costs;
-    p->keeps = cfg->keeps && cfg->costs != NULL;
+    p->pace.active = cfg->workers;
+    p->together.may = cfg->keeps && cfg->costs != NULL;
     p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
                                                          cfg->ready_mixes)
                                        : NULL;
-    p->shares = calloc(cfg->max_workers, sizeof(*p->shares));
-    p->nshares = p->shares != NULL ? cfg->max_workers : 0;
-    p->chain.owner = -1;
+    p->shares.of = calloc(cfg->max_workers, sizeof(*p->shares.of));
+    p->shares.chain.owner = -1;
     p->horizon = INT64_MAX;
     p->room = MN_PLAN_BATCHES;
     while (p->room < cfg->batches && p->room < MN_PLAN_BATCHES_MOST) {
@@ -44,15 +42,15 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
                                       .window = cfg->window,
                                       .starved_below = cfg->window,
                                       .workers = cfg->workers};
-    if (p->memory == NULL || p->batches == NULL || p->shares == NULL
+    if (p->memory == NULL || p->batches == NULL || p->shares.of == NULL
         || (cfg->ready_batch != 0 && p->forming == NULL)
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
     }
-    if (p->costs != NULL) {
-        mn_costs_new_workers(p->costs);
-        p->known = mn_costs_look(p->costs);
+    if (p->cfg.costs != NULL) {
+        mn_costs_new_workers(p->cfg.costs);
+        p->known = mn_costs_look(p->cfg.costs);
     }
     *out = p;
     return 0;
@@ -64,12 +62,12 @@ mn_plan_close(struct mn_plan *p)
     if (p == NULL) {
         return;
     }
-    if (p->batches != NULL) {
+    if (p->batches != NULL && p->shares.of != NULL) {
         mn_plan_clear(p);
     }
     mn_forming_close(p->forming);
     free(p->batches);
-    free(p->shares);
+    free(p->shares.of);
     free(p->memory);
     free(p);
 }
@@ -87,11 +85,23 @@ mn_plan_clear(struct mn_plan *p)
     }
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
-    p->head = p->begun = p->next;
+    p->order.head = p->order.begun = p->order.next;
     p->refused = p->unmade = 0;
-    p->full = false;
-    p->starved_ns = 0;
+    p->stall.full = false;
+    p->stall.starved_ns = 0;
     mn_a64_store_relaxed(&p->prefetched, 0);
+}
+
+void
+mn_plan_set_active(struct mn_plan *p, uint32_t workers)
+{
+    p->pace.active = workers;
+}
+
+void
+mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows)
+{
+    p->pace.rows_of = *rows;
 }
 
 /* ---- planning ---------------------------------------------------------------------- */
@@ -105,33 +115,35 @@ min64(int64_t a, int64_t b)
 static void
 retime(struct mn_plan *p, uint32_t nrows, bool whole)
 {
-    if (p->costs == NULL) {
+    if (p->cfg.costs == NULL) {
         return;
     }
     struct mn_costs_view v = p->known;
     struct mn_dispatch_rates r = p->dispatch.rates;
-    r.typical_ns = p->cut_tasks != 0 ? v.median_ns * p->cut_rows / p->cut_tasks : v.median_ns;
+    const struct mn_plan_pace *pace = &p->pace;
+    r.typical_ns = pace->cut_tasks != 0 ? v.median_ns * pace->cut_rows / pace->cut_tasks
+                                        : v.median_ns;
     int64_t rows = nrows != 0 ? nrows : 1;
     int64_t mean = v.mean_ns + (whole ? v.collate_ns / rows : 0);
-    r.period_ns = mn_dispatch_period(p->consumer_ns, mean, rows, p->active);
-    r.workers = p->active;
-    r.window = (int64_t)p->cfg.window * p->active / p->cfg.workers;
+    r.period_ns = mn_dispatch_period(pace->consumer_ns, mean, rows, pace->active);
+    r.workers = pace->active;
+    r.window = (int64_t)p->cfg.window * pace->active / p->cfg.workers;
     /* What is planned before any worker is there has made none of its blocks yet. */
     uint64_t bytes = whole ? 0 : mn_plan_rows_bytes(p, nrows);
-    bytes = bytes > p->batch_bytes ? bytes : p->batch_bytes;
+    bytes = bytes > pace->batch_bytes ? bytes : pace->batch_bytes;
     if (r.period_ns > 0 && bytes != 0) {
         int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
         int64_t cheap = min64(lasts / r.period_ns,
                               (int64_t)(MN_PLAN_LARGE_BYTES / bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
-    if (p->by_piece) { /* a chain for each worker */
-        int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * p->active;
-        chains = min64(chains, (int64_t)(p->next - p->head) + 1);
+    if (p->together.by_piece) { /* a chain for each worker */
+        int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * pace->active;
+        chains = min64(chains, (int64_t)(p->order.next - p->order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }
     r.starved_below = r.window > 1 ? r.window / 2 : 1;
-    r.consumer_ns = p->consumer_ns;
+    r.consumer_ns = pace->consumer_ns;
     if (r.period_ns > 0) {
         (void)mn_dispatch_retime(&p->dispatch, &r);
     }
@@ -140,23 +152,24 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
 int
 mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
 {
-    if (b->sequence != p->next) {
+    if (b->sequence != p->order.next) {
         return -EINVAL;
     }
-    if (p->next == 0) {
-        p->first_epoch = b->epoch;
+    if (p->order.next == 0) {
+        p->together.first_epoch = b->epoch;
     }
-    if (p->costs != NULL) {
-        p->again = b->epoch != p->first_epoch && b->integers && p->costs->model.n != 0;
-        p->declared = b->begins != NULL;
-        if (p->keeps && b->integers) {
-            mn_costs_drawn(p->costs, b->index, b->nrows);
+    if (p->cfg.costs != NULL) {
+        p->together.again = b->epoch != p->together.first_epoch && b->integers
+                            && p->cfg.costs->model.n != 0;
+        p->together.declared = b->begins != NULL;
+        if (p->together.may && b->integers) {
+            mn_costs_drawn(p->cfg.costs, b->index, b->nrows);
         }
         mn_plan_look(p);
         mn_plan_settle(p);
     }
-    p->full = *mn_plan_place(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
-    if (p->full) {
+    p->stall.full = *mn_plan_place(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
+    if (p->stall.full) {
         return MN_FULL;
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
@@ -166,8 +179,8 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         free(cost);
         return -ENOMEM;
     }
-    if (p->costs != NULL && p->head == p->next) {
-        p->split = mn_costs_look(p->costs).split; /* nothing else is planned */
+    if (p->cfg.costs != NULL && p->order.head == p->order.next) {
+        p->pace.split = mn_costs_look(p->cfg.costs).split; /* nothing else is planned */
     }
     retime(p, b->nrows, b->whole);
     q->rows = p->rows;
@@ -178,9 +191,9 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     *mn_plan_place(p, b->sequence) = q;
     mn_dispatch_reopen(&p->dispatch); /* it was not the end, or a next epoch begins */
-    p->cut_rows = b->nrows;
-    p->cut_tasks = p->by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
-    p->next++;
+    p->pace.cut_rows = b->nrows;
+    p->pace.cut_tasks = p->together.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
+    p->order.next++;
     p->rows += b->nrows;
     if (p->forming != NULL) {
         mn_forming_add(p, b->sequence, b->nrows);
@@ -201,7 +214,8 @@ mn_plan_end(struct mn_plan *p)
 void
 mn_plan_used(struct mn_plan *p, int64_t used_ns)
 {
-    p->consumer_ns = p->consumer_ns == 0 ? used_ns : (3 * p->consumer_ns + used_ns) / 4;
+    int64_t mean = p->pace.consumer_ns;
+    p->pace.consumer_ns = mean == 0 ? used_ns : (3 * mean + used_ns) / 4;
 }
 
 static bool
@@ -216,7 +230,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
     uint64_t sequence = q->sequence;
     q->refusal = *why;
     p->refused++;
-    p->begun = sequence >= p->begun ? sequence + 1 : p->begun;
+    p->order.begun = sequence >= p->order.begun ? sequence + 1 : p->order.begun;
     mn_dispatch_drop(&p->dispatch, is_of, &sequence);
     mn_pieces_forget(p, q);
 }
@@ -243,8 +257,8 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
         mn_pieces_forget(p, q);
         mn_planned_free(q);
     }
-    while (p->head < p->next && *mn_plan_place(p, p->head) == NULL) {
-        p->head++;
-        p->starved_ns = 0;
+    while (p->order.head < p->order.next && *mn_plan_place(p, p->order.head) == NULL) {
+        p->order.head++;
+        p->stall.starved_ns = 0;
     }
 }
