@@ -391,7 +391,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
             }
         } while (mn_now_ns() < until);
     }
-    mn_a64_store_seqcst(&c->wanted, block_off);
+    mn_a64_store_seqcst(&c->wanted, block_off); /* [W1] */
     mn_event_prepare_wait(&c->trainer);
     mn_mutex_lock(&e->mutex);
     e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */

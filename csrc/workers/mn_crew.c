@@ -185,7 +185,8 @@ static bool
 ring_worker(const struct mn_crew *c, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, w);
-    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY && mn_event_notify(&k->event);
+    return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY /* [R2] */
+           && mn_event_notify(&k->event);
 }
 
 void

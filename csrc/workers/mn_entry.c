@@ -28,7 +28,7 @@ come(struct mn_worker_side *w)
     w->me->starts++;
     w->me->exit_status = 0;
     w->me->began = 1;
-    mn_a32_store_release(&w->me->state, MN_WORKER_READY);
+    mn_a32_store_seqcst(&w->me->state, MN_WORKER_READY); /* [R1] */
 }
 
 /* Nothing to do here before somebody moves the entry. */

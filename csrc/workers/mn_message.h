@@ -28,13 +28,17 @@
  *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
  *        its partner is the event's announce [B1] before the trainer's re-check [T4].
+ *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst
+ *        as these: if the worker reads none, the trainer's look is after the worker's DONE
+ *   [R1] worker: READY, before it looks for tasks    with [R2] trainer: whom to notify, after
+ *        it has queued them; seq_cst: if it reads another state, the worker's look finds them
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
  *        both are followed by a ring of the engine, and its look lies between its announce and
  *        its sleep: as mn_event.h asks
- *   [L3] trainer: lease GRANTED, release             with [L4] worker: acquire
+ *   [L3] trainer: lease GRANTED or REFUSED, seq_cst  with [L4] worker: seq_cst, as above
  *
  * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a queue
  * names task and generation, so a stale entry can be claimed only if exactly 2^32 issues of

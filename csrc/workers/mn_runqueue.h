@@ -20,7 +20,7 @@
  *       full between head and tail.
  *
  * Order pairs.
- *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, acquire load: the entry and,
+ *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, seq_cst load: the entry and,
  *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
  *        at sleepers' events next (mn_event.h: publish, then look).
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between

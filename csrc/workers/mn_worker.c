@@ -118,7 +118,7 @@ complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
     bool waiting = false, lost = false;
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word);
+        uint64_t word = mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word); /* [C1] */
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING || st == MN_TASK_PLANNED) {
             return false;
@@ -135,7 +135,7 @@ all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
     uint32_t i = 0;
     while (i < n
-           && mn_word_status(mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word))
+           && mn_word_status(mn_a64_load_seqcst(&mn_task_at(&w->shm, ids[i])->word)) /* [C1] */
                   == MN_TASK_DONE) {
         i++;
     }
@@ -204,7 +204,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     mn_assert(was_mine);
     (void)was_mine;
     MN_FAULT("worker.done.after");
-    uint64_t wanted = mn_a64_load_seqcst(&c->wanted);
+    uint64_t wanted = mn_a64_load_seqcst(&c->wanted); /* [W2] */
     if (wanted == MN_WANT_ANY || wanted == MN_WANT_CHANGE
         || (wanted == block_off && complete(w, ids, n))) {
         mn_event_notify(&c->trainer);

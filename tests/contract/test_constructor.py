@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import multiprocessing
+import os
 import re
 import warnings
 from typing import Any
@@ -202,9 +203,12 @@ def test_prefetch_defaults_to_two(loader: Kind) -> None:
 
 
 def test_timeout_without_workers_fails_at_iter(loader: Kind) -> None:
+    with pytest.raises(AssertionError) as wanted:
+        iter(DataLoader(Numbers(2), timeout=1))
     made = loader(Numbers(2), timeout=1)
-    with pytest.raises(AssertionError, match="requires timeout == 0"):
+    with pytest.raises(AssertionError) as caught:
         iter(made)
+    assert str(caught.value) == str(wanted.value)
 
 
 def test_start_method_by_name(loader: Kind) -> None:
@@ -216,7 +220,7 @@ def test_start_method_by_name(loader: Kind) -> None:
 
 
 def test_too_many_workers_are_warned_about(loader: Kind) -> None:
-    cores = torch._utils.cpu_count()
+    cores = len(os.sched_getaffinity(0))
     text = (
         f"This DataLoader will create {cores + 1} worker processes in total. Our "
         f"suggested max number of worker in current system is {cores}, which is "

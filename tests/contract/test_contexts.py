@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import multiprocessing
 import multiprocessing.context
 import pickle
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 from .datasets import Draws, Numbers, Shared
 from .support import Kind, all_gone, assert_same, flat, worker_pids
@@ -84,6 +86,13 @@ def test_custom_context_is_honoured(loader: Kind) -> None:
     assert CountingProcess.started == 2
 
 
+def told_of_pickle(loader: Kind) -> Any:
+    """What minato warns of as torch does, but for the oldest, which say nothing."""
+    if loader.is_torch and "Got pickle error" not in inspect.getsource(dataloader):
+        return contextlib.nullcontext()
+    return pytest.warns(UserWarning, match="^Got pickle error when attempting to start")
+
+
 class Refusing(Numbers):
     """Cannot be pickled."""
 
@@ -95,7 +104,7 @@ class Refusing(Numbers):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
     made = loader(Refusing(2), num_workers=1, multiprocessing_context=method)
-    with pytest.warns(UserWarning, match="^Got pickle error when attempting to start"):
+    with told_of_pickle(loader):
         with pytest.raises(TypeError, match="not for export"):
             iter(made)
     assert flat(loader(Refusing(2), num_workers=1)) == [0, 1]
@@ -105,7 +114,7 @@ def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
 def test_lambda_cannot_be_pickled(loader: Kind) -> None:
     made = loader(Numbers(2), num_workers=1, collate_fn=lambda samples: samples,
                   multiprocessing_context="forkserver")
-    with pytest.warns(UserWarning, match="Got pickle error"):
+    with told_of_pickle(loader):
         with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
             iter(made)
 

@@ -363,7 +363,7 @@ worker_ready(PyObject *self, PyObject *args)
     o->side.me->pid = (uint32_t)getpid();
     mn_worker_waited(&o->clock);
     o->side.me->began = 1;
-    mn_a32_store_release(&o->side.me->state, MN_WORKER_READY);
+    mn_a32_store_seqcst(&o->side.me->state, MN_WORKER_READY); /* [R1] */
     Py_RETURN_NONE;
 }
 
