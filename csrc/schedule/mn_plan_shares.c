@@ -446,6 +446,7 @@ mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w
     x->batch->maker = (int32_t)w + 1;
     mn_share_take(p, w, x);
     x->cost_ns -= cost_ns;
+    x->batch->sent[x->t0] = w + 1 < MN_SENT_ANY ? (uint16_t)(w + 1) : MN_SENT_ANY;
     x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
