@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Quantiles cost a walk over the histogram; they move slowly. */
+/* Quantiles cost a walk over the histogram; they move slowly, */
 #define QUANTILES_EVERY 32u
 /* ... the slower the more there are: by this part of the histogram. */
 #define QUANTILES_PART 64u
+/* The first samples are no measure of the others: until there are more, by this part of them. */
+#define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
@@ -42,8 +44,9 @@ void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
     mn_cost_observe(&c->model, index, wall_ns);
-    if (c->since == 0
-        || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
+    uint64_t all = c->model.wall.total, first = all / QUANTILES_FIRST;
+    uint64_t every = first < QUANTILES_EVERY ? first : QUANTILES_EVERY;
+    if (c->since == 0 || (c->since >= every && c->since >= all / QUANTILES_PART)) {
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
@@ -57,9 +60,6 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     c->since++;
 }
 
-/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
- * its neighbours and at home: what it pays for being away is no property of it. */
-static int64_t
 /* What is remembered of a sample, by what is known of groups now: one that followed its neighbour
  * before, and was dear even so, has opened one. */
 static uint8_t
@@ -73,6 +73,9 @@ marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
     return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
 }
 
+/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
+ * its neighbours and at home: what it pays for being away is no property of it. */
+static int64_t
 observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
               bool follows, bool edge)
 {

@@ -385,7 +385,8 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
         return true; /* what has not begun may find no room, and the head must not wait for it */
     }
     if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
-        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+        int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS : p->known.opening_ns;
+        return slack_of(p, x) + (goes_on ? back : 0) < slack_of(p, own);
     }
     return !goes_on && x->batch->sequence < own->batch->sequence;
 }
