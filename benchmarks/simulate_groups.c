@@ -57,6 +57,7 @@ mn_process_cpu_ns(void)
 
 struct sim_case {
     int64_t workers, batch, window, in_order, keeps;
+    int64_t far;         /* the sampler is torch's own: batches are drawn beyond the window */
     int64_t held;        /* groups that a worker holds, the last ones */
     int64_t overhead_ns; /* of a task */
     int64_t consumer_ns; /* of a batch */
@@ -217,10 +218,10 @@ fill(struct sim *s, bool dry)
 {
     int64_t most = s->c.window;
     struct mn_costs_view v = mn_costs_look(&s->costs.costs);
-    if (dry) {
+    if (s->c.far && dry) {
         most += s->drawn - s->delivered;
     }
-    else if (v.samples != 0) {
+    else if (s->c.far && v.samples != 0) {
         int64_t batch = v.mean_ns * s->c.batch / s->c.workers;
         int64_t slow = batch > 0 ? 3 * v.slowest_ns / batch : 0;
         slow = slow < SIM_AHEAD_LEAST ? SIM_AHEAD_LEAST : slow;

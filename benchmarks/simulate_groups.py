@@ -76,6 +76,7 @@ class Case:
     memory: int = 512  # batches
     consumer: int = 0  # ns a batch
     in_order: bool = True
+    far: bool = True  # torch's own sampler, of which batches are drawn beyond the window
 
     def order(self, work: Work, rng: random.Random) -> list[int]:
         groups: dict[int, list[int]] = {}
@@ -231,7 +232,7 @@ LONGS = ctypes.POINTER(LONG)
 
 class CCase(ctypes.Structure):
     _fields_ = [*[(name, LONG) for name in (
-        "workers", "batch", "window", "in_order", "keeps", "held", "overhead_ns",
+        "workers", "batch", "window", "in_order", "keeps", "far", "held", "overhead_ns",
         "consumer_ns", "memory", "n")], ("cost_ns", LONGS), ("group", LONGS),
         ("opening_ns", LONGS)]  # fmt: skip
 
@@ -277,7 +278,7 @@ class Plan:
         arrays = [(LONG * max(len(v), 1))(*v) for v in (work.cost, work.group, work.opening)]
         self.arrays = arrays  # for as long as C has them
         c = CCase(case.workers, case.batch, case.prefetch * case.workers, case.in_order, keeps,
-                  case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
+                  case.far, case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
                   *arrays)  # fmt: skip
         self.sim = library.sim_new(ctypes.byref(c))
         if not self.sim:

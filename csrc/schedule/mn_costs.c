@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Quantiles cost a walk over the histogram; they move slowly. */
+/* Quantiles cost a walk over the histogram; they move slowly, */
 #define QUANTILES_EVERY 32u
 /* ... the slower the more there are: by this part of the histogram. */
 #define QUANTILES_PART 64u
+/* The first samples are no measure of the others: until there are more, by this part of them. */
+#define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
@@ -42,8 +44,9 @@ void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
     mn_cost_observe(&c->model, index, wall_ns);
-    if (c->since == 0
-        || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
+    uint64_t all = c->model.wall.total, first = all / QUANTILES_FIRST;
+    uint64_t every = first < QUANTILES_EVERY ? first : QUANTILES_EVERY;
+    if (c->since == 0 || (c->since >= every && c->since >= all / QUANTILES_PART)) {
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
@@ -57,6 +60,19 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     c->since++;
 }
 
+/* What is remembered of a sample, by what is known of groups now: one that followed its neighbour
+ * before, and was dear even so, has opened one. */
+static uint8_t
+marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
+{
+    const struct mn_locality *l = &c->locality;
+    if (!(cell->marks & MN_COST_EARLY) || l->near.answer != MN_CONTRAST_YES) {
+        return cell->marks;
+    }
+    unsigned opens = mn_locality_opens(l, (int64_t)cell->wall_ns) ? MN_COST_OPENS : 0u;
+    return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
+}
+
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
  * its neighbours and at home: what it pays for being away is no property of it. */
 static int64_t
@@ -66,13 +82,15 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     struct mn_locality *l = &c->locality;
     bool known = index >= 0 && index < c->model.n;
     struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
-    uint8_t others = cell->marks & (MN_COST_ABROAD | MN_COST_APART);
-    bool apart = !follows && l->near.answer != MN_CONTRAST_YES;
-    if (!apart && (others & MN_COST_APART)) {
+    const unsigned unaware = MN_COST_APART | MN_COST_EARLY;
+    unsigned now = follows ? MN_COST_EARLY : MN_COST_APART;
+    now = l->near.answer != MN_CONTRAST_YES ? now : 0;
+    if ((cell->marks & unaware & ~now) != 0) {
         cell->age = 0; /* what it cost then says nothing about now */
     }
-    others = (uint8_t)((others & ~(unsigned)MN_COST_APART) | (apart ? MN_COST_APART : 0u));
-    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
+    now |= cell->marks & MN_COST_ABROAD;
+    uint8_t near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
+    cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
     int64_t own = cost; /* without what is paid for being away */
     if (!follows && !(cell->marks & MN_COST_OPENS)) {
         own = mn_locality_beside(l, cost);
@@ -148,7 +166,7 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
         bool known = index != NULL && index[i] >= 0 && index[i] < c->model.n;
         const struct mn_cost_cell *cell = known ? &c->model.cells[index[i]] : NULL;
         home[i] = cell != NULL && homes && cell->term == c->term ? cell->home : 0;
-        marks[i] = cell != NULL ? cell->marks : 0;
+        marks[i] = cell != NULL ? marks_of(c, cell) : 0;
     }
 }
 

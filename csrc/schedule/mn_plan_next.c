@@ -106,7 +106,7 @@ mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_pl
 void
 mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s)
 {
-    s->batch->sent[s->task] = 1;
+    s->batch->sent[s->task] = MN_SENT_ANY;
     p->starts[s->why]++;
     if (s->piece == NULL) {
         mn_dispatch_take(&p->dispatch, s->node);

@@ -338,8 +338,9 @@ place(struct mn_plan *p, struct mn_piece *x)
     else if (x->chain == before->number && before->owner >= 0) {
         w = before->owner;
     }
-    if (x->t0 != 0 && x->batch->sent[x->t0 - 1]) { /* it has begun, and is planned anew */
-        w = x->batch->maker - 1;
+    uint16_t begun = x->t0 != 0 ? x->batch->sent[x->t0 - 1] : 0;
+    if (begun != 0 && begun != MN_SENT_ANY) { /* and is planned anew */
+        w = begun - 1;
     }
     x->node = MN_NO_NODE;
     p->shares.piece_tasks += mn_piece_tasks(x);

@@ -255,7 +255,8 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
 }
 
 /* How long it takes until one that idles may begin something that nobody is at: as long as the
- * batch to be delivered next. Never at the end of all that is planned. */
+ * batch to be delivered next. What waits on its worker's queue may be of the next one already.
+ * Never at the end of all that is planned. */
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
@@ -265,7 +266,7 @@ more_in(const struct mn_plan *p, const struct mn_plan_round *r)
         return INT64_MAX;
     }
     uint32_t w = (uint32_t)q->maker - 1;
-    int64_t left = r->facts.workers[w].left_ns;
+    int64_t left = r->facts.workers[w].present_ns;
     const struct mn_piece *x = p->shares.of[w].first;
     for (; x != NULL && x->batch == q; x = x->next) {
         left += x->cost_ns;
@@ -387,7 +388,8 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
         return true; /* what has not begun may find no room, and the head must not wait for it */
     }
     if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
-        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+        int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS : p->known.opening_ns;
+        return slack_of(p, x) + (goes_on ? back : 0) < slack_of(p, own);
     }
     return !goes_on && x->batch->sequence < own->batch->sequence;
 }
@@ -446,6 +448,7 @@ mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w
     mn_plan_started(p, s);
     int64_t cost_ns = x->batch->cost_ns[x->t0];
     x->batch->maker = (int32_t)w + 1;
+    x->batch->sent[x->t0] = w + 1 < MN_SENT_ANY ? (uint16_t)(w + 1) : MN_SENT_ANY;
     mn_share_take(p, w, x);
     x->cost_ns -= cost_ns;
     x->opens_ns -= x->batch->opens_ns[x->t0];

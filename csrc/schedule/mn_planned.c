@@ -9,16 +9,18 @@
 struct mn_planned *
 mn_planned_make(const struct mn_plan_batch *b)
 {
+    struct mn_planned *q;
     size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
     starts = (starts + 7) & ~(size_t)7;
-    size_t flags = 2 * (((size_t)b->nrows + 1 + 7) & ~(size_t)7);
+    size_t rows = ((size_t)b->nrows + 1 + 7) & ~(size_t)7;
+    size_t flags = rows * (sizeof(*q->sent) + sizeof(*q->border));
     size_t bytes = sizeof(struct mn_planned) + starts + b->index_bytes + flags;
-    struct mn_planned *q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
+    q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
     if (q == NULL) {
         return NULL;
     }
-    q->sent = (uint8_t *)q + bytes - flags;
-    q->border = q->sent + flags / 2;
+    q->sent = (uint16_t *)(void *)((char *)q + bytes - flags);
+    q->border = (uint8_t *)(q->sent + rows);
     q->sequence = b->sequence;
     q->batch = *b;
     char *index = (char *)q->row0 + starts;

@@ -13,6 +13,8 @@ struct mn_chain {
     int64_t owner;  /* worker that it was given to, -1: to nobody yet */
 };
 
+#define MN_SENT_ANY UINT16_MAX /* for whoever takes it */
+
 struct mn_planned {
     uint64_t sequence;
     uint64_t block_off; /* its owner's name of it; 0: not started */
@@ -25,7 +27,8 @@ struct mn_planned {
     uint32_t npieces;
     int64_t *cost_ns;        /* [ntasks] what each is expected to take; behind the pieces */
     int64_t *opens_ns;       /* [ntasks] of that, for groups that begin in it; behind that */
-    uint8_t *sent;           /* [ntasks] it is queued, or was; behind row0 */
+    uint16_t *sent;          /* [ntasks] it is queued, or was: 1 + for which worker, or
+                              * MN_SENT_ANY; 0: not; behind row0 */
     uint8_t *border;         /* [nrows] a piece begins here; behind that */
     uint64_t first_chain;    /* that its first row belongs to; 0: it was not cut for pieces */
     uint64_t later_chain;    /* the first of those that begin after that row */
