@@ -94,7 +94,7 @@ stress: build
 	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
-	$(BIN)/python benchmarks/resume.py --every 10
+	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
 
 sanitize: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
@@ -103,7 +103,7 @@ sanitize: build
 
 # Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
 # another has failed. Programs are also built with clang, where there is one.
-SEED ?= $(shell date +%s)
+SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) \

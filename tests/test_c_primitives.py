@@ -576,7 +576,13 @@ MUTANTS = {
         "sound = sound && there;", "mn_checked_results", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
-        "mn_event_notify(&c->shm.ctl->trainer)", "mn_worker"),
+        "mn_event_notify(&c->shm.ctl->trainer)", "mn_crew", kinds=("fork",)),
+    "sweep: a worker's claimed event stays silent": Mutant(
+        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->event)",
+        "mn_event_notify(&k->event)", "mn_crew", kinds=("fork",)),
+    "sweep: who waits for room stays asleep": Mutant(
+        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->room)",
+        "mn_event_notify(&k->room)", "mn_crew", kinds=("fork",)),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
         kinds=("fork",)),

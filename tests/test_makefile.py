@@ -47,6 +47,7 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     assert "MINATO_TEST_MUTANTS=1" in text and "MINATO_TEST_SEED=7" in text
     fuzz = re.search(r"MINATO_FUZZ_SECONDS=(\d+) .*--hypothesis-seed=7 .*differential", text)
     assert fuzz is not None and int(fuzz[1]) >= 120
+    assert re.search(r"benchmarks/resume.py .*--seed 7\b", text)
     exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
     assert exits is not None and int(exits[1]) >= 30
     assert "MINATO_TEST_LOADERS=torch " in text

@@ -347,6 +347,40 @@ rings_go_to_who_may_take_the_task(void)
     tear_down(&s);
 }
 
+static void
+sleep_until_told(void *event)
+{
+    mn_event_prepare_wait(event);
+    CHECK_EQ(mn_event_commit_wait(event, -1), 0);
+}
+
+/* The dead one had taken it upon itself to wake a sleeper, and nobody else looks after that one. */
+static void
+who_was_to_be_woken_by_the_dead_is_woken(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    struct mn_worker *k = &s.t->workers[1];
+    struct mn_event *events[] = {&s.t->ctl.trainer, &k->event, &k->room};
+    for (uint32_t i = 0; i < 3; i++) {
+        pid_t pid = mn_test_fork(sleep_until_told, events[i]);
+        while (mn_a32_load_seqcst(&events[i]->word) != MN_EVENT_ASLEEP
+               || mn_test_state(pid, pid) != 'S') {
+            sched_yield();
+        }
+        mn_a32_store_seqcst(&events[i]->word, MN_EVENT_AWAKE); /* and then it was killed */
+        (void)die(&s, 0, -9, false);
+        int status = 0;
+        uint64_t end = mn_test_clock_ns() + 20000 * MS;
+        while (waitpid(pid, &status, WNOHANG) == 0) {
+            CHECK(mn_test_clock_ns() < end);
+            sched_yield();
+        }
+        CHECK_EQ(status, 0);
+    }
+    tear_down(&s);
+}
+
 /* ---- leases ---- */
 
 static int
@@ -414,6 +448,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_lost_executor_is_told_once),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),
     MN_TEST("plain", what_a_worker_owes_comes_back_once),
+    MN_TEST("fork", who_was_to_be_woken_by_the_dead_is_woken),
 };
 
 MN_TEST_MAIN(tests)

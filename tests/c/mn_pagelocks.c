@@ -189,6 +189,17 @@ what_is_read_is_not_given_back(void)
 }
 
 static void
+where_nothing_is_locked_all_is_given_back(void)
+{
+    struct mn_pagelocks l;
+    struct memory m;
+    set_up(&l, &m, BYTES);
+    l.provider.discard(&l.provider, card.base + CHUNK / 2, 2 * CHUNK);
+    CHECK(m.discarded == 2 * CHUNK && card.locks == 0 && card.unlocks == 0);
+    tear_down(&l);
+}
+
+static void
 no_more_than_may_be(void)
 {
     struct mn_pagelocks l;
@@ -244,6 +255,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", chunks_are_locked_once),
     MN_TEST("plain", only_ranges_of_the_mapping_are_locked),
     MN_TEST("plain", what_is_read_is_not_given_back),
+    MN_TEST("plain", where_nothing_is_locked_all_is_given_back),
     MN_TEST("plain", no_more_than_may_be),
     MN_TEST("plain", a_refusal_is_remembered),
     MN_TEST("plain", after_a_stop_nothing_is_locked),
