@@ -99,7 +99,12 @@ def _work(
         return
     try:
         one_thread()
-        worker_info.be_worker(number, job.num_workers, job.base_seed + number, job.dataset)
+        worker_info.be_worker(
+            id=number,
+            num_workers=job.num_workers,
+            seed=job.base_seed + number,
+            dataset=job.dataset,
+        )
         runner = _Runner(job, number)
         worker = worker_of(job, number, runner, thread=True)
         worker.ready()
