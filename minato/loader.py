@@ -94,7 +94,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With a
             collate_fn of your own, which workers run as ever, whole batches of the sampler
             come as they are ready.
-        worker_type: ``"process"``: worker processes, for any dataset. ``"native"``: threads
+        worker_type: ``"process"``: worker processes, for any dataset. ``"thread"``: Python threads
+            of this process, for map-style datasets whose samples let go of the GIL; the dataset
+            is shared and not copied. Generators that threads share are not seeded: what
+            ``seed_sample`` seeds is, and what lies in a ``threading.local``. ``"native"``: threads
             of this process that make samples in C without the GIL, for datasets that offer a
             ``native_pipeline()`` (``minato.ops.VolumeDataset``); same batches, nothing is
             forked or pickled, a sample in hand is always waited for. ``None``: native

@@ -388,6 +388,14 @@ def test_waiting_for_quiet_ends(benchmark: Any, monkeypatch: pytest.MonkeyPatch)
     assert quiet.report()["others_most"] > 0.05
 
 
+def test_threads(tmp_path: Path) -> None:
+    result, text = quick("threads.py", tmp_path, "--only", "decode")
+    found = result["workloads"]["decode"]
+    assert {"minato, threads", "minato, processes", "torch, processes"} <= set(found["runs"])
+    assert found["same"] and all(bound > 0 for bound in found["bounds"].values())
+    assert "\ndecode: " in text and "have delivered the same bytes" in text
+
+
 def test_many_workers(tmp_path: Path) -> None:
     result, text = quick("many_workers.py", tmp_path)
     assert set(result["runs"]["4"]) == {"torch", "minato"}

@@ -350,7 +350,7 @@ struct mn_ctl {
                          * look at an event */
     mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue
                          * notifies the engine; 0: never */
-    mn_a32 dismissed;   /* trainer: native workers end where they are and nobody is told,
+    mn_a32 dismissed;   /* trainer: threads that are workers end where they are and nobody is told,
                          * because the interpreter exits */
     MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;  /* the user's thread in next() */
     uint32_t pad0;

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
-
-from torch.utils.data import _utils
 
 from .._core import Engine
 from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike
 from ..transport.shape import Shape
+from ..workers.worker_info import as_in_worker
 from .failures import note
 from .position import Position
 
@@ -72,18 +70,11 @@ class CollatesHere:
         finally:
             self.engine.retire(block)
 
-    @contextlib.contextmanager
-    def as_worker(self, number: int) -> Iterator[None]:
+    def as_worker(self, number: int) -> contextlib.AbstractContextManager[None]:
         """torch's collate goes another way where get_worker_info() says it is in a worker."""
-        module = _utils.worker
-        before = module._worker_info
-        module._worker_info = module.WorkerInfo(
+        return as_in_worker(
             id=number,
             num_workers=self._num_workers,
             seed=self.position.base_seed + number,
             dataset=self.dataset,
         )
-        try:
-            yield
-        finally:
-            module._worker_info = before

@@ -27,9 +27,9 @@ locality                    together (whether neighbours are kept in one worker,
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in batches
-worker_type                 "process" or "native" (threads of this process)
+worker_type                 "process", "thread" or "native" (both threads of this process)
 worker_start                "forked": by a process that has loaded the dataset once. "each by itself:
-                            ..." and why, which takes longer. None: not known yet, or native
+                            ..." and why, which takes longer. None: not known yet, or threads
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -58,15 +58,19 @@ def limit(every_library: bool) -> None:
             os.environ.setdefault(name, "1")
 
 
-def limit_this_thread() -> None:
-    """The same of a thread, as far as a thread may say so: OpenMP's pools, torch's with them, count
-    their threads for each that uses them; the program's own stay as they are."""
-    torch.get_num_threads()  # or torch would put the number anew before its first region
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    for path in _mapped():
-        if re.search(_OPENMP, os.path.basename(path)):
-            _set_one(path, _POOLS[_OPENMP][0])
+def limit_of_threads() -> Callable[[], None]:
+    """What does the same in a thread of the program, as far as a thread may say so: OpenMP's pools,
+    torch's with them, count their threads for each that uses them."""
+    functions, names = _POOLS[_OPENMP]
+    given = not set(names).isdisjoint(os.environ)
+    paths = [] if given else [p for p in _mapped() if re.search(_OPENMP, os.path.basename(p))]
+
+    def limit_this() -> None:
+        torch.get_num_threads()  # or torch would put the number anew before its first region
+        for path in paths:
+            _set_one(path, functions)
+
+    return limit_this
 
 
 def _mapped() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What workers run in: processes (``pool.py``) or threads (``threads.py``).
+"""What workers run in: processes (``pool.py``) or threads (``threads.py``), in Python or in C.
 
 Work reaches them by one way, whatever they are: a task is *submitted* to a run queue of the shared
 mapping and its *completion* is its word, that says DONE; both are the engine's. A worker that is

@@ -88,7 +88,9 @@ class _Runner(Runner):
             self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
 
 
-def _work(job: Job, number: int, blocked: set[int | signal.Signals]) -> None:
+def _work(
+    job: Job, number: int, blocked: set[int | signal.Signals], one_thread: Callable[[], None]
+) -> None:
     """The life of a worker's thread."""
     # Not the mask of the moment it was started in: programs that a dataset runs inherit it.
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -96,8 +98,13 @@ def _work(job: Job, number: int, blocked: set[int | signal.Signals]) -> None:
     if not segment.await_wanted(number):
         return
     try:
-        environment.limit_this_thread()
-        worker_info.be_worker(number, job.num_workers, job.base_seed + number, job.dataset)
+        one_thread()
+        worker_info.be_worker(
+            id=number,
+            num_workers=job.num_workers,
+            seed=job.base_seed + number,
+            dataset=job.dataset,
+        )
         runner = _Runner(job, number)
         worker = worker_of(job, number, runner, thread=True)
         worker.ready()
@@ -122,15 +129,15 @@ class PythonPool(ThreadPool):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         shared = Job(memory=Memory(engine), one_thread=True, blocked=frozenset(), **job)
 
+        one_thread = environment.limit_of_threads()
+
         def work_of(number: int) -> Callable[[], None]:
-            return functools.partial(_work, shared, number, blocked)
+            return functools.partial(_work, shared, number, blocked, one_thread)
 
         super().__init__(engine, workers, [work_of(n) for n in range(engine.segment.workers)])
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         worker_info.begin()
-        super().start()
 
-    def _ended(self) -> None:
-        if self.started:
-            worker_info.end()
+    def _end(self) -> None:
+        worker_info.end()

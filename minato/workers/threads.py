@@ -89,6 +89,7 @@ class ThreadPool:
         before or after."""
         with signals.Held():
             self.started = True
+            self._begin()
             self.engine.start(-1, -1)
             start_quietly(self._threads)
             self.handles += [ThreadHandle(self, w) for w in range(self._workers)]
@@ -147,19 +148,25 @@ class ThreadPool:
                     thread.join()
                 except KeyboardInterrupt as error:  # memory must outlive who writes to it
                     interrupt = error
-        self._ended()
+        if self.started:
+            self._end()
         self.engine.close()
         if interrupt is not None:
             raise interrupt
 
-    def _ended(self) -> None:
-        """All threads have."""
+    def _begin(self) -> None:
+        """Before the threads do."""
+
+    def _end(self) -> None:
+        """They have ended, if there were any."""
 
     def dismiss(self, deadline: float) -> None:
         """At exit: ends the threads but not the loader. A daemon thread that waits for a
         batch has nothing to report, and goes with the interpreter. deadline: for those that may
         take for ever, whether or not they were told to end before."""
-        if self.owner != os.getpid() or (self.stopped and self.patience is None):
+        if not self.mine():
+            if self.owner == os.getpid() and self.patience is not None:
+                self._wait(deadline)
             return
         self.stopped = True
         for thread, ended in self._threads.items():

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ import pytest
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Subset, get_worker_info
-from torch.utils.data._utils import worker as torchs
 
 import minato
 from attack.support import same
+from minato.iterators.collating import CollatesHere
+from minato.transport.shape import Shape
 from minato.workers import grace
 from minato.workers.threads import ThreadPool
 
@@ -57,7 +59,6 @@ def nothing_left() -> Iterator[None]:
     gc.collect()
     wait_for(lambda: not worker_threads())
     wait_for(lambda: get_worker_info.__code__ is code)
-    assert not hasattr(torchs, "_minato_here")
 
 
 def threaded(dataset: Any, *args: Any, **options: Any) -> minato.DataLoader:
@@ -208,6 +209,30 @@ def test_worker_info_is_of_the_thread() -> None:
     assert len(threads) == len(numbers) == len(answers)
 
 
+def test_who_collates_for_a_worker_is_one_alone() -> None:
+    """In the thread that does it, and in no other meanwhile."""
+    inside, seen, done = threading.Event(), threading.Event(), threading.Event()
+
+    def collate(samples: list[Any]) -> Any:
+        answers.append(get_worker_info())
+        inside.set()
+        assert seen.wait(PATIENCE)
+        return samples
+
+    answers: list[Any] = []
+    here = CollatesHere.__new__(CollatesHere)
+    here.collate_fn, here.dataset, here._num_workers = collate, None, 5
+    here.shape, here.position = Shape(), SimpleNamespace(base_seed=70)  # type: ignore[assignment]
+    here.shape.whole = True
+    thread = threading.Thread(target=lambda: (here.collated([1], 3), done.set()))
+    thread.start()
+    assert inside.wait(PATIENCE)
+    assert get_worker_info() is None
+    seen.set()
+    thread.join()
+    assert done.is_set() and (answers[0].id, answers[0].num_workers, answers[0].seed) == (3, 5, 73)
+
+
 def test_processes_beside_threads_have_their_own_info() -> None:
     iterator = iter(threaded(Numbered()))
     next(iterator)
@@ -216,6 +241,41 @@ def test_processes_beside_threads_have_their_own_info() -> None:
         num_workers=1, multiprocessing_context="fork",
     )  # fmt: skip
     assert [[int(n) for n in pair] for pair in beside] == [[0, 1]] * 4
+
+
+def test_default_collate_needs_no_shared_memory() -> None:
+    """And makes of what is not alike what it makes in a worker process."""
+
+    def collate(samples: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(samples)
+        shared.append(batch[0].is_shared())
+        return batch
+
+    def batches(kind: str, make: Callable[[int], Any]) -> Any:
+        made = threaded(Does(8, make), batch_size=4, collate_fn=collate, worker_type=kind)
+        return list(made)
+
+    shared: list[bool] = []
+    for make in (
+        lambda i: (torch.full((3, 2), i), {"n": np.full(2, i)}),
+        lambda i: (torch.full((2,), i, dtype=[torch.float32, torch.float64][i % 2]), i),
+        lambda i: (torch.full((3, 2), i).t(), torch.zeros(i // 4)),
+    ):
+        shared.clear()
+        assert same(batches("thread", make), batches("process", make))
+        if make(0)[0].is_contiguous() and make(1)[0].dtype == make(0)[0].dtype:
+            assert shared == [False, False]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_a_sample_forks_has_its_own_info() -> None:
+    def make(index: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if get_worker_info() is None else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert [int(status) for status in threaded(Does(2, make))] == [0, 0]
 
 
 def test_what_belongs_to_the_process_is_left_alone() -> None:

@@ -334,7 +334,7 @@ mn_engine_py_move_to(PyObject *self, PyObject *workers)
 #endif
 
 const char mn_engine_dismiss_doc[] =
-    "dismiss(): native workers end after the sample in hand; who waits for a batch is not told";
+    "dismiss(): threads end after the sample in hand; who waits for a batch is not told";
 
 PyObject *
 mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
