@@ -512,7 +512,8 @@ class _Unfinished(NamedTuple):
     """A dataset whose samples end before the last operators of their pipeline."""
 
     #: of it the samples are (image, label, recipe), with the index behind them if with_index;
-    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says
+    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says, and so is
+    #: the window, int64 [4], that _windows has in the place of image and label
     dataset: VolumeDataset
     operators: list[str]  # those that are left out
     volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
@@ -542,6 +543,13 @@ class VolumeDataset:
       64-bit draw from torch's default generator, so that torch's seeding of its workers
       governs; the bytes then depend on the worker, as with any torch dataset.
 
+    `resident`: with `device=` all cases are copied to the device, once, as far as half of its
+    free memory is enough for them, and samples are cropped there. That needs a pipeline of
+    ReadNpy, one crop, and operators that can be done on a device. The bytes are the same; files
+    that change later are not seen. `stats()["device"]` says whether it is so (resident,
+    operators_why). Keep the boxes (RandBalancedCrop, `keep_boxes`), or each sample still reads
+    its label.
+
     set_epoch reaches workers that live across epochs (persistent_workers) where they were
     started by fork or by multiprocessing's spawn: the number is in shared memory. Picklable;
     the boxes found so far travel along.
@@ -549,7 +557,7 @@ class VolumeDataset:
 
     def __init__(self, cases: Iterable[Any], pipeline: Pipeline, *, seed: int = 0,
                  keyed_by: str = "epoch", output: str = "torch", repeat: int = 1,
-                 with_index: bool = False) -> None:
+                 with_index: bool = False, resident: bool = False) -> None:
         if keyed_by not in _KEYINGS:
             raise ValueError(f"keyed_by must be 'epoch' or 'sample', got {keyed_by!r}")
         if output not in ("torch", "numpy"):
@@ -567,20 +575,23 @@ class VolumeDataset:
         self.output = output
         self.repeat = repeat
         self.with_index = with_index
+        self.resident = resident
         self._epoch = _sharedctypes.RawValue("Q", 0)
         self._start()
 
     _tail = 0  # operators at the end that are left out, see _unfinished
+    _places = False  # samples have the place of their crop, and no voxels, see _windows
 
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._sample_seed = _SampleSeed()
         self._native: _ops.Cases | None = None
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        self._resident: dict[str, Any] = {}  # by device: its cases there, or why they are not
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_lock", "_sample_seed", "_native", "_outputs"):
+        for name in ("_lock", "_sample_seed", "_native", "_outputs", "_resident"):
             del state[name]
         if _mp_context.get_spawning_popen() is None:
             # Shared memory can be inherited only; a plain pickle carries the number.
@@ -600,7 +611,8 @@ class VolumeDataset:
                 if self._native is None:
                     made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
                                       self.with_index, _KEYINGS[self.keyed_by],
-                                      self.seed & _MASK, self._epoch, self._tail)
+                                      self.seed & _MASK, self._epoch, self._tail,
+                                      self._places)
                     self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
                     self._native = made
                 native = self._native
@@ -669,13 +681,35 @@ class VolumeDataset:
         fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
         if tail == 0 or not fits:  # torch does little with uint16
             return None
+        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
+        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
+        return _Unfinished(self._twin(tail), names, both)
+
+    def _windows(self) -> _Unfinished | None:
+        """The same samples as windows of their cases, for somebody who has those; None where
+        that is not asked for, or more than a crop and steps makes them. Raises what reading
+        the first case's headers raises."""
+        native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
+        operators = self.pipeline.operators[1:]
+        tail = len(operators) - 1
+        asked = self.resident and operators and isinstance(operators[0], crops)
+        if not asked or native.steps() != tail:
+            return None
+        before, after = (_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n).fields()
+                         for n in (tail, 0))
+        both = [(np.dtype(b[0]).name, np.dtype(a[0]).name, b[1]) for b, a in zip(before, after)]
+        if any(math.prod(shape) >= 2**32 for _, _, shape in both):
+            return None
+        twin = self._twin(tail)
+        twin._places = True
+        return _Unfinished(twin, [type(op).__name__ for op in operators], both)
+
+    def _twin(self, tail: int) -> VolumeDataset:
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._start()
         twin._tail = tail
-        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
-        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
-        return _Unfinished(twin, names, both)
+        return twin
 
     def native_pipeline(self) -> Any:
         """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads.

@@ -151,6 +151,7 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato-device": _minato_device,
     "minato-native-device": _minato_native_device,
     "minato-native-device-cached": _minato_native_device,
+    "minato-native-device-resident": _minato_native_device,
     "pytorch": _pytorch,
     "pytorch-ooo": _pytorch_out_of_order,
     "pytorch-expert": _pytorch_expert,
@@ -166,6 +167,7 @@ SAMPLES: dict[str, str | None] = {"minato-native": "native",
                                   "minato-native-process": "native",
                                   "minato-native-device": "native",
                                   "minato-native-device-cached": "native",
+                                  "minato-native-device-resident": "native",
                                   "pytorch-native": "native",
                                   "dali": None, "dali-cached": None, "synthetic": None}
 
@@ -193,7 +195,8 @@ def dataset_for(name: str, dataset: Dataset) -> Dataset:
         raise _not_built(error) from error
     if isinstance(dataset, NativeVolumes):
         return dataset
-    return NativeVolumes(dataset, keep_boxes=name.endswith("-cached"))
+    resident = name.endswith("-resident")  # which reads no label where its boxes are kept
+    return NativeVolumes(dataset, name.endswith("-cached") or resident, resident)
 
 
 def evaluation_loader(name: str, volumes: Dataset, workers: int) -> Iterable[Batch]:

@@ -14,10 +14,12 @@ class NativeVolumes(ops.VolumeDataset):
     [1, *patch], index int). The random numbers are the operators' own, so the bytes differ
     from the NumPy transforms', not their distribution; among loaders they are the same.
     Without a seed each sample is keyed by its loader. With `keep_boxes` the boxes of a label
-    are sought once, as DALI's object cache does.
+    are sought once, as DALI's object cache does. `resident`: with `device=` all cases stay on the
+    device.
     """
 
-    def __init__(self, reference: VolumeDataset, keep_boxes: bool = False) -> None:
+    def __init__(self, reference: VolumeDataset, keep_boxes: bool = False,
+                 resident: bool = False) -> None:
         transform = reference.transform
         if not isinstance(transform, TrainTransforms):
             raise TypeError("only the specified training transforms have native twins, "
@@ -28,7 +30,7 @@ class NativeVolumes(ops.VolumeDataset):
                                        keep_boxes=keep_boxes)
         super().__init__(reference.cases, pipeline, seed=reference.seed or 0,
                          keyed_by="sample" if reference.seed is None else "epoch",
-                         repeat=reference.repeat, with_index=True)
+                         repeat=reference.repeat, with_index=True, resident=resident)
         self.volumes = list(reference.cases)
 
     def case(self, index: int) -> Case:

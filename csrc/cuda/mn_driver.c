@@ -138,7 +138,8 @@ makes_sense(const struct mn_finish *job)
     return job->from >= MN_DTYPE_U8 && job->from <= MN_DTYPE_F64
            && (changes || job->to == job->from) && (job->which == 0 || job->which == 1)
            && plane <= MN_FINISH_VOXELS && plane * job->depth != 0
-           && job->voxels % (plane * job->depth) == 0;
+           && job->voxels % (plane * job->depth) == 0
+           && (job->source != NULL || (job->windows != NULL && job->n_cases > 0));
 }
 
 int

@@ -121,6 +121,29 @@ flipped(const struct mn_finish *job, uint32_t i, uint32_t axes)
     return ((channel * job->depth + z) * job->height + y) * job->width + x;
 }
 
+MN_VOXEL int64_t
+within(int64_t v, int64_t last)
+{
+    return v < 0 ? 0 : v > last ? last : v;
+}
+
+/* Where a sample has the voxel of place i, before anything was done to it. */
+MN_VOXEL const unsigned char *
+source_of(const struct mn_finish *job, uint32_t sample, uint32_t i)
+{
+    if (job->source != NULL) {
+        return job->source + ((uint64_t)sample * job->voxels + i) * size_of(job->from);
+    }
+    const int64_t *window = job->windows + (uint64_t)MN_WINDOW_WORDS * sample;
+    const struct mn_resident *c = &job->cases[within(window[0], (int64_t)job->n_cases - 1)];
+    uint32_t row = i / job->width, plane = row / job->height, channel = plane / job->depth;
+    int64_t z = within(window[1], c->shape[0] - job->depth) + plane % job->depth;
+    int64_t y = within(window[2], c->shape[1] - job->height) + row % job->height;
+    int64_t x = within(window[3], c->shape[2] - job->width) + i % job->width;
+    int64_t place = ((channel * c->shape[0] + z) * c->shape[1] + y) * c->shape[2] + x;
+    return c->voxels + place * size_of(job->from);
+}
+
 /* Normal number i of a key: element 16 o + b of a group is output o of block b. */
 MN_VOXEL float
 normal(uint32_t i, const struct mn_key *key)
@@ -175,14 +198,12 @@ finish(const struct mn_finish *job, uint32_t sample, uint32_t i)
 {
     const uint64_t *recipe = job->recipes + MN_RECIPE_WORDS(job->steps) * sample;
     const struct mn_step *steps = (const struct mn_step *)(const void *)(recipe + 2);
-    uint64_t first = (uint64_t)sample * job->voxels;
     struct mn_voxel v = {MN_DTYPE_NONE, 0.0f, 0};
     uint32_t ahead = 0; /* flips that are still to come */
     for (uint32_t k = 0; k < job->steps; k++) {
         ahead ^= steps[k].kind == MN_STEP_FLIP ? steps[k].axes : 0u;
     }
-    const unsigned char *at =
-        job->source + (first + flipped(job, i, ahead)) * size_of(job->from);
+    const unsigned char *at = source_of(job, sample, flipped(job, i, ahead));
     for (uint32_t k = 0; k < job->steps; k++) {
         const struct mn_step *step = &steps[k];
         if (step->kind == MN_STEP_FLIP) {
@@ -196,7 +217,8 @@ finish(const struct mn_finish *job, uint32_t sample, uint32_t i)
             arithmetic(&v, step, recipe, flipped(job, i, ahead));
         }
     }
-    put(job, &v, at, job->target + (first + i) * size_of(job->to));
+    uint64_t place = (uint64_t)sample * job->voxels + i;
+    put(job, &v, at, job->target + place * size_of(job->to));
 }
 
 extern "C" __global__ void

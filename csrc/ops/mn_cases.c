@@ -50,6 +50,37 @@ check_field(const struct mn_cases *cases, int64_t index, int field,
                    (long long)view->shape[3]);
 }
 
+/* The volumes of a sample; how many fields they are. */
+static int
+store_volumes(const struct mn_cases *cases, struct mn_work *work, int64_t index, void **out)
+{
+    int rc = check_field(cases, index, 0, &work->image, work->reader.text);
+    if (rc == 0) {
+        rc = mn_work_store(work, &work->image, out[0]);
+    }
+    if (rc == 0 && cases->has_label) {
+        rc = check_field(cases, index, 1, &work->label, work->reader.text);
+    }
+    if (rc == 0 && cases->has_label) {
+        rc = mn_work_store(work, &work->label, out[1]);
+    }
+    return rc < 0 ? rc : 1 + cases->has_label;
+}
+
+/* Where its only crop has begun is read off the file that it is a crop of. */
+static int
+store_window(const struct mn_cases *cases, const struct mn_view *image, int64_t index, void *out)
+{
+    int64_t window[MN_WINDOW_WORDS] = {index % cases->n_cases};
+    int64_t bytes = image->first_off - (int64_t)image->file->npy.data_off;
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        window[axis] = bytes / image->strides[axis];
+        bytes %= image->strides[axis];
+    }
+    memcpy(out, window, sizeof(window));
+    return 1;
+}
+
 static int
 make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
             uint64_t key_hi, uint64_t key_lo, void **out)
@@ -59,18 +90,11 @@ make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
     int field = 0;
     int rc = mn_pipeline_apply(cases->pipeline, work, cases->tail, &source, key_hi, key_lo);
     if (rc == 0) {
-        rc = check_field(cases, index, 0, &work->image, work->reader.text);
+        field = cases->windows ? store_window(cases, &work->image, index, out[0])
+                               : store_volumes(cases, work, index, out);
+        rc = field < 0 ? field : 0;
     }
-    if (rc == 0) {
-        rc = mn_work_store(work, &work->image, out[field++]);
-    }
-    if (rc == 0 && cases->has_label) {
-        rc = check_field(cases, index, 1, &work->label, work->reader.text);
-        if (rc == 0) {
-            rc = mn_work_store(work, &work->label, out[field++]);
-        }
-    }
-    if (rc == 0 && cases->tail > 0) {
+    if (rc == 0 && (cases->tail > 0 || cases->windows)) {
         mn_pipeline_recipe(cases->pipeline, cases->tail, key_hi, key_lo, out[field++]);
     }
     if (rc == 0 && cases->with_index) {
@@ -122,6 +146,23 @@ add_field(struct mn_cases *cases, const struct mn_plan *plan, const char *name,
     return 0;
 }
 
+static void
+add_words(struct mn_cases *cases, int64_t words)
+{
+    cases->native.fields[cases->native.n_fields++] = (struct mn_native_field){
+        .kind = 'i', .itemsize = 8, .ndim = 1, .shape = {words}, .bytes = 8 * (uint64_t)words};
+}
+
+/* Whether a sample is a window of its files, and arithmetic on that. */
+static bool
+crops_files(const struct mn_cases *cases)
+{
+    const struct mn_pipeline *pipeline = cases->pipeline;
+    return pipeline->n_ops - cases->tail == 2
+           && (pipeline->ops[1].kind == MN_OP_RAND_BALANCED_CROP
+               || pipeline->ops[1].kind == MN_OP_RAND_CROP);
+}
+
 /* What ReadNpy knows of a case: the channels; the rest differs from case to case. */
 static int
 plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_plan *plan,
@@ -159,17 +200,18 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
     if (rc == 0) {
         rc = mn_pipeline_infer(cases->pipeline, cases->tail, &image, &label, text);
     }
-    if (rc == 0) {
-        rc = add_field(cases, &image, "image", text);
-    }
     cases->has_label = rc == 0 && label.dtype != MN_DTYPE_NONE;
-    if (cases->has_label) {
-        rc = add_field(cases, &label, "label", text);
+    if (rc == 0 && cases->windows) {
+        add_words(cases, MN_WINDOW_WORDS);
     }
-    if (rc == 0 && cases->tail > 0) {
-        int64_t words = MN_RECIPE_WORDS(cases->tail);
-        cases->native.fields[cases->native.n_fields++] = (struct mn_native_field){
-            .kind = 'i', .itemsize = 8, .ndim = 1, .shape = {words}, .bytes = 8 * (uint64_t)words};
+    else if (rc == 0) {
+        rc = add_field(cases, &image, "image", text);
+        if (rc == 0 && cases->has_label) {
+            rc = add_field(cases, &label, "label", text);
+        }
+    }
+    if (rc == 0 && (cases->tail > 0 || cases->windows)) {
+        add_words(cases, MN_RECIPE_WORDS(cases->tail));
     }
     if (rc == 0 && cases->with_index) {
         cases->native.fields[cases->native.n_fields++] =
@@ -180,7 +222,7 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
 
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
-              int64_t n_cases, int64_t repeat, bool with_index, int tail,
+              int64_t n_cases, int64_t repeat, bool with_index, int tail, bool windows,
               struct mn_text *text)
 {
     struct mn_cases *c = calloc(1, sizeof(*c));
@@ -194,6 +236,7 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
     c->cases = list;
     c->with_index = with_index;
     c->tail = tail;
+    c->windows = windows;
     c->native = (struct mn_native_pipeline){
         .abi = MN_OPS_ABI, .size = sizeof(c->native), .state = c, .run = run_native};
     int rc;
@@ -202,6 +245,9 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
     }
     else if (tail < 0 || tail > mn_pipeline_steps(pipeline)) {
         rc = mn_fail(text, EINVAL, "the last %d operators are no steps", tail);
+    }
+    else if (windows && !crops_files(c)) {
+        rc = mn_fail(text, EINVAL, "the pipeline is not ReadNpy, a crop and steps");
     }
     else {
         c->native.length = length;

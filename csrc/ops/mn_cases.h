@@ -18,6 +18,7 @@ struct mn_cases {
     struct mn_case *cases;
     bool has_label, with_index;
     int tail; /* operators at the end that are left as a recipe */
+    bool windows; /* the volumes are elsewhere: samples say what is to be cropped of which */
     struct mn_native_pipeline native; /* state is this very structure */
 };
 
@@ -25,10 +26,11 @@ struct mn_cases {
  * out from the first case's headers and the pipeline; an error if a shape would depend on
  * the case. `repeat` times the cases make up the samples. With a `tail` above 0 the last so
  * many operators are not run, and a field of 64-bit words behind the volumes has the sample's
- * recipe (mn_recipe.h). */
+ * recipe (mn_recipe.h). With `windows` a sample has its window in place of the volumes, and a
+ * recipe always; the pipeline must then be ReadNpy, a crop and that tail. */
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
-              int64_t n_cases, int64_t repeat, bool with_index, int tail,
+              int64_t n_cases, int64_t repeat, bool with_index, int tail, bool windows,
               struct mn_text *text);
 
 void

@@ -4,7 +4,7 @@
  * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast,
  * scale, noise, normalize) becomes one step: its draws are made, and what is left is
  * arithmetic. A pipeline that is to end on a device leaves its last operators as a recipe
- * beside the sample, and cuda/mn_finish_body.h does the rest there; else mn_pipeline.c does,
+ * beside the sample, and cuda/mn_finish.cu does the rest there; else mn_pipeline.c does,
  * by the same steps.
  *
  * A recipe is MN_RECIPE_WORDS(steps) words of 64 bits: the sample's key, high half first, then
@@ -36,6 +36,10 @@ struct mn_step {
 
 #define MN_STEP_WORDS 4
 #define MN_RECIPE_WORDS(steps) (2 + MN_STEP_WORDS * (int64_t)(steps))
+
+/* A window, for whoever has the case: its number, and where in it the crop begins on axes 1
+ * to 3, as 64-bit words. */
+#define MN_WINDOW_WORDS 4
 
 /* The dtype that a cast gives the image (0) or the label (1). */
 #define MN_STEP_DTYPE(step, which) ((step)->dtypes >> (4 * (which)) & 15)

@@ -134,6 +134,8 @@ class Copies:
         self.device = device
         self.operators = split.tail.operators if split is not None and split.tail else []
         self.operators_why = split.why if split is not None else None
+        kept = split.tail.resident if split is not None and split.tail else None
+        self.resident = kept.nbytes if kept is not None else 0
         # of the thread that begins copies
         self.copies = self.bytes = self.timed_bytes = 0
         self.copy_s = 0.0
@@ -169,6 +171,7 @@ class Copies:
             "refused": self.refused,
             "operators": list(self.operators),
             "operators_why": self.operators_why,
+            "resident": self.resident,
         }
 
 

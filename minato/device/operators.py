@@ -6,6 +6,8 @@ normalizes each voxel, on the stream of the copies and before their event.  The 
 drawn by the workers, who send them along as a recipe (``csrc/ops/mn_recipe.h``), and the
 arithmetic is the same source as on the host: so are the bytes.
 
+Where the cases themselves are on the device (``resident.py``), samples are cropped there, too.
+
 Where nothing can run there, the dataset is made whole, as without ``device=``.
 """
 
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,12 @@ import torch
 from torch.utils.data import Subset
 
 from .._system import CORE
-from . import slots
+from . import resident, slots
+from .resident import Resident
 
 if TYPE_CHECKING:
     from .._ops import Finisher
+    from ..ops import VolumeDataset, _Unfinished
     from .provider import Provider
 
 #: code for devices, built where there was a compiler for it
@@ -46,6 +49,9 @@ class Job(NamedTuple):
     target: int
     recipes: int
     steps: int
+    windows: int = 0  # with these no source, but cases
+    cases: int = 0
+    n_cases: int = 0
 
 
 class Volume(NamedTuple):
@@ -72,39 +78,41 @@ class Tail:
 
     operators: list[str]
     volumes: list[Volume]
+    resident: Resident | None = None  # then the first operator is a crop of its cases
 
     def finish(self, provider: Provider, stream: Any, batch: Any) -> tuple[list[Any], list[Any]]:
         """A batch on the device whose samples are not finished: (its parts when the stream has
-        come so far, those of them that are new). The recipes, behind the volumes, are none."""
-        count = len(self.volumes)
+        come so far, those of them that are new). The volumes, or in their place the windows,
+        and the recipes behind them are none of its parts."""
+        count = len(self.volumes) if self.resident is None else 1
+        steps = len(self.operators) - (self.resident is not None)
         recipes, made = batch[count], []
-        words = 2 + 4 * len(self.operators)
-        for which, (volume, part) in enumerate(zip(self.volumes, batch)):
+        self._check(recipes, torch.int64, (len(recipes), 2 + 4 * steps))
+        for which, volume in enumerate(self.volumes):
             shape = (len(recipes), *volume.shape)
-            right = part.dtype == volume.before and part.shape == shape
-            right = right and part.is_contiguous() and recipes.is_contiguous()
-            if not right or recipes.dtype != torch.int64 or recipes.shape != (shape[0], words):
-                raise RuntimeError(
-                    f"a batch has {_name(part.dtype)} volumes of shape {tuple(part.shape)} where "
-                    f"{_name(volume.before)} of shape {shape} are to be finished on the device. If "
-                    f"the dataset's pipeline was changed, make a new loader; {SWITCH}=0 finishes "
-                    "samples on the host"
-                )
+            source, more = 0, {}
+            if self.resident is None:
+                self._check(batch[which], volume.before, shape)
+                source = batch[which].data_ptr()
+            else:
+                self._check(batch[0], torch.int64, (len(recipes), 4))
+                cases = self.resident.tables[which].data_ptr()
+                more = {"windows": batch[0].data_ptr(), "cases": cases}
+                more["n_cases"] = self.resident.cases
             target = provider.empty(shape, volume.after, stream)
-            provider.finish(
-                stream,
-                Job(
-                    which,
-                    volume.codes(),
-                    shape,
-                    part.data_ptr(),
-                    target.data_ptr(),
-                    recipes.data_ptr(),
-                    len(self.operators),
-                ),
-            )
+            places = source, target.data_ptr(), recipes.data_ptr()
+            provider.finish(stream, Job(which, volume.codes(), shape, *places, steps, **more))
             made.append(target)
         return [*made, *batch[count + 1 :]], made
+
+    def _check(self, part: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        if part.dtype == dtype and part.shape == shape and part.is_contiguous():
+            return
+        raise RuntimeError(
+            f"a batch has {_name(part.dtype)} of shape {tuple(part.shape)} where {_name(dtype)} of "
+            f"shape {shape} is to be finished on the device. If the dataset's pipeline was "
+            f"changed, make a new loader; {SWITCH}=0 finishes samples on the host"
+        )
 
 
 class Split(NamedTuple):
@@ -112,7 +120,7 @@ class Split(NamedTuple):
 
     dataset: Any  # what workers run
     tail: Tail | None = None  # what is left for the device
-    why: str | None = None  # nothing is, although there is something that could be
+    why: str | None = None  # less is than could be
 
 
 def split(loader: Any, provider: Provider | None) -> Split:
@@ -133,14 +141,8 @@ def split(loader: Any, provider: Provider | None) -> Split:
             why = why or f"{type(dataset).__name__} has a {name} of its own"
     if why is not None:
         return whole._replace(why=why)
-    try:
-        left = dataset._unfinished()
-    except Exception:  # it comes from the samples, in its place
-        return whole
+    left, kept, why = _divided(dataset, provider)
     if left is None:
-        return whole
-    why = _why_host(provider)
-    if why is not None:
         return whole._replace(why=why)
     unfinished: Any = left.dataset
     for subset in reversed(subsets):
@@ -149,7 +151,29 @@ def split(loader: Any, provider: Provider | None) -> Split:
         Volume(getattr(torch, before), getattr(torch, after), shape)
         for before, after, shape in left.volumes
     ]
-    return Split(unfinished, Tail(left.operators, volumes))
+    return Split(unfinished, Tail(left.operators, volumes, kept), why)
+
+
+def _divided(
+    dataset: VolumeDataset, provider: Provider
+) -> tuple[_Unfinished | None, Resident | None, str | None]:
+    """What workers make and what is left for the device, the cases that it keeps, and why that is
+    less than could be."""
+    try:
+        unfinished, windows = dataset._unfinished(), dataset._windows()
+    except Exception:  # it comes from the samples, in its place
+        return None, None, None
+    if unfinished is None and not dataset.resident:
+        return None, None, None
+    why = _why_host(provider)
+    if why is not None:
+        return None, None, why
+    if not dataset.resident:
+        return unfinished, None, None
+    if windows is None:
+        return unfinished, None, resident.OTHER_PIPELINE
+    kept = resident.of(dataset, provider, windows.volumes)
+    return (unfinished, None, kept) if isinstance(kept, str) else (windows, kept, None)
 
 
 def _why_host(provider: Provider) -> str | None:
@@ -221,22 +245,24 @@ def differs(provider: Provider) -> str | None:
     wanted = [pipeline(*pair, key=key) for key in keys]
     steps = len(pipeline.operators)
     recipes = [np.frombuffer(pipeline._get().recipe(steps, *key), np.int64) for key in keys]
-    tail = Tail(
-        [type(operator).__name__ for operator in pipeline.operators],
-        [Volume(torch.int16, torch.float32, shape), Volume(torch.uint8, torch.uint8, shape)],
-    )
-    sources = [torch.from_numpy(np.stack([part] * len(keys))) for part in pair]
-    sources.append(torch.from_numpy(np.stack(recipes)))
-    stream = provider.stream()
-    there = [provider.copy(source, stream, []) for source in sources]
-    _, made = tail.finish(provider, stream, there)
-    done, deadline = provider.record(stream), time.monotonic() + CHECK_SECONDS
-    while not provider.passed(done):
-        if time.monotonic() > deadline:
+    kept = Resident(provider)
+    for volume in pair:
+        kept.add([np.pad(volume.reshape(shape), ((0, 0), (1, 3), (2, 1), (3, 2)), mode="wrap")])
+    names = [type(operator).__name__ for operator in pipeline.operators]
+    volumes = [Volume(torch.int16, torch.float32, shape), Volume(torch.uint8, torch.uint8, shape)]
+    whole = [np.stack([part.reshape(shape)] * len(keys)) for part in pair]
+    windows = np.array([[0, 1, 2, 3]] * len(keys), np.int64)
+    for tail, batch in (
+        (Tail(names, volumes), [*whole, np.stack(recipes)]),
+        (Tail(["RandCrop", *names], volumes, kept), [windows, np.stack(recipes)]),
+    ):
+        stream, sources = provider.stream(), [torch.from_numpy(part) for part in batch]
+        there = [provider.copy(source, stream, []) for source in sources]
+        _, made = tail.finish(provider, stream, there)
+        if not resident.finished(provider, stream, CHECK_SECONDS):
             return f"a first batch was not finished within {CHECK_SECONDS:.0f} seconds"
-        time.sleep(0.0005)
-    for part, name in enumerate(("images", "labels")):
-        want = b"".join(np.asarray(sample[part]).tobytes() for sample in wanted)
-        if made[part].cpu().numpy().tobytes() != want:
-            return f"its {name} would have other bytes than those of the host"
+        for part, name in enumerate(("images", "labels")):
+            want = b"".join(np.asarray(sample[part]).tobytes() for sample in wanted)
+            if made[part].cpu().numpy().tobytes() != want:
+                return f"its {name} would have other bytes than those of the host"
     return None

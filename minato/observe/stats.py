@@ -46,8 +46,9 @@ device                      with device=: device (its name), batches handed over
                             of wait), depth (batches on the device at most, the one handed out
                             among them), refused (times the device had no memory for one ahead),
                             operators (of a pipeline of minato.ops: names of the last ones, which
-                            run on the device), operators_why (why none do; None: they do, or
-                            the dataset has none)
+                            run on the device), operators_why (why fewer do than could; None: all
+                            do, or the dataset has none), resident (bytes of cases that stay
+                            on the device)
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
+
 import minato
 from contract.support import Kind, run_script, wait_for
 from minato import ops
 from minato.device import copies
+from minato.device import provider as providers
 
 from .datasets import WIDTH, Rows, Stream, as_list
 from .fake import SECONDS, Fake
@@ -391,6 +394,17 @@ def test_exit_with_copies_under_way(tmp_path: Path) -> None:
     assert not outcome.left
 
 
+def test_an_exception_ends_a_program_with_copies_under_way(tmp_path: Path) -> None:
+    end = (
+        "import threading; threading.Timer(0.2, fake.stream().gate.set).start()\n"
+        "raise ValueError('mine')\n"
+    )
+    outcome = run_script(Kind("minato"), SCRIPT.format(workers=2, end=end), tmp_path)
+    said = outcome.stderr.splitlines()
+    assert outcome.returncode == 1 and said[0].startswith("Traceback"), outcome
+    assert said[-1] == "ValueError: mine" and not outcome.stdout and not outcome.left
+
+
 def test_exit_with_copies_that_never_end(tmp_path: Path) -> None:
     end = (
         "from minato.device import copies, pinned\n"
@@ -399,6 +413,25 @@ def test_exit_with_copies_that_never_end(tmp_path: Path) -> None:
     outcome = run_script(Kind("minato"), SCRIPT.format(workers=2, end=end), tmp_path)
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", ""), outcome
     assert not outcome.left
+
+
+def test_each_rank_loads_its_share_to_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program under torchrun writes it, both ranks in one process."""
+    fakes = {f"cuda:{rank}": Fake(f"cuda:{rank}") for rank in range(2)}
+    monkeypatch.setitem(providers._makers, "cuda", lambda named: fakes[str(named)])
+    got = []
+    try:
+        for rank, fake in enumerate(fakes.values()):
+            sampler = DistributedSampler(Rows(), num_replicas=2, rank=rank, shuffle=False)
+            loader = minato.DataLoader(Rows(), batch_size=3, num_workers=1, sampler=sampler,
+                                       pin_memory=True, device=f"cuda:{rank}")  # fmt: skip
+            got.append([n for batch in loader for n in numbers(fake, batch)])
+            assert loader.stats()["device"]["device"] == f"cuda:{rank}"
+    finally:
+        gc.collect()
+        for fake in fakes.values():
+            fake.close()
+    assert got == [list(range(0, 24, 2)), list(range(1, 24, 2))]
 
 
 # ---- what makes no sense, and what it says ---------------------------------------------------

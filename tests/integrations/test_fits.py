@@ -93,6 +93,7 @@ def test_lightning_rebuilds_a_loader_with_its_options() -> None:
 
     given = loader("minato", scheduling="static", max_retries=0, memory_limit="1GiB")
     sampler = torch.utils.data.DistributedSampler(Points(), num_replicas=2, rank=1)
+    assert _update_dataloader(loader("minato", device="cuda:1"), sampler).device == "cuda:1"
     again = _update_dataloader(given, sampler)
     assert type(again) is minato.DataLoader and again.sampler is sampler
     assert (again.scheduling, again.max_retries, again.memory_limit) == ("static", 0, "1GiB")

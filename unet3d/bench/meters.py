@@ -94,7 +94,9 @@ def copy_notes(told: dict[str, Any]) -> str:
     ways = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in told["through"].items() if nbytes]
     done = ", ".join(told.get("operators") or ())
     host = told.get("operators_why")
+    kept = told.get("resident")
     return "; ".join([", ".join(ways) or "nothing copied",
+                      *([f"{kept / 1e9:.1f} GB stay on the device"] if kept else []),
                       f"operators on the device: {done}" if done else
                       "operators on the host" + (f": {host}" if host else "")])
 

@@ -75,13 +75,14 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     struct mn_ops_state *state = PyType_GetModuleState(type);
     PyObject *pipeline, *list, *epoch;
     long long repeat;
-    int with_index, tail = 0;
+    int with_index, tail = 0, windows = 0;
     unsigned int keying;
     unsigned long long seed;
     char chars[MN_OPS_TEXT] = "";
     struct mn_text text = {chars, sizeof(chars)};
-    if (!PyArg_ParseTuple(args, "O!O!LpIKO|i", state->pipeline_type, &pipeline, &PyList_Type,
-                          &list, &repeat, &with_index, &keying, &seed, &epoch, &tail)) {
+    if (!PyArg_ParseTuple(args, "O!O!LpIKO|ip", state->pipeline_type, &pipeline, &PyList_Type,
+                          &list, &repeat, &with_index, &keying, &seed, &epoch, &tail,
+                          &windows)) {
         return NULL;
     }
     PyObject *object = type->tp_alloc(type, 0);
@@ -94,7 +95,8 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->pipeline = Py_NewRef(pipeline);
     int rc = mn_cases_open(&self->cases,
                            ((struct mn_ops_pipeline *)(void *)pipeline)->pipeline, cases,
-                           PyList_GET_SIZE(list), repeat, with_index != 0, tail, &text);
+                           PyList_GET_SIZE(list), repeat, with_index != 0, tail,
+                           windows != 0, &text);
     if (rc < 0) {
         Py_DECREF(object);
         return mn_ops_raise(rc, &text);
@@ -274,7 +276,7 @@ static PyType_Slot type_slots[] = {
     {Py_tp_traverse, traverse},
     {Py_tp_methods, methods},
     {Py_tp_doc, "Cases(pipeline, [(image, label), ...], repeat, with_index, keying, seed, epoch, "
-                "tail=0)"},
+                "tail=0, windows=False)"},
     {0, NULL},
 };
 

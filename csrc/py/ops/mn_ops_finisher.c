@@ -87,29 +87,33 @@ take_shape(struct mn_finish *job, const unsigned long long *shape)
 }
 
 PyDoc_STRVAR(run_doc,
-             "run(stream, which, dtypes, shape, source, target, recipes, steps)\n\n"
+             "run(stream, which, dtypes, shape, source, target, recipes, steps, windows=0, "
+             "cases=0, n_cases=0)\n\n"
              "Begins to finish the images (which 0) or labels (1) of a batch in the order of "
              "this CUstream: dtypes before and after, shape (samples, channels, depth, height, "
-             "width), addresses on the device, and the steps of each recipe. What is there must "
-             "stay until the stream has come past it.");
+             "width), addresses on the device, and the steps of each recipe. Without a source "
+             "samples are windows of the cases. What is there must stay until the stream has come "
+             "past it.");
 
 static PyObject *
 run(PyObject *object, PyObject *args)
 {
-    unsigned long long stream, shape[5], source, target, recipes;
+    unsigned long long stream, shape[5], source, target, recipes, windows = 0, cases = 0;
     struct mn_finish job = {0};
     char chars[MN_OPS_TEXT] = "";
     struct mn_text text = {chars, sizeof(chars)};
     int rc;
-    if (!PyArg_ParseTuple(args, "Ki(ii)(KKKKK)KKKI", &stream, &job.which, &job.from, &job.to,
+    if (!PyArg_ParseTuple(args, "Ki(ii)(KKKKK)KKKI|KKI", &stream, &job.which, &job.from, &job.to,
                           &shape[0], &shape[1], &shape[2], &shape[3], &shape[4], &source,
-                          &target, &recipes, &job.steps)
+                          &target, &recipes, &job.steps, &windows, &cases, &job.n_cases)
         || take_shape(&job, shape) < 0) {
         return NULL;
     }
     job.source = (const unsigned char *)(uintptr_t)source;
     job.target = (unsigned char *)(uintptr_t)target;
     job.recipes = (const uint64_t *)(uintptr_t)recipes;
+    job.windows = (const int64_t *)(uintptr_t)windows;
+    job.cases = (const struct mn_resident *)(uintptr_t)cases;
     Py_BEGIN_ALLOW_THREADS
     rc = mn_driver_finish(&self_of(object)->driver, (void *)(uintptr_t)stream, &job, &text);
     Py_END_ALLOW_THREADS

@@ -318,7 +318,8 @@ open_cases(struct mn_pipeline **pipeline, char *const *paths)
     char chars[300] = "";
     struct mn_text text = {chars, sizeof(chars)};
     CHECK(mn_pipeline_open(pipeline, ops, 5, NULL, &text) == 0);
-    int rc = mn_cases_open(&cases, *pipeline, list, CASES, SAMPLES / CASES, false, TAIL, &text);
+    int rc = mn_cases_open(&cases, *pipeline, list, CASES, SAMPLES / CASES, false, TAIL, false,
+                           &text);
     if (rc != 0) {
         fprintf(stderr, "%s\n", chars);
     }

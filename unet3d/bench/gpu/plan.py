@@ -78,7 +78,7 @@ SIZES = {
     "tiny": Size(
         cases=5, scale=0.125, min_shape=16, copies=2, memory_gib=4,
         train=("--preset", "quick", "--patch", "16", "16", "16", "--filters", "2", "4",
-               "--threads", "1"), repeat=2, epochs=2, cores=(2, 1), amps=("bf16",),
+               "--threads", "1"), repeat=2, epochs=2, cores=(2,), amps=("bf16",),
         batches=(2,), repeats=1, workers=2,
         speech=("--batch-size", "4", "--time-scale", "0.01"), detection=("--batch-size", "4"),
         utterances=12, images=8, benchmark_workers=(2,),
@@ -99,6 +99,7 @@ KEY = (
 OTHERS = (
     Contender("pytorch-ooo", "pytorch-ooo"), Contender("pytorch-native", "pytorch-native"),
     Contender("minato-ready", "minato-ready"), Contender("minato-device", "minato-device"),
+    Contender("minato-native-device-resident", "minato-native-device-resident", boxes=True),
     Contender("minato-native-device", "minato-native-device"),
     Contender("minato-native-device, host operators", "minato-native-device",
               environment=("MINATO_DEVICE_OPERATORS=0",)),
