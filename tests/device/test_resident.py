@@ -14,12 +14,12 @@ from torch.utils.data import Subset
 
 import minato
 from minato import _ops, ops
-from minato.device import tail
+from minato.device import operators
 from minato.device.resident import _being_read as cases_being_read
 
 from .emulated import Emulated, build
 from .fake import Fake
-from .test_tail import FINISHED, MODES, PATCH, able, files, pipeline, received, wanted
+from .test_device_operators import FINISHED, MODES, PATCH, able, files, pipeline, received, wanted
 
 __all__ = ["able", "files"]  # fixtures
 ON_DEVICE = ["RandBalancedCrop", *FINISHED]
@@ -267,6 +267,6 @@ def test_a_kernel_that_crops_otherwise_is_found(tmp_path: Path, text: str, other
     try:
         broken = Emulated(build(tmp_path, {"cuda/mn_finish.cu": (text, other)}))
         fake.finisher = broken.finisher
-        assert "other bytes than those of the host" in str(tail.differs(fake))
+        assert "other bytes than those of the host" in str(operators.differs(fake))
     finally:
         fake.close()
