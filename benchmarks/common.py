@@ -276,6 +276,19 @@ def ready() -> None:
 # ---- statistics, tables ----------------------------------------------------------------
 
 
+def spdl_batches(
+    indices: Iterable[list[int]], fetch: Callable[[list[int]], Any], workers: int
+) -> Iterator[Any]:
+    """SPDL: so many threads fetch whole batches, in order."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder = PipelineBuilder().add_source(indices)
+    builder = builder.pipe(fetch, concurrency=workers, output_order="input")
+    pipeline = builder.add_sink(2 * workers).build(num_threads=workers)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
 def median(values: Iterable[float]) -> float:
     return statistics.median(list(values))
 

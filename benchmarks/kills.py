@@ -222,14 +222,8 @@ class Pool:
         return self.executor.submit(_fetch, self.dataset, indices).result()
 
     def __iter__(self) -> Iterator[Any]:
-        from spdl.pipeline import PipelineBuilder
-
         batches = BatchSampler(SequentialSampler(self.dataset), 8, False)
-        builder = PipelineBuilder().add_source(batches)
-        builder = builder.pipe(self.fetch, concurrency=WORKERS, output_order="input")
-        pipeline = builder.add_sink(2 * WORKERS).build(num_threads=WORKERS)
-        with pipeline.auto_stop():
-            yield from pipeline
+        return common.spdl_batches(batches, self.fetch, WORKERS)
 
 
 def _fetch(dataset: Noise, indices: list[int]) -> Any:

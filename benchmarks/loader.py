@@ -213,13 +213,7 @@ class _Spdl:
         self.batches = BatchSampler(sampler(dataset, seed), batch, False)
 
     def __iter__(self) -> Iterator[Any]:
-        from spdl.pipeline import PipelineBuilder
-
-        builder = PipelineBuilder().add_source(self.batches)
-        builder = builder.pipe(self.fetch, concurrency=WORKERS, output_order="input")
-        pipeline = builder.add_sink(2 * WORKERS).build(num_threads=WORKERS)
-        with pipeline.auto_stop():
-            yield from pipeline
+        return common.spdl_batches(self.batches, self.fetch, WORKERS)
 
 
 TORCH, MINE = torch.utils.data.DataLoader, minato.DataLoader

@@ -71,7 +71,7 @@ def bind_torch(
     /,
 ) -> bool: ...
 
-# ---- records: tuples whose items have names, made by csrc/py/module/mn_records.c --------
+# ---- tuples whose items have names: csrc/py/module/mn_named_tuples.c -------------------
 
 @final
 class Task(

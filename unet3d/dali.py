@@ -14,17 +14,15 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from unet3d import spec
 from unet3d.data import Case, VolumeDataset
 from unet3d.nifti import DataError
+from unet3d.options import LoaderUnavailable, Options
 from unet3d.transforms import TrainTransforms
-
-if TYPE_CHECKING:
-    from unet3d.loaders import Options
 
 INSTALL = "pip install 'minato[dali]'"
 # Samples in one list of files. A list's end costs a new pipeline (a fifth of a second, and
@@ -228,8 +226,6 @@ class DaliLoader:
 
 def require() -> None:
     """Raise LoaderUnavailable, saying how to install it, unless DALI can be imported."""
-    from unet3d.loaders import LoaderUnavailable
-
     try:
         import nvidia.dali.plugin.pytorch  # noqa: F401
     except ImportError as error:

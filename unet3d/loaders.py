@@ -13,41 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from unet3d.options import LoaderUnavailable, Options
 
 Batch = list[torch.Tensor]
-
-
-class LoaderUnavailable(RuntimeError):
-    """The loader's package is not installed; the message says how to get it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What a loader may know. `sampler` yields the indices of one epoch on this rank."""
-
-    batch_size: int
-    sampler: Sampler[int]
-    workers: int
-    drop_last: bool = False
-    pin_memory: bool = False
-    generator: torch.Generator | None = None
-    device: torch.device = torch.device("cpu")
-    timeout_s: float = 0.0  # the longest wait for a batch; 0 waits for ever
-    collate_fn: Callable[[list], Any] | None = None  # None: torch's default
-    persistent: bool = True  # keep workers across epochs
-    dali_mmap: bool = True  # DALI maps the files; else it reads them whole
-    dali_batches: int = 1  # that DALI makes in one go, to be handed out one by one
-    dali_depth: int = 2  # of such, that DALI prepares ahead: its default, and torch's a worker
-
-    def torch_arguments(self) -> dict[str, Any]:
-        """The same, as arguments of torch.utils.data.DataLoader."""
-        return {"batch_size": self.batch_size, "sampler": self.sampler,
-                "num_workers": self.workers, "drop_last": self.drop_last,
-                "pin_memory": self.pin_memory, "generator": self.generator,
-                "collate_fn": self.collate_fn,
-                "persistent_workers": self.persistent and self.workers > 0,
-                "timeout": self.timeout_s if self.workers else 0.0}
 
 
 def _pytorch(dataset: Dataset, options: Options) -> Iterable[Batch]:

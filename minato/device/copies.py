@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from .operators import Split, Tail
-from .provider import Provider
+from .verbs import Provider
 from .slots import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it

@@ -24,11 +24,11 @@ from torch.utils.data import Subset
 from .._system import CORE
 from . import resident, slots
 from .resident import Resident
+from .verbs import Job, Provider
 
 if TYPE_CHECKING:
     from .._ops import Finisher
     from ..ops import VolumeDataset, _Unfinished
-    from .provider import Provider
 
 #: code for devices, built where there was a compiler for it
 KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
@@ -37,21 +37,6 @@ NOT_BUILT = "not built: there was no nvcc where minato was installed"
 SWITCH = "MINATO_DEVICE_OPERATORS"
 #: longest that the first batch of a device, which nobody waits for yet, may take
 CHECK_SECONDS = 30.0
-
-
-class Job(NamedTuple):
-    """What ``Finisher.run`` takes behind its stream."""
-
-    which: int  # 0: images, 1: labels
-    dtypes: tuple[int, int]
-    shape: tuple[int, ...]  # samples, channels, depth, height, width
-    source: int
-    target: int
-    recipes: int
-    steps: int
-    windows: int = 0  # with these no source, but cases
-    cases: int = 0
-    n_cases: int = 0
 
 
 class Volume(NamedTuple):

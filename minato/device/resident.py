@@ -21,7 +21,7 @@ import torch
 
 if TYPE_CHECKING:
     from ..ops import VolumeDataset
-    from .provider import Provider
+    from .verbs import Provider
 
 #: dtype before and after, and shape of the crop
 Crop = tuple[str, str, tuple[int, ...]]

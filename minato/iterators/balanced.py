@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -28,6 +28,8 @@ from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
 from .window import Window
+
+AnyPlanner = TypeVar("AnyPlanner", bound=Planner)
 
 #: a shape for loaders whose batches are always made whole by one worker
 WHOLE = Shape()
@@ -54,33 +56,37 @@ class BalancedIterator(MinatoIterator):
     def _make_parts(
         self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
     ) -> None:
-        position, options = self._position, self._options
-        hints, form = Hints(loader, position.memo), Form(shape)
-        size = loader.batch_size or 1
-        known = hints.given is not None
-        costs = position.memo.costs
-        window = Window(loader, options, costs, hinted=known, batch_size=size)
-        self._planner = planner = Planner(
-            loader,
-            position,
-            form,
-            window,
-            queue,
-            hints,
-            groups_of(loader),
-            Making(
-                seeds=options.seeds,
-                native=self._offer is not None,
-                splits=self._splits,
-                replaces=options.on_error == REPLACE,
-            ),
-        )
-        collates = CollatesHere(loader, position, shape)
+        form = Form(shape)
+        planner = self._planner_of(Planner, loader, form, queue, loader.batch_size or 1)
+        collates = CollatesHere(loader, self._position, shape)
         completions = Completions(supervisor, planner)
         forgets = not self._pin_memory and self._provider is None  # else errors may name them
         self._receiver = Receiver(completions, planner, collates, forgets=forgets)
-        at_a_time = AtATime(form if self._in_order else None, window)
+        at_a_time = AtATime(form if self._in_order else None, planner.window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
+
+    def _planner_of(
+        self,
+        kind: type[AnyPlanner],
+        loader: Any,
+        form: Form,
+        queue: deque[list[Any]],
+        batch_size: int,
+    ) -> AnyPlanner:
+        position, options = self._position, self._options
+        hints = Hints(loader, position.memo)
+        known = hints.given is not None
+        window = Window(loader, options, position.memo.costs, hinted=known, batch_size=batch_size)
+        making = Making(
+            seeds=options.seeds,
+            native=self._offer is not None,
+            splits=self._splits,
+            replaces=options.on_error == REPLACE,
+        )
+        groups = groups_of(loader)
+        planner = kind(loader, position, form, window, queue, hints, groups, making)
+        self._planner = planner
+        return planner
 
     def _shape_of(self, loader: Any) -> Shape:
         """What is known of the loader's samples, if they may travel as rows at all."""

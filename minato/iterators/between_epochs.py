@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -19,9 +20,7 @@ from ..transport.shape import Shape
 
 if TYPE_CHECKING:
     from ..device.copies import Copies
-    from .position import Position
     from .sampler_states import Said
-    from .supervisor import Supervisor
 
 if CORE:
     from .._core import CostModel
@@ -52,10 +51,10 @@ class Memo:
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         self._packed: list[str] = []  # costs, of a large dataset
         self._packed_until = 0.0
-        # weak references to parts of the latest iterator
-        self.position: weakref.ref[Position] | None = None
-        self.supervisor: weakref.ref[Supervisor] | None = None
-        self.progress: Progress | None = None  # its
+        #: what the latest iterator says of itself for stats(): without workers, or with; None once
+        #: it is gone, or its workers are
+        self.told: Callable[[], dict[str, Any] | None] = lambda: None
+        self.progress: Progress | None = None  # of the latest iterator
         self.sampler_end: Said | None = None  # what its sampler said at an epoch's end, just now
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told

@@ -5,16 +5,24 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import Failure
 from ..options import Options
 from ..state import sampler_of
 from .failures import Amended
-from .position import Position
+
+if TYPE_CHECKING:
+    from ..state import Progress
 
 #: failed samples that stats() names
 NAMED = 100
+
+
+class Stands(Protocol):
+    """Where an iterator is: ``position.py``."""
+
+    progress: Progress
 
 
 class ErrorsAllowed:
@@ -25,7 +33,7 @@ class ErrorsAllowed:
         latest: (index, what went wrong, index in its place or None) of the last of them.
     """
 
-    def __init__(self, loader: Any, options: Options, position: Position) -> None:
+    def __init__(self, loader: Any, options: Options, position: Stands) -> None:
         self.mode = options.on_error
         self.left_out = self.replaced = 0
         self.latest: deque[tuple[Any, str, Any]] = deque(maxlen=NAMED)
@@ -34,6 +42,14 @@ class ErrorsAllowed:
         self._first: tuple[Any, Failure] | None = None  # progress of its epoch, and it
         self._samples = _samples_of(loader) if self.mode != "raise" else None
         self._batch_size = loader.batch_size or 1
+
+    def told(self) -> dict[str, Any]:
+        """For stats()."""
+        return {
+            "left_out": self.left_out,
+            "replaced": self.replaced,
+            "latest": list(self.latest),
+        }
 
     def most(self) -> int:
         """Samples of an epoch that may fail. A share of them allows one at least; of an epoch

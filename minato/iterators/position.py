@@ -52,7 +52,15 @@ class Position:
         self.starts: list[Start] | None = self.start.get("starts") if self.start else None
         self.sampler = SamplerStates(loader, memo, unit)
         self.here: Kept | None = None  # of a dataset in this process that can be asked
-        self._lives_on = self._persistent or loader.num_workers == 0
+        self._alone = loader.num_workers == 0
+        self._lives_on = self._persistent or self._alone
+
+    def told(self) -> dict[str, Any]:
+        """For stats(): what went wrong."""
+        told: dict[str, Any] = {"errors": self.errors}
+        if self.allowed is not None:
+            told["failed"] = self.allowed.told()
+        return told
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:
@@ -66,7 +74,9 @@ class Position:
             with global_generators(all_global()):
                 yield
             self.base_seed = start["base_seed"]
-        self.memo.position = weakref.ref(self)
+        if self._alone:
+            me = weakref.ref(self)
+            self.memo.told = lambda: at.told() if (at := me()) is not None else None
 
     @contextlib.contextmanager
     def epoch_begins(self, loader: Any, *, first: bool) -> Iterator[None]:

@@ -21,23 +21,20 @@ from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
-from ..workers.on_error import REPLACE
 from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused
 from .form import Form
-from .locality import groups_of
-from .planner import Batch, Hints, Making, Planner
+from .planner import Batch, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
-from .window import Window
 
 #: batches that a sample may move at most. Every one costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-#: tasks of a batch at most (csrc/schedule/mn_plan_internal.h)
+#: tasks of a batch at most (csrc/schedule/mn_plan_state.h)
 BATCH_TASKS = 1024
 #: what the engine says of a row that was written in place (csrc/workers/mn_message.h)
 WRITTEN = 1
@@ -328,29 +325,13 @@ class ReadyIterator(BalancedIterator):
     def _make_parts(
         self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
     ) -> None:
-        position, size = self._position, loader.batch_sampler.batch_size
         self._mixes = not shape.whole
-        hints, form = Hints(loader, position.memo), Form(shape, in_parts=self._mixes)
-        costs, known = position.memo.costs, hints.given is not None
-        window = Window(loader, self._options, costs, hinted=known, batch_size=size)
-        self._planner = planner = UnitPlanner(
-            loader,
-            position,
-            form,
-            window,
-            queue,
-            hints,
-            groups_of(loader),
-            Making(
-                seeds=self._options.seeds,
-                native=self._offer is not None,
-                splits=self._splits,
-                replaces=self._options.on_error == REPLACE,
-            ),
-        )
-        collates = CollatesHere(loader, position, shape)
+        form = Form(shape, in_parts=self._mixes)
+        size = loader.batch_sampler.batch_size
+        planner = self._planner_of(UnitPlanner, loader, form, queue, size)
+        collates = CollatesHere(loader, self._position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
-        at_a_time = AtATime(None, window)
+        at_a_time = AtATime(None, planner.window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
         supervisor.served.displacement = Displacement(planner, queue)
 

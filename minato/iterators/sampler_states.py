@@ -15,15 +15,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..state import Progress, sampler_of
 from ..stateful import SHARE, is_stateful, tell
-
-if TYPE_CHECKING:
-    from .between_epochs import Memo
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
 CHEAP_NS = 50_000
@@ -58,10 +55,16 @@ class Said(NamedTuple):
                 "sampler": sampler, "iterator": iterator}  # fmt: skip
 
 
+class Keeps(Protocol):
+    """What outlives an iterator: ``between_epochs.py``."""
+
+    sampler_end: Said | None
+
+
 class SamplerStates:
     """Of one loader: who is asked, and what the present epoch goes on from."""
 
-    def __init__(self, loader: Any, memo: Memo, unit: str) -> None:
+    def __init__(self, loader: Any, memo: Keeps, unit: str) -> None:
         self._memo = memo
         self._index_sampler = loader._index_sampler
         parts = (self._index_sampler, sampler_of(loader))

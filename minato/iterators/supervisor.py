@@ -54,7 +54,8 @@ class Supervisor:
             persistent=bool(loader.persistent_workers),
         )
         self._memo = position.memo
-        self._memo.supervisor = weakref.ref(self)
+        me = weakref.ref(self)
+        self._memo.told = lambda: own.told() if (own := me()) is not None else None
         self._told_of_fewer = False  # workers than asked for
         self._told_of_loop = False  # of deaths
 
@@ -69,7 +70,12 @@ class Supervisor:
         except BaseException:
             pool.stop()
             raise
-        self.trace = tracer(self, self._memo)
+        self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
+
+    def told(self) -> dict[str, Any] | None:
+        """For stats(), while there are workers."""
+        pool = self.pool
+        return engine_stats(pool, self.served) if pool is not None and self.living() else None
 
     def living(self) -> bool:
         """Whether there is an engine that can be asked."""

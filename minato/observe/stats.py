@@ -111,8 +111,6 @@ def collect(loader: Any) -> dict[str, Any]:
     """The statistics of a loader."""
     memo = memo_of(loader)
     progress = memo.progress
-    position = memo.position() if memo.position is not None else None
-    supervisor = memo.supervisor() if memo.supervisor is not None else None
     stats = {
         "epoch": progress.epoch if progress is not None else 0,
         "delivered": progress.count if progress is not None else 0,
@@ -122,11 +120,10 @@ def collect(loader: Any) -> dict[str, Any]:
     }
     if loader.num_workers == 0:
         stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
-        if position is not None:
-            stats["errors"], stats["failed"] = position.errors, _failed(position)
+        stats.update(memo.told() or {})
         stats["device"] = memo.copies.summary() if memo.copies is not None else None
-    elif supervisor is not None and supervisor.pool is not None and supervisor.living():
-        stats.update(engine_stats(supervisor.pool, supervisor.served))
+    elif (told := memo.told()) is not None:
+        stats.update(told)
     elif (reason := loader._why_torch()) is not None:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
@@ -153,8 +150,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
         **_NONE,
-        "errors": served.position.errors,
-        "failed": _failed(served.position),
+        **served.position.told(),
         "wait": _waits(waits),
         "worker_type": pool.kind,
         "worker_start": _STARTS[engine.segment.start],
@@ -178,17 +174,6 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
             out["displacement"] = served.displacement()
     out["verdict"] = verdict(out, waits["waits"], _facts(pool, served, waits, out))
     return out
-
-
-def _failed(position: Position) -> dict[str, Any]:
-    allowed = position.allowed
-    if allowed is None:
-        return {"left_out": 0, "replaced": 0, "latest": []}
-    return {
-        "left_out": allowed.left_out,
-        "replaced": allowed.replaced,
-        "latest": list(allowed.latest),
-    }
 
 
 def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:

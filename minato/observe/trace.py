@@ -25,7 +25,7 @@ import os
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..workers.process import BATCH, COLLATE
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .._core import Block, Engine
     from ..iterators.between_epochs import Memo
     from ..iterators.failures import Amended
-    from ..iterators.supervisor import Supervisor
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
@@ -100,17 +99,24 @@ def writer() -> Writer | None:
     return _writer
 
 
-def tracer(supervisor: Supervisor, memo: Memo) -> Trace | None:
-    """What an iterator traces with, or None. Its supervisor has just started workers."""
+class Lives(Protocol):
+    """Whose workers a track is of."""
+
+    def living(self) -> bool:
+        """Whether they are there."""
+
+
+def tracer(memo: Memo, owner: Lives, engine: Engine, balanced: bool) -> Trace | None:
+    """What an iterator traces with whose workers have just started, or None."""
     out = writer()
     if out is None:
         return None
-    group, owner = memo.trace_group
-    last = owner()
-    if not group or (last is not None and last is not supervisor and last.living()):
+    group, last_owner = memo.trace_group
+    last = last_owner()
+    if not group or (last is not None and last is not owner and last.living()):
         group = next(out.numbers)  # two at once must not share tracks
-    memo.trace_group = (group, weakref.ref(supervisor))
-    return Trace(out, group, supervisor.engine, supervisor.served.balanced)
+    memo.trace_group = (group, weakref.ref(owner))
+    return Trace(out, group, engine, balanced)
 
 
 class Trace:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from minato.device import provider as providers
-from minato.device.operators import Job
+from minato.device.verbs import Job
 from minato.device.slots import SMALLEST, Driver
 
 SECONDS = 20.0

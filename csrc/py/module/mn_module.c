@@ -165,7 +165,7 @@ core_exec(PyObject *module)
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    if (mn_pending_open(st) < 0 || mn_records_add_types(module, st) < 0
+    if (mn_pending_open(st) < 0 || mn_named_tuples_add_types(module, st) < 0
         || mn_engine_add_type(module, st) < 0
         || mn_block_add_type(module, st) < 0 || mn_epoch_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0

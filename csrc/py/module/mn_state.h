@@ -27,7 +27,7 @@ struct mn_state {
     PyTypeObject *view_type;
     PyTypeObject *costs_type;
     PyTypeObject *pagelock_type;
-    /* records: mn_records.h */
+    /* tuples whose items have names: mn_named_tuples.h */
     PyTypeObject *task_type;
     PyTypeObject *envelope_type;
     PyTypeObject *loss_type;
@@ -68,7 +68,7 @@ void
 mn_faults_arm(void);
 
 int
-mn_records_add_types(PyObject *module, struct mn_state *st);
+mn_named_tuples_add_types(PyObject *module, struct mn_state *st);
 int
 mn_engine_add_type(PyObject *module, struct mn_state *st);
 int

@@ -7,7 +7,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
-#include "py/module/mn_records.h"
+#include "py/module/mn_named_tuples.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
 
@@ -487,10 +487,10 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     PyObject *list = PyList_New(log.n);
     for (uint32_t i = 0; list != NULL && i < log.n; i++) {
         const struct mn_decision *d = &log.last[i];
-        PyObject *one = mn_record(st->decision_type, "(Kiiisiiid)",
-                                  (unsigned long long)d->at_ns, d->from, d->to, d->reason,
-                                  reason_text(d->reason), d->occupancy, d->cpu, d->wait,
-                                  (double)d->rate_milli / 1000.0);
+        PyObject *one = mn_named_tuple(st->decision_type, "(Kiiisiiid)",
+                                       (unsigned long long)d->at_ns, d->from, d->to, d->reason,
+                                       reason_text(d->reason), d->occupancy, d->cpu, d->wait,
+                                       (double)d->rate_milli / 1000.0);
         if (one == NULL) {
             Py_CLEAR(list);
             break;

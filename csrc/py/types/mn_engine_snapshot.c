@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "engine/mn_engine_snapshot.h"
-#include "py/module/mn_records.h"
+#include "py/module/mn_named_tuples.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_envelope.h"
 
@@ -47,7 +47,8 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
         Py_XDECREF(pickle);
         return NULL;
     }
-    return mn_record(st->envelope_type, "(IIINN)", t->worker, t->row0, t->nrows, pickle, list);
+    return mn_named_tuple(st->envelope_type, "(IIINN)", t->worker, t->row0, t->nrows, pickle,
+                          list);
 }
 
 #define EVERY_ROW (-1)
@@ -93,8 +94,8 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
-                            ? mn_record(st->envelope_type, "(IIIOO)", t->worker, t->row0,
-                                        t->nrows, Py_None, Py_None)
+                            ? mn_named_tuple(st->envelope_type, "(IIIOO)", t->worker, t->row0,
+                                             t->nrows, Py_None, Py_None)
                             : open_envelope(st, e, off, t);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
@@ -165,8 +166,8 @@ mn_engine_py_lost(PyObject *self, PyObject *block)
         if (!mn_engine_loss(e, off, i, &x)) {
             continue;
         }
-        PyObject *one = mn_record(st->loss_type, "(IIiII)", x.death.worker, x.death.pid,
-                                  x.death.status, x.row0, x.nrows);
+        PyObject *one = mn_named_tuple(st->loss_type, "(IIiII)", x.death.worker, x.death.pid,
+                                       x.death.status, x.row0, x.nrows);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }
@@ -490,11 +491,11 @@ span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
         PyList_SET_ITEM(rows, i - t->row0, ns);
     }
     return rows == NULL ? NULL
-                        : mn_record(st->span_type, "(IIIIIIKKKN)", t->worker,
-                                    mn_word_attempt(word), t->kind, task->why, t->row0, t->nrows,
-                                    (unsigned long long)t->done_ns,
-                                    (unsigned long long)t->wall_ns,
-                                    (unsigned long long)t->cpu_ns, rows);
+                        : mn_named_tuple(st->span_type, "(IIIIIIKKKN)", t->worker,
+                                         mn_word_attempt(word), t->kind, task->why, t->row0,
+                                         t->nrows, (unsigned long long)t->done_ns,
+                                         (unsigned long long)t->wall_ns,
+                                         (unsigned long long)t->cpu_ns, rows);
 }
 
 PyObject *

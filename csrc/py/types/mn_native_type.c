@@ -9,7 +9,7 @@
 #include "py/types/mn_index.h"
 #include "py/types/mn_native.h"
 #include "py/ops/mn_ops_raise.h"
-#include "py/module/mn_records.h"
+#include "py/module/mn_named_tuples.h"
 #include "workers/mn_entry.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
@@ -179,7 +179,7 @@ hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
         Py_XDECREF(extras);
         return NULL;
     }
-    return mn_task_record(st, t, b, indices_of(b), extras);
+    return mn_task_tuple(st, t, b, indices_of(b), extras);
 }
 
 PyDoc_STRVAR(next_doc,

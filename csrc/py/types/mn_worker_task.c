@@ -8,7 +8,7 @@
 
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
-#include "py/module/mn_records.h"
+#include "py/module/mn_named_tuples.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_entry.h"
@@ -292,14 +292,14 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
         return NULL;
     }
     if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
-        return mn_task_record(st, t, b, mn_worker_indices(o, b), Py_NewRef(Py_None));
+        return mn_task_tuple(st, t, b, mn_worker_indices(o, b), Py_NewRef(Py_None));
     }
     PyObject *extras = run_rows(st, o, t, b);
     if (extras == NULL) {
         return NULL;
     }
     if (PyList_GET_SIZE(extras) != 0) {
-        return mn_task_record(st, t, b, Py_NewRef(Py_None), extras);
+        return mn_task_tuple(st, t, b, Py_NewRef(Py_None), extras);
     }
     Py_DECREF(extras);
     mn_worker_finish_task(o);

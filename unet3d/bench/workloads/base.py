@@ -5,9 +5,10 @@ import argparse
 import dataclasses
 import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from unet3d.data import mix
 from unet3d.nifti import DataError
+from unet3d.parallel import available_cores
 
 NAMES = ("detection", "speech")
 INDEX_NAME = "index.json"
@@ -106,6 +108,43 @@ def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
         problem = f"{INDEX_NAME} cannot be read: {error!r}"
     raise DataError(f"{folder}: {problem}; run `python -m unet3d.bench.workloads.{kind} --out "
                     f"{folder}` first")
+
+
+class Files(NamedTuple):
+    """What the command of a workload writes."""
+
+    workload: str
+    items: str
+    scale: str  # what of them it makes larger or smaller
+    least_scale: float
+
+
+def write_files(
+    argv: list[str] | None,
+    doc: str | None,
+    what: Files,
+    generate: Callable[[Path, int, int, float, int], object],
+) -> int:
+    """The command of a workload: ``generate(out, count, seed, scale, workers)``. Returns the exit
+    status."""
+    parser = argparse.ArgumentParser(prog=f"unet3d.bench.workloads.{what.workload}",
+                                     description=doc,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument(f"--{what.items}", dest="count", type=positive, default=200)
+    parser.add_argument("--scale", type=float, default=1.0, help=what.scale)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=available_cores())
+    args = parser.parse_args(argv)
+    if not what.least_scale <= args.scale <= 4.0:
+        parser.error(f"--scale must lie between {what.least_scale} and 4")
+    try:
+        generate(args.out, args.count, args.seed, args.scale, args.workers)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.count} {what.items} in {args.out}")
+    return 0
 
 
 def positive(text: str) -> int:

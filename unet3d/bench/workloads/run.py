@@ -21,7 +21,7 @@ import torch
 
 from unet3d import loaders, records, sampling
 from unet3d.bench import bounds, pagecache
-from unet3d.loaders import Options
+from unet3d.options import Options
 from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores

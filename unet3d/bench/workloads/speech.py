@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from unet3d.data import mix
 from unet3d.nifti import DataError
-from unet3d.parallel import available_cores, each
+from unet3d.parallel import each
 from unet3d.bench.workloads import base
 
 KIND = "speech"
@@ -250,23 +250,8 @@ def open_job(args: argparse.Namespace) -> base.Job:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="unet3d.bench.workloads.speech", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--utterances", type=base.positive, default=200)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the utterances' lengths")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=available_cores())
-    args = parser.parse_args(argv)
-    if not 0.02 <= args.scale <= 4.0:
-        parser.error("--scale must lie between 0.02 and 4")
-    try:
-        generate(args.out, args.utterances, args.seed, args.scale, args.workers)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{args.utterances} utterances in {args.out}")
-    return 0
+    what = base.Files("speech", "utterances", "of the utterances' lengths", 0.02)
+    return base.write_files(argv, __doc__, what, generate)
 
 
 if __name__ == "__main__":

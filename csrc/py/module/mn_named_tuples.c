@@ -1,7 +1,7 @@
-/* mn_records.c - see mn_records.h.
+/* mn_named_tuples.c - see mn_named_tuples.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/module/mn_records.h"
+#include "py/module/mn_named_tuples.h"
 
 #include <stdarg.h>
 
@@ -69,7 +69,7 @@ static PyStructSequence_Field decision_fields[] = {
 #define FIELDS(f) (f), (int)(sizeof(f) / sizeof((f)[0])) - 1
 
 int
-mn_records_add_types(PyObject *module, struct mn_state *st)
+mn_named_tuples_add_types(PyObject *module, struct mn_state *st)
 {
     struct {
         PyTypeObject **to;
@@ -98,31 +98,31 @@ mn_records_add_types(PyObject *module, struct mn_state *st)
 }
 
 PyObject *
-mn_record(PyTypeObject *type, const char *format, ...)
+mn_named_tuple(PyTypeObject *type, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     PyObject *values = Py_VaBuildValue(format, args);
     va_end(args);
-    PyObject *record = values != NULL ? PyStructSequence_New(type) : NULL;
-    for (Py_ssize_t i = 0; record != NULL && i < PyTuple_GET_SIZE(values); i++) {
-        PyStructSequence_SetItem(record, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
+    PyObject *made = values != NULL ? PyStructSequence_New(type) : NULL;
+    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(values); i++) {
+        PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
     }
     Py_XDECREF(values);
-    return record;
+    return made;
 }
 
 PyObject *
-mn_task_record(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
-               PyObject *indices, PyObject *extras)
+mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
+              PyObject *indices, PyObject *extras)
 {
     if (indices == NULL || extras == NULL) {
         Py_XDECREF(indices);
         Py_XDECREF(extras);
         return NULL;
     }
-    return mn_record(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
-                     (unsigned long long)b->epoch, (unsigned long long)b->position,
-                     (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows, indices,
-                     b->spares, extras);
+    return mn_named_tuple(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
+                          (unsigned long long)b->epoch, (unsigned long long)b->position,
+                          (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
+                          indices, b->spares, extras);
 }
