@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import random
+import resource
 import signal
 import sys
 import threading
@@ -426,6 +427,29 @@ def test_few_descriptors_leave_nothing_behind():
     assert done.returncode == 0, done.stderr[-3000:]
     bad, good = map(int, done.stdout.split())
     assert bad >= 2 and good >= 2
+
+
+class ManyTensors(torch.utils.data.Dataset):
+    """More of them in a sample than rows have fields, so that the loader collates them."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return [torch.full((3,), index)] * 500
+
+
+def test_a_sample_of_many_tensors_needs_no_descriptors():
+    """Nor room in /dev/shm, where torch's collate puts what it makes in a worker."""
+
+    def child() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+        for number, batch in enumerate(make(ManyTensors())):
+            rows = torch.arange(4 * number, 4 * number + 4)[:, None].expand(4, 3)
+            assert len(batch) == 500 and all(torch.equal(field, rows) for field in batch)
+
+    assert in_child(child) == 0
 
 
 MANY_DESCRIPTORS = """
