@@ -18,10 +18,11 @@ import torch
 import torch.utils.data
 
 import minato
+from minato.workers import grace
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
 from .support import (
-    SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
+    PATIENCE, SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
     start_script, wait_for, workers_of,
 )  # fmt: skip
 
@@ -84,6 +85,42 @@ def test_workers_may_fork_and_start_threads(what):
     iterator = iter(make(Does(what), persistent_workers=True))
     assert torch.cat(list(iterator)).tolist() == list(range(24))
     assert iterator._engine.health()["deaths"] == 0
+
+
+class LeavesProcess(torch.utils.data.Dataset):
+    """Sample 3 leaves a process behind that has all descriptors of its worker."""
+
+    def __init__(self):
+        self.pid = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 3:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(4 * PATIENCE)
+                os._exit(0)
+            self.pid.value = pid
+        return index
+
+
+@pytest.mark.parametrize("zygote_dies", [False, True])
+def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
+    monkeypatch.setattr(grace, "STOP", 2 * PATIENCE)
+    monkeypatch.setattr(grace, "KILL", 2 * PATIENCE)
+    dataset = LeavesProcess()
+    iterator = iter(make(dataset, persistent_workers=True))
+    try:
+        assert torch.cat(list(iterator)).tolist() == list(range(24))
+        if zygote_dies:
+            kill(iterator._pool.zygote.pid)
+        begin = time.monotonic()
+        iterator._shutdown_workers()
+        assert time.monotonic() - begin < PATIENCE and alive(dataset.pid.value)
+    finally:
+        kill(dataset.pid.value)
 
 
 # ---- forks of the trainer -----------------------------------------------------------------
