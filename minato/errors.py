@@ -59,10 +59,12 @@ def describe_death(pid: int, status: int) -> str:
     """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
     if status >= DAMAGED:
         what = _DAMAGES.get(status - DAMAGED, "it makes no sense")
+        # a record may be so damaged that it does not say whose it is
+        who = f"DataLoader worker (pid {pid})" if pid else "A DataLoader worker"
         return (
-            f"DataLoader worker (pid {pid}) was ended, because a record that it shares with the "
-            f"loader is damaged: {what}. Code in the worker writes to memory where it must not, "
-            "most likely an extension in C that the dataset uses. "
+            f"{who} was ended, because a record that it shares with the loader is damaged: {what}. "
+            "Code in the worker writes to memory where it must not, most likely an extension in C "
+            "that the dataset uses. "
         )
     if status >= NOT_STARTED:
         number = status - NOT_STARTED

@@ -8,6 +8,7 @@
 
 #include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
+#include "workers/mn_seal.h"
 
 /* ---- envelopes --------------------------------------------------------------------- */
 
@@ -103,6 +104,7 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
     if (r->worker >= e->shm.ctl->nworkers || mn_word_gen(word) != e->tasks.gens[task]) {
         return MN_DAMAGE_WORD;
     }
+    r->issue = mn_issue(task, word);
     r->flags = t->flags;
     r->env_off = t->env_off;
     r->env_len = t->env_len;

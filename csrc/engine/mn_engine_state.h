@@ -107,6 +107,7 @@ struct mn_engine {
     uint64_t held;           /* waits while the memory limit held tasks back */
     uint64_t delivered;      /* batches */
     uint64_t refs;           /* ranges handed out, pins, and one while it is open */
+    uint64_t mended_ns;      /* when the queues were looked at last for damage */
     uint64_t idle_ns;        /* since when room waits for nothing but idle workers; 0: not */
     bool closing;
 };

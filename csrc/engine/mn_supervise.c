@@ -203,10 +203,24 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
+/* Damaged hints of queues hide tasks from everybody; a look at each takes some nanoseconds. */
+#define MEND_NS UINT64_C(1000000000)
+
+static void
+mend_queues(struct mn_engine *e)
+{
+    uint64_t now = mn_now_ns();
+    if (now - e->mended_ns >= MEND_NS) {
+        e->mended_ns = now;
+        e->crew.wakes.everybody |= mn_tasks_mend_queues(&e->tasks);
+    }
+}
+
 bool
 mn_engine_step(struct mn_engine *e)
 {
     bool any = false;
+    mend_queues(e);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         if (mn_crew_exited(&e->crew, w)) {
             sweep(e, w);

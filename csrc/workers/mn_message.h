@@ -213,7 +213,7 @@ struct mn_envelope {
     uint64_t nparts;
     uint64_t pickle_at;
     uint64_t pickle_bytes;
-    uint64_t pad0;
+    uint64_t seal; /* over all of it but the parts' bytes: mn_seal.h */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
 

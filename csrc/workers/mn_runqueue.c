@@ -30,6 +30,31 @@ claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
            && mn_word_gen(*word) == (uint32_t)(entry >> 32);
 }
 
+/* Moves the head to the first entry that may still be claimed, or to the tail. */
+static void
+move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_queue *l)
+{
+    const mn_a64 *ring = ring_of(shm, l);
+    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    uint64_t word;
+    while (head->head != tail
+           && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & l->mask]), &word)) {
+        head->head++;
+    }
+}
+
+bool
+mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue)
+{
+    struct mn_queue *l = mn_queue_at(shm, queue);
+    /* Acquire: with it came the claims of all that it has passed, so that the look at words
+     * below is no older. */
+    uint64_t hint = mn_a64_load_acquire(&l->hint);
+    move_head(shm, head, l);
+    return head->head < hint && head->head != mn_a64_load_relaxed(&l->tail)
+           && mn_a64_cas_seqcst(&l->hint, &hint, head->head);
+}
+
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                  uint32_t task, uint32_t gen, uint32_t attempt)
@@ -37,11 +62,7 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
     struct mn_queue *l = mn_queue_at(shm, queue);
     mn_a64 *ring = ring_of(shm, l);
     uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    uint64_t word;
-    while (head->head != tail
-           && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & l->mask]), &word)) {
-        head->head++;
-    }
+    move_head(shm, head, l);
     if (tail - head->head > l->mask) {
         return MN_FULL;
     }

@@ -56,6 +56,11 @@ int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                  uint32_t task, uint32_t gen, uint32_t attempt);
 
+/* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
+ * any more: it goes back to that task. Whether it was so. */
+bool
+mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);
+
 /* Claims the next task for worker: its own queue, express, normal. MN_OK or MN_EMPTY. */
 int
 mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);

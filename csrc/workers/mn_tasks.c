@@ -56,7 +56,8 @@ take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint3
     r->kind = kind;
     r->flags = 0;
     r->accepted = false;
-    mn_a32_store_relaxed(&r->published, 0); /* nobody looks at its block yet */
+    /* Relaxed: nobody looks at its block yet. */
+    mn_a32_store_relaxed(&r->published, MN_PUBLISHED_NOT);
     return task;
 }
 
@@ -77,7 +78,7 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
     uint32_t task = take(t, block_off, MN_KIND_COLLATE, 0, nrows);
     struct mn_task *d = mn_task_at(&t->shm, task);
     d->queue = UINT32_MAX;
-    mn_a32_store_relaxed(&t->results[task].published, 1); /* to workers, by its word */
+    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED); /* to workers, by its word */
     /* Relaxed: no part of its block is on a queue, so no worker looks at it. */
     mn_a64_store_relaxed(&d->word, mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
     return task;
@@ -96,11 +97,9 @@ mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     mn_a32 *published = &t->results[task].published;
     uint32_t before = mn_a32_load_relaxed(published);
-    mn_a32_store_seqcst(published, 1); /* before a worker may be done with it */
+    mn_a32_store_seqcst(published, MN_PUBLISHED_NOW); /* before a worker may be done with it */
     int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], 0);
-    if (rc != MN_OK) {
-        mn_a32_store_seqcst(published, before);
-    }
+    mn_a32_store_seqcst(published, rc == MN_OK ? MN_PUBLISHED : before);
     return rc;
 }
 
@@ -109,6 +108,7 @@ static void
 give_up(struct mn_tasks *t, uint32_t task, uint64_t word, const struct mn_death *death)
 {
     t->lost[task] = *death;
+    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_LOST); /* before its word */
     mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
                         mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word), MN_TASK_LOST));
 }
@@ -140,6 +140,16 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
         mn_tasks_take_back(t, task, mn_task_word(t->gens[task], 0, 0xff, MN_TASK_QUEUED),
                            &nobody);
     }
+}
+
+bool
+mn_tasks_mend_queues(struct mn_tasks *t)
+{
+    bool any = false;
+    for (uint32_t q = 0; q < t->shm.ctl->nqueues; q++) {
+        any |= mn_runqueue_mend(&t->shm, &t->heads[q], q);
+    }
+    return any;
 }
 
 void

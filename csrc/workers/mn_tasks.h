@@ -46,6 +46,14 @@ struct mn_death {
     int64_t row_task; /* task it was running, -1 when none */
 };
 
+/* Whether workers know of a task. */
+enum mn_published {
+    MN_PUBLISHED_NOT = 0, /* in nobody's hands yet */
+    MN_PUBLISHED_NOW = 1, /* on its way to a queue: its word may be the one of before */
+    MN_PUBLISHED = 2,
+    MN_PUBLISHED_LOST = 3, /* and given up */
+};
+
 /* A finished task's record, as it was when it was accepted, and what the trainer itself has
  * put there. */
 struct mn_result {
@@ -54,9 +62,10 @@ struct mn_result {
     uint32_t flags;
     uint32_t worker;
     bool accepted;
-    mn_a32 published; /* 0: in nobody's hands yet. The trainer's; seq_cst, as the words, [T3] */
+    mn_a32 published; /* enum mn_published. The trainer's; seq_cst, as the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
+    uint64_t issue; /* of mn_seal.h: what an envelope must be an answer to */
     struct mn_envelope envelope;
 };
 
@@ -93,14 +102,22 @@ void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
 /* Its word. Of a task that was never put on a queue it is what the trainer knows, whatever a worker
- * may have written there. */
+ * may have written there. Of one that was, a status that only the trainer gives and has not given is
+ * damage: MN_TASK_FREE, as any other that makes no sense. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {
-    if (mn_a32_load_seqcst(&t->results[task].published) == 0) {
+    const struct mn_result *r = &t->results[task];
+    uint32_t published = mn_a32_load_seqcst(&r->published);
+    if (published == MN_PUBLISHED_NOT) {
         return mn_task_word(0, 0, 0, MN_TASK_PLANNED);
     }
-    return mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */
+    uint64_t word = mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */
+    enum mn_task_status st = mn_word_status(word);
+    bool lie = (st == MN_TASK_PLANNED && published == MN_PUBLISHED)
+               || (st == MN_TASK_WAITING && r->kind != MN_KIND_COLLATE)
+               || (st == MN_TASK_LOST && published != MN_PUBLISHED_LOST);
+    return lie ? word - (uint64_t)st + MN_TASK_FREE : word;
 }
 
 /* Puts a task on a queue for the first time. MN_OK or MN_FULL. */
@@ -110,6 +127,10 @@ mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue);
 /* Puts a task that was taken from a queue on another one, for others to claim. */
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
+
+/* Queues whose hints a worker has damaged: what they hide is found again. Whether any was. */
+bool
+mn_tasks_mend_queues(struct mn_tasks *t);
 
 /* A task that its worker will not finish: somebody else tries, or it is lost with that death.
  * word: what it was, with its generation and attempt. */

@@ -56,8 +56,15 @@ class CollatesHere:
                 data = self._placed(samples, shape.layout)
                 if data is not None:
                     return data
-        with self.as_worker(worker):
-            return self.collate_fn(samples)
+        try:
+            with self.as_worker(worker):
+                return self.collate_fn(samples)
+        except RuntimeError as error:
+            if "</torch_" not in str(error):
+                raise
+        # In a worker torch collates into files of /dev/shm, one a tensor. Where there is no room or
+        # no descriptor for these, it need not be there: nothing of this has to travel any more.
+        return self.collate_fn(samples)
 
     def _placed(self, samples: list[Any], layout: Layout) -> object:
         """The batch in memory of minato's own, or None when a sample does not fit."""

@@ -373,8 +373,9 @@ class ReadyIterator(BalancedIterator):
         what, data = got
         if planner.drawn_ahead() <= planner.enough:
             planner.fill()
-        for batch, row0, rows in what:
-            progress.delivered_run(batch.position + row0, rows)
+        if type(data) is not Failure or not data.at_start:
+            for batch, row0, rows in what:
+                progress.delivered_run(batch.position + row0, rows)
         supervisor = self._supervisor
         if supervisor is not None and supervisor.trace is not None:
             supervisor.trace.formed(position.epoch, indices_of(what))

@@ -277,7 +277,8 @@ def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
 
 def _worker(w: _WorkerEntry) -> dict[str, Any]:
     return {
-        "state": _STATES[w["state"]],
+        # a worker's own record, which it may have damaged: it is killed for that
+        "state": _STATES[w["state"]] if w["state"] < len(_STATES) else "damaged",
         "pid": w["pid"],
         "running": w["running"],
         "tasks": w["tasks"],

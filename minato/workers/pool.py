@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import time
 import warnings
@@ -251,10 +252,20 @@ class Pool:
     def _end_zygote(self) -> None:
         try:
             self._wake()
-            self.zygote.join(grace.STOP)
+            self._await_zygote(grace.STOP)
         finally:
             if self.zygote.exitcode != 0:
                 self._kill_all()  # it hangs, or died before it could end its workers
+
+    def _await_zygote(self, seconds: float) -> None:
+        """As its join(), which waits for a pipe to close that whatever a worker has started may
+        hold open, too. With forkserver it is the server that writes there, a moment later."""
+        if self._pidfd < 0 or self._method == "forkserver":
+            self.zygote.join(seconds)
+            return
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        ended.poll(1000 * seconds)
 
     def _wake(self) -> None:
         assert self._commands is not None
@@ -274,7 +285,7 @@ class Pool:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         else:
             self.zygote.kill()
-        self.zygote.join(grace.KILL)
+        self._await_zygote(grace.KILL)
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
             left = {number for number in left if self._may_live(number)}

@@ -87,6 +87,7 @@ class Runner:
         self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
+        self.prepared = False  # all but the fetcher, which each epoch makes anew
         self.exhausted = False
         self.snapshots: Snapshots | None = None
         self.begin: bytes | None = None  # what is to be known of an epoch that begins
@@ -96,6 +97,7 @@ class Runner:
             self._begin(number)
             if job.dataset_kind == _DatasetKind.Iterable:
                 self.snapshots = Snapshots(self.where)
+            self.prepared = True
             self._make_fetcher(job.starts[number] if job.starts else None)
         except Exception as error:
             self.init_failure = self._not_begun(error)
@@ -332,6 +334,8 @@ class Runner:
         self.begin = None
         try:
             self._make_fetcher()
+            if self.prepared:  # else worker_init_fn has failed, which is called once
+                self.init_failure = None
         except Exception as error:
             self.init_failure = self._not_begun(error)
         return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)

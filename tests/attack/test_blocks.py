@@ -96,6 +96,20 @@ def test_only_living_blocks_of_its_own_are_read(engines: list[Any]) -> None:
             engines[2].poll(block)
 
 
+def test_what_should_lie_beside_rows_may_be_missing(engines: list[Any]) -> None:
+    engine, wordy = engines[0], (MATRIX, "text")
+    layout = Layout.prove(wordy, torch.utils.data.default_collate([wordy] * 2), 2)
+    found: list[list[Any]] = [[], []]
+    block = engine.place([wordy] * 2, layout.core, found)
+    assert found == [["text"], ["text"]]
+    assert engine.row(block, layout.core, 0, found[0])[1] == "text"
+    for missing in (None, [], "text"):
+        with pytest.raises(RuntimeError, match="sent beside a row is not there"):
+            engine.row(block, layout.core, 0, missing)
+        with pytest.raises(RuntimeError, match="sent beside a row is not there"):
+            engine.decode(block, layout.core, [["text"], missing])
+
+
 def test_rows_are_read_by_their_own_layout(engines: list[Any]) -> None:
     engine = engines[0]
     block = place(engine, 1.0)

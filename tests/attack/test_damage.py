@@ -22,7 +22,8 @@ from .support import PATIENCE, alive, wait_for
 
 # offsets of csrc/workers/mn_message.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
-TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 56, 2, 1
+TASK_BYTES, ENV_OFF, ENV_LEN, FLAGS, RUNNING, DONE, ENVELOPE = 128, 32, 40, 56, 2, 3, 1
+ENVELOPE_HEAD = 32
 WORKER_BYTES, STATE = 192, 4
 
 
@@ -36,16 +37,18 @@ def word(at: int) -> int:
     return ctypes.c_uint64.from_address(at).value
 
 
+def tasks_of(base: int, status: int) -> list[int]:
+    """Where the records are of this worker's tasks in that state."""
+    me, tasks = torch.utils.data.get_worker_info().id, base + word(base + TASKS_OFF)
+    count = ctypes.c_uint32.from_address(base + NTASKS).value
+    records = [tasks + task * TASK_BYTES for task in range(count)]
+    return [at for at in records if word(at) & 0xFF == status and word(at) >> 16 & 0xFFFF == me]
+
+
 def spoil() -> None:
     """The record of the task in hand then says that its result is in an envelope."""
-    base, me = mapping(), torch.utils.data.get_worker_info().id
-    tasks = base + word(base + TASKS_OFF)
-    for task in range(ctypes.c_uint32.from_address(base + NTASKS).value):
-        state = word(tasks + task * TASK_BYTES)
-        if state & 0xFF == RUNNING and state >> 16 & 0xFFFF == me:
-            ctypes.c_uint32.from_address(tasks + task * TASK_BYTES + FLAGS).value = ENVELOPE
-            return
-    raise AssertionError("no task in hand")
+    [task] = tasks_of(mapping(), RUNNING)
+    ctypes.c_uint32.from_address(task + FLAGS).value = ENVELOPE
 
 
 def forge(state: int) -> None:
@@ -147,6 +150,77 @@ def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
     assert not alive(dataset.pid.value)
     assert (health["deaths"], health["pid"]) == (1, dataset.pid.value)
     assert health["status"] == 2007 and not health["zygote_lost"]
+
+
+def envelopes() -> tuple[list[int], list[int]]:
+    """Where this worker's finished tasks have their records, and their envelopes."""
+    base = mapping()
+    done = tasks_of(base, DONE)
+    assert len(done) == 2, done
+    return done, [base + word(task + ENV_OFF) for task in done]
+
+
+def swap_envelopes() -> None:
+    """Each of two finished tasks then has the other's result."""
+    (a, b), _ = envelopes()
+    for field in (ENV_OFF, ENV_LEN):
+        first, second = word(a + field), word(b + field)
+        ctypes.c_uint64.from_address(a + field).value = second
+        ctypes.c_uint64.from_address(b + field).value = first
+
+
+def move_a_part() -> None:
+    """The tensors of finished results then are other bytes of the same envelope."""
+    for at in envelopes()[1]:
+        ctypes.c_uint64.from_address(at + ENVELOPE_HEAD).value += 16
+
+
+def change_a_pickle() -> None:
+    """One letter of finished results then is another one."""
+    for at in envelopes()[1]:
+        pickle_at, size = word(at + 8), word(at + 16)
+        text = (ctypes.c_char * size).from_address(at + pickle_at)
+        place = text.raw.index(b"sample ")
+        ctypes.c_char.from_address(at + pickle_at + place).value = b"e"
+
+
+class Told(Spoils):
+    """Its tensors and texts tell the index; before sample 8 it damages what is finished."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 8 and self.left.value > 0:
+            self.spoil()
+            with self.left.get_lock():
+                self.left.value -= 1
+        return index, torch.full((16,), index), f"sample {index}"
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+@pytest.mark.parametrize("spoil", [swap_envelopes, move_a_part, change_a_pickle])
+def test_a_finished_result_that_is_damaged_is_not_delivered(
+    spoil: Callable[[], None], scheduling: str
+) -> None:
+    dataset = Told(1, spoil)
+    iterator = iter(minato.DataLoader(
+        dataset, 4, num_workers=1, prefetch_factor=4, collate_fn=list, timeout=PATIENCE,
+        scheduling=scheduling,
+    ))  # fmt: skip
+    wait_for(lambda: dataset.left.value == 0, "damage")
+    got, errors = [], 0
+    for _ in range(16):
+        try:
+            batch = next(iterator)
+        except RuntimeError as error:
+            assert "a DataLoader worker has sent is damaged" in str(error)
+            errors += 1
+            continue
+        for index, tensor, text in batch:
+            assert tensor.tolist() == [index] * 16 and text == f"sample {index}"
+            got.append(index)
+    # with balanced scheduling records may have been read before that, to learn from them
+    read_before = scheduling == "balanced" and spoil is swap_envelopes
+    assert errors == 2 or read_before
+    assert got == list(range(4 * errors, 64))
 
 
 GARBAGE = {

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import random
+import resource
 import signal
 import sys
 import threading
@@ -17,10 +18,11 @@ import torch
 import torch.utils.data
 
 import minato
+from minato.workers import grace
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
 from .support import (
-    SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
+    PATIENCE, SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
     start_script, wait_for, workers_of,
 )  # fmt: skip
 
@@ -83,6 +85,42 @@ def test_workers_may_fork_and_start_threads(what):
     iterator = iter(make(Does(what), persistent_workers=True))
     assert torch.cat(list(iterator)).tolist() == list(range(24))
     assert iterator._engine.health()["deaths"] == 0
+
+
+class LeavesProcess(torch.utils.data.Dataset):
+    """Sample 3 leaves a process behind that has all descriptors of its worker."""
+
+    def __init__(self):
+        self.pid = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 3:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(4 * PATIENCE)
+                os._exit(0)
+            self.pid.value = pid
+        return index
+
+
+@pytest.mark.parametrize("zygote_dies", [False, True])
+def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
+    monkeypatch.setattr(grace, "STOP", 2 * PATIENCE)
+    monkeypatch.setattr(grace, "KILL", 2 * PATIENCE)
+    dataset = LeavesProcess()
+    iterator = iter(make(dataset, persistent_workers=True))
+    try:
+        assert torch.cat(list(iterator)).tolist() == list(range(24))
+        if zygote_dies:
+            kill(iterator._pool.zygote.pid)
+        begin = time.monotonic()
+        iterator._shutdown_workers()
+        assert time.monotonic() - begin < PATIENCE and alive(dataset.pid.value)
+    finally:
+        kill(dataset.pid.value)
 
 
 # ---- forks of the trainer -----------------------------------------------------------------
@@ -426,6 +464,29 @@ def test_few_descriptors_leave_nothing_behind():
     assert done.returncode == 0, done.stderr[-3000:]
     bad, good = map(int, done.stdout.split())
     assert bad >= 2 and good >= 2
+
+
+class ManyTensors(torch.utils.data.Dataset):
+    """More of them in a sample than rows have fields, so that the loader collates them."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return [torch.full((3,), index)] * 500
+
+
+def test_a_sample_of_many_tensors_needs_no_descriptors():
+    """Nor room in /dev/shm, where torch's collate puts what it makes in a worker."""
+
+    def child() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+        for number, batch in enumerate(make(ManyTensors())):
+            rows = torch.arange(4 * number, 4 * number + 4)[:, None].expand(4, 3)
+            assert len(batch) == 500 and all(torch.equal(field, rows) for field in batch)
+
+    assert in_child(child) == 0
 
 
 MANY_DESCRIPTORS = """

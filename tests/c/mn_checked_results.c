@@ -132,6 +132,9 @@ set_word(struct record *r, uint32_t gen, uint32_t worker, uint32_t status)
 SPOIL(word_status, set_word(r, 0, 0, 99))
 SPOIL(word_free, set_word(r, 0, 0, MN_TASK_FREE))
 SPOIL(word_cancelled, set_word(r, 0, 0, MN_TASK_CANCELLED))
+SPOIL(word_planned, set_word(r, 0, 0, MN_TASK_PLANNED))
+SPOIL(word_lost, set_word(r, 0, 0, MN_TASK_LOST))
+SPOIL(word_waiting, set_word(r, 0, 0, MN_TASK_WAITING))
 SPOIL(word_worker, set_word(r, 0, 999, MN_TASK_DONE))
 SPOIL(word_held_by_nobody, set_word(r, 0, 999, MN_TASK_RUNNING))
 SPOIL(word_generation, set_word(r, 1, 0, MN_TASK_DONE))
@@ -184,6 +187,9 @@ static const struct spoiled cases[] = {
     ROWS(word_status, MN_DAMAGE_WORD),
     ROWS(word_free, MN_DAMAGE_WORD),
     ROWS(word_cancelled, MN_DAMAGE_WORD),
+    ROWS(word_planned, MN_DAMAGE_WORD),
+    ROWS(word_lost, MN_DAMAGE_WORD),
+    ROWS(word_waiting, MN_DAMAGE_WORD),
     ROWS(word_worker, MN_DAMAGE_WORD),
     ROWS(word_held_by_nobody, MN_DAMAGE_WORD),
     ROWS(word_generation, MN_DAMAGE_WORD),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import (
-    DataLoader, DistributedSampler, RandomSampler, get_worker_info,
+    DataLoader, DistributedSampler, IterableDataset, RandomSampler, get_worker_info,
 )
 
 from .datasets import Failing, Numbers, Sharded, Uneven, as_is
@@ -220,6 +221,39 @@ def test_iterable_dataset_starts_again(loader: Kind, taken: int) -> None:
         for _ in range(taken):
             next(iterator)
         assert [batch.tolist() for batch in made] == want
+
+
+class Starting(IterableDataset[int]):
+    """Whose stream does not start in some epochs."""
+
+    def __init__(self, *fails: int) -> None:
+        self.fails, self.epoch = fails, -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        if self.epoch in self.fails:
+            raise ConnectionError("not there yet")
+        return iter(range(3))
+
+
+def test_a_stream_that_does_not_start_once(loader: Kind) -> None:
+    made = _made(loader, Starting(0), num_workers=1)
+    with pytest.raises(ConnectionError, match="not there yet"):
+        next(iter(made))
+    for _ in range(2):
+        assert flat(made) == [0, 1, 2]
+
+
+def test_a_stream_that_does_not_start_again_once(own: Kind) -> None:
+    """torch's worker dies of it."""
+    made = _made(own, Starting(1, 3), num_workers=1)
+    for epoch in range(5):
+        iterator = iter(made)
+        if epoch in (1, 3):
+            with pytest.raises(ConnectionError, match="not there yet"):
+                next(iterator)
+        else:
+            assert flat(iterator) == [0, 1, 2]
 
 
 def test_uneven_iterable_dataset_over_epochs(loader: Kind) -> None:

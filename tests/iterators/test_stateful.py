@@ -468,7 +468,8 @@ def test_what_could_not_begin_has_delivered_nothing(workers: int, tmp_path: Any)
 
 
 @pytest.mark.parametrize("data, kw", [
-    (ByIterator(), {}), (list(range(9)), {}), (list(range(9)), {"scheduling": "static"})
+    (ByIterator(), {}), (list(range(9)), {}), (list(range(9)), {"scheduling": "static"}),
+    (list(range(9)), {"batching": "ready", "in_order": False}),
 ])  # fmt: skip
 def test_a_worker_that_could_not_begin_has_delivered_nothing(data: Any, kw: Any) -> None:
     def fails(worker: int) -> None:

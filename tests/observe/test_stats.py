@@ -259,6 +259,14 @@ def test_a_death_is_told() -> None:
     assert "1 worker(s) died; their samples were tried again" in stats["verdict"]
 
 
+def test_a_damaged_entry_of_a_worker_is_told() -> None:
+    """It is the worker's own, and may say anything until that is found out."""
+    it: Any = iter(minato.DataLoader(range(8), num_workers=1))
+    entry = it._engine.workers()[0]
+    assert _stats._worker(entry | {"state": 77})["state"] == "damaged"
+    assert _stats._worker(entry | {"state": 3})["state"] == "ready"
+
+
 def test_displacement_of_ready_batches() -> None:
     second_batch = torch.multiprocessing.get_context("fork").Event()
 

@@ -8,6 +8,7 @@
 
 #include "base/mn_error.h"
 #include "os/mn_memfd.h"
+#include "workers/mn_seal.h"
 
 static uint64_t
 up_to(uint64_t n, uint64_t a)
@@ -23,7 +24,6 @@ place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *
     env->nparts = (uint64_t)n;
     env->pickle_at = sizeof(*env) + (uint64_t)n * sizeof(*parts);
     env->pickle_bytes = pickle_bytes;
-    env->pad0 = 0;
     uint64_t at = env->pickle_at + pickle_bytes;
     for (Py_ssize_t i = 0; i < n; i++) {
         parts[i].bytes = (uint64_t)bufs[i].len;
@@ -42,9 +42,10 @@ place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *
 }
 
 static int
-write_all(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+write_all(struct mn_worker_side *side, uint32_t task, const char *pickle,
           Py_ssize_t pickle_bytes, Py_buffer *bufs, Py_ssize_t n)
 {
+    struct mn_task *t = mn_task_at(&side->shm, task);
     struct mn_envelope env;
     struct mn_envelope_part *parts = PyMem_Calloc((size_t)n + 1, sizeof(*parts));
     if (parts == NULL) {
@@ -57,6 +58,8 @@ write_all(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
     rc = mn_worker_room(side, total, &off);
     if (rc == 0) {
         char *base = mn_at(&side->shm, off);
+        uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
+        env.seal = mn_seal(mn_issue(task, word), &env, parts, pickle);
         if (total >= 16 * MN_PAGE) {
             (void)mn_memfd_populate(base, total); /* one call instead of a fault a page */
         }
@@ -81,7 +84,7 @@ write_all(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
 }
 
 int
-mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pickle,
+mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
                  Py_ssize_t pickle_bytes, PyObject *list)
 {
     Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
@@ -95,10 +98,34 @@ mn_envelope_send(struct mn_worker_side *side, struct mn_task *t, const char *pic
                   == 0) {
         got++;
     }
-    int rc = got == n ? write_all(side, t, pickle, pickle_bytes, bufs, n) : -1;
+    int rc = got == n ? write_all(side, task, pickle, pickle_bytes, bufs, n) : -1;
     for (Py_ssize_t i = 0; i < got; i++) {
         PyBuffer_Release(&bufs[i]);
     }
     PyMem_Free(bufs);
     return rc;
+}
+
+struct mn_envelope_part *
+mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, uint64_t issue,
+                 const char *pickle)
+{
+    struct mn_envelope_part *parts = PyMem_Calloc((size_t)env->nparts + 1, sizeof(*parts));
+    if (parts == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    bool sound = true;
+    for (uint64_t i = 0; sound && i < env->nparts; i++) {
+        sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
+    }
+    if (!sound || mn_seal(issue, env, parts, pickle) != env->seal) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the result that a DataLoader worker has sent is damaged. Code in the "
+                        "worker writes to memory where it must not, most likely an extension in "
+                        "C that the dataset uses");
+        PyMem_Free(parts);
+        return NULL;
+    }
+    return parts;
 }

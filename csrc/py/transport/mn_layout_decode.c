@@ -90,18 +90,32 @@ row_field(struct decoder *d, const struct mn_node *n)
     return s;
 }
 
+/* One object of those that have travelled beside a row, borrowed. Which these are a worker says,
+ * and may have lost. */
+static PyObject *
+beside_row(PyObject *row, uint32_t which)
+{
+    if (row == NULL || !PyList_Check(row) || which >= PyList_GET_SIZE(row)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "what a DataLoader worker has sent beside a row is not there. Code in the "
+                        "worker writes to memory where it must not");
+        return NULL;
+    }
+    return PyList_GET_ITEM(row, which);
+}
+
 /* The OBJECT leaf of every row as a list or tuple, of one row as itself. */
 static PyObject *
 object_leaf(struct decoder *d, const struct mn_node *n)
 {
     uint32_t which = d->object++;
     if (!d->whole) {
-        return Py_XNewRef(PyList_GetItem(d->objects, which));
+        return Py_XNewRef(beside_row(d->objects, which));
     }
     PyObject *out = PyList_New(d->nrows);
     for (uint32_t r = 0; out != NULL && r < d->nrows; r++) {
         PyObject *row = PyList_GetItem(d->objects, r);
-        PyObject *o = row != NULL ? PyList_GetItem(row, which) : NULL;
+        PyObject *o = row != NULL ? beside_row(row, which) : NULL;
         if (o == NULL) {
             Py_CLEAR(out);
             break;

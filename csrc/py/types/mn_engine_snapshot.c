@@ -29,20 +29,19 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
     const char *at = mn_at(mn_engine_shm(e), t->env_off);
     PyObject *pickle =
         PyBytes_FromStringAndSize(at + env->pickle_at, (Py_ssize_t)env->pickle_bytes);
-    PyObject *list = pickle != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
+    struct mn_envelope_part *parts =
+        pickle != NULL ? mn_envelope_open(at, t->env_len, env, t->issue, PyBytes_AS_STRING(pickle))
+                       : NULL;
+    PyObject *list = parts != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
     for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        struct mn_envelope_part p;
-        bool sound = mn_envelope_part_look(at, t->env_len, env, i, &p);
-        if (!sound) {
-            PyErr_SetString(PyExc_RuntimeError, "a worker has changed its result after it sent it");
-        }
-        PyObject *b = sound ? part(st, e, block, t->env_off, &p) : NULL;
+        PyObject *b = part(st, e, block, t->env_off, &parts[i]);
         if (b == NULL) {
             Py_CLEAR(list);
             break;
         }
         PyList_SET_ITEM(list, (Py_ssize_t)i, b);
     }
+    PyMem_Free(parts);
     if (list == NULL) {
         Py_XDECREF(pickle);
         return NULL;

@@ -63,6 +63,24 @@ unless_closed(PyObject *self, PyObject *made)
     return made;
 }
 
+/* Whether rows that their workers have reported one by one are written; else with an exception. */
+static bool
+are_written(struct mn_engine *e, uint64_t off, uint32_t row0, uint32_t n)
+{
+    const struct mn_result *first = mn_engine_result(e, off, 0);
+    bool reported = first != NULL && first->kind == MN_KIND_ROWS;
+    const struct mn_report *r = reported ? mn_engine_read_reports(e, off) : NULL;
+    for (uint32_t i = row0; reported && i < row0 + n; i++) {
+        if (r[i].status != MN_ROW_WRITTEN) {
+            PyErr_SetString(PyExc_RuntimeError,
+                            "a DataLoader worker has sent less than it says. Code in the worker "
+                            "writes to memory where it must not");
+            return false;
+        }
+    }
+    return true;
+}
+
 /* objects: as in decode, NULL for None. Of a block that is not full the batch is a copy, so that
  * nobody keeps the rest of it. */
 static PyObject *
@@ -80,6 +98,9 @@ decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, P
         return NULL;
     }
     nrows = nrows < all ? nrows : all;
+    if (objects != NULL && !are_written(e, off, 0, nrows)) {
+        return NULL;
+    }
     bool copy = nrows < all || must_copy(e, l, nrows);
     mn_engine_pin(e);
     PyObject *batch = mn_layout_decode(st, l, e, off, nrows, objects, copy);
@@ -161,6 +182,9 @@ mn_engine_py_row(PyObject *self, PyObject *args)
     }
     if (row >= mn_block_at(mn_engine_shm(e), off)->nrows) {
         PyErr_SetString(PyExc_ValueError, "the block has no such row");
+        return NULL;
+    }
+    if (!are_written(e, off, row, 1)) {
         return NULL;
     }
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));

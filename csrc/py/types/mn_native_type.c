@@ -226,8 +226,7 @@ native_finish(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "no task to finish");
         return NULL;
     }
-    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
-    int rc = mn_envelope_send(&o->side, t, pickle, bytes, list);
+    int rc = mn_envelope_send(&o->side, o->task, pickle, bytes, list);
     if (rc < 0) {
         return NULL;
     }

@@ -15,6 +15,7 @@
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_entry.h"
+#include "workers/mn_seal.h"
 
 /* Sleeping workers look this often whether the trainer still lives. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
@@ -197,8 +198,7 @@ worker_finish(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "no task to finish");
         return NULL;
     }
-    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
-    int rc = pickle != NULL ? mn_envelope_send(&o->side, t, pickle, pickle_bytes, list) : 0;
+    int rc = pickle != NULL ? mn_envelope_send(&o->side, o->task, pickle, pickle_bytes, list) : 0;
     if (rc < 0) {
         return NULL;
     }
@@ -211,32 +211,56 @@ worker_finish(PyObject *self, PyObject *args)
 /* The parts are copied: a collate_fn may write into samples and may keep them, and its task is
  * done again when this worker dies. */
 static PyObject *
-part_of(struct mn_worker_object *o, const struct mn_task *t)
+copies_of(const char *at, const struct mn_envelope_part *parts, uint64_t n)
 {
-    const struct mn_ctl *c = o->side.shm.ctl;
-    uint64_t off = t->env_off, len = t->env_len;
-    struct mn_envelope env;
-    struct mn_envelope_part part;
-    /* another worker's: one that makes no sense is as good as none */
-    if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
-        || !mn_envelope_look(mn_at(&o->side.shm, off), len, &env)) {
-        Py_RETURN_NONE;
-    }
-    PyObject *list = PyList_New((Py_ssize_t)env.nparts);
-    for (uint64_t i = 0; list != NULL && i < env.nparts; i++) {
-        bool sound = mn_envelope_part_look(mn_at(&o->side.shm, off), len, &env, i, &part);
-        PyObject *b = PyByteArray_FromStringAndSize(mn_at(&o->side.shm, off + part.at),
-                                                    sound ? (Py_ssize_t)part.bytes : 0);
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (uint64_t i = 0; list != NULL && i < n; i++) {
+        PyObject *b = PyByteArray_FromStringAndSize(at + parts[i].at, (Py_ssize_t)parts[i].bytes);
         if (b == NULL) {
             Py_CLEAR(list);
             break;
         }
         PyList_SET_ITEM(list, (Py_ssize_t)i, b);
     }
-    return list == NULL ? NULL
-                        : Py_BuildValue("(y#N)",
-                                        (char *)mn_at(&o->side.shm, off + env.pickle_at),
-                                        (Py_ssize_t)env.pickle_bytes, list);
+    return list;
+}
+
+static PyObject *
+part_of(struct mn_worker_object *o, uint32_t task)
+{
+    const struct mn_ctl *c = o->side.shm.ctl;
+    const struct mn_task *t = mn_task_at(&o->side.shm, task);
+    uint64_t off = t->env_off, len = t->env_len;
+    uint64_t issue = mn_issue(task, mn_a64_load_relaxed(&t->word)); /* DONE, seen with [C1] */
+    const char *at = mn_at(&o->side.shm, off);
+    struct mn_envelope env;
+    /* another worker's: one that makes no sense is as good as none */
+    if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
+        || !mn_envelope_look(at, len, &env)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *pickle =
+        PyBytes_FromStringAndSize(at + env.pickle_at, (Py_ssize_t)env.pickle_bytes);
+    if (pickle == NULL) {
+        return NULL;
+    }
+    struct mn_envelope_part *parts =
+        mn_envelope_open(at, len, &env, issue, PyBytes_AS_STRING(pickle));
+    if (parts == NULL) {
+        Py_DECREF(pickle);
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            return NULL;
+        }
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    PyObject *list = copies_of(at, parts, env.nparts);
+    PyMem_Free(parts);
+    if (list == NULL) {
+        Py_DECREF(pickle);
+        return NULL;
+    }
+    return Py_BuildValue("(NN)", pickle, list);
 }
 
 PyDoc_STRVAR(parts_doc,
@@ -258,7 +282,7 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i + 1 < b->ntasks; i++) {
         struct mn_task *t = mn_task_at(&o->side.shm, tasks[i]); /* DONE, seen with [C1] */
-        PyObject *one = t->flags & MN_FLAG_ENVELOPE ? part_of(o, t) : Py_NewRef(Py_None);
+        PyObject *one = t->flags & MN_FLAG_ENVELOPE ? part_of(o, tasks[i]) : Py_NewRef(Py_None);
         if (one == NULL || PyList_Append(out, one) < 0) {
             Py_CLEAR(out);
         }
