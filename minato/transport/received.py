@@ -6,10 +6,9 @@ the worker writes to memory where it must not. Then an error names the worker.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
-from ..errors import Failure
+from ..errors import Failure, add_note
 from ..workers.process import (
     AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE, STATED,
 )  # fmt: skip
@@ -35,10 +34,7 @@ def _loads(worker: int, data: bytes, buffers: list[Any] | None) -> Any:
     try:
         return messages.loads(data, buffers or [])
     except Exception as error:
-        if hasattr(error, "add_note"):
-            error.add_note(_UNREADABLE.format(worker))
-        elif isinstance(error, (pickle.UnpicklingError, EOFError)):  # of no class, for sure
-            raise RuntimeError(_UNREADABLE.format(worker)) from error
+        add_note(error, _UNREADABLE.format(worker))
         raise
 
 
