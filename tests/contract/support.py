@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
 
@@ -239,6 +240,15 @@ def descendants() -> dict[int, str]:
 # ------------------------------------------------------------------- scripts
 
 
+def search_path() -> str:
+    """PYTHONPATH of scripts: for them, too, minato is the one that is tested, which may be
+    installed while the sources lie here unbuilt."""
+    spec = find_spec("minato")
+    here = spec is not None and spec.origin is not None and ROOT in Path(spec.origin).parents
+    folders = [str(ROOT)] * here + [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, folders))
+
+
 def _carries(process: psutil.Process, token: str) -> bool:
     try:
         return process.environ().get("MINATO_TEST_TOKEN") == token
@@ -271,12 +281,7 @@ def run_script(
     token = uuid.uuid4().hex
     path = folder / f"script_{token[:8]}.py"
     path.write_text(kind.script_head + body)
-    search = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ,
-        "MINATO_TEST_TOKEN": token,
-        "PYTHONPATH": os.pathsep.join(filter(None, search)),
-    }
+    env = {**os.environ, "MINATO_TEST_TOKEN": token, "PYTHONPATH": search_path()}
     out, err = folder / f"{token}.out", folder / f"{token}.err"
     # Files, not pipes: a process left behind would keep a pipe open and hide itself.
     with out.open("w") as stdout, err.open("w") as stderr:

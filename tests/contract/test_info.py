@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from .support import ROOT, Kind
+from .support import ROOT, Kind, search_path
 
 
 def _minato(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "minato", *arguments], cwd=ROOT, text=True, timeout=50,
-        capture_output=True,
+        [sys.executable, "-m", "minato", *arguments], cwd=ROOT / "tests", text=True, timeout=50,
+        capture_output=True, env={**os.environ, "PYTHONPATH": search_path()},
     )
 
 
