@@ -50,6 +50,17 @@ _DAMAGES = {
 }
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """A note, as Python shows them from 3.11 on; before that it goes into the error's text."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif not error.args:
+        error.args = (text,)
+    elif isinstance(error.args[0], str):
+        first = error.args[0]  # torch's class of texts of KeyErrors has a repr of its own
+        error.args = (type(first)(f"{first.rstrip()}\n{text}"), *error.args[1:])
+
+
 def timed_out(seconds: float) -> RuntimeError:
     """What torch raises when no batch came in the time that ``timeout=`` allows."""
     return RuntimeError(f"DataLoader timed out after {seconds} seconds")
@@ -144,7 +155,7 @@ class Failure:
         try:
             self.wrapper.reraise()
         except Exception as error:
-            if self.note and hasattr(error, "add_note"):
-                error.add_note(self.note)
+            if self.note:
+                add_note(error, self.note)
             raise error from cause
         raise AssertionError("unreachable")

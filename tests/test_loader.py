@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from contract.support import error_text
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
@@ -134,4 +135,4 @@ def test_an_error_names_the_sample(batch, collate) -> None:
         want = f"minato: sample index {batch[1]!r}, place 1 of batch 1"
     else:
         want = f"minato: batch 1, sample indices {batch!r}"
-    assert want in caught.value.__notes__[0]
+    assert want in error_text(caught.value)

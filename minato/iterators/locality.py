@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
+from ..errors import add_note
 from ..workers.job import offered
 
 Key = Callable[[Any], Hashable]
@@ -102,8 +103,7 @@ class Groups:
             text = f"locality_key({index!r}) of the dataset raised StopIteration"
             raise RuntimeError(text) from error
         except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"It was raised for locality_key({index!r}) of the dataset.")
+            add_note(error, f"It was raised for locality_key({index!r}) of the dataset.")
             raise
 
 

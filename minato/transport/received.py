@@ -6,11 +6,10 @@ the worker writes to memory where it must not. Then an error names the worker.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from .._core import Envelope
-from ..errors import Failure
+from ..errors import Failure, add_note
 from ..workers.on_error import Amiss
 from ..workers.process import (
     AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE, STATED,
@@ -37,10 +36,7 @@ def _loads(sent: Envelope) -> Any:
     try:
         return messages.loads(sent.pickle or b"", sent.buffers or [])
     except Exception as error:
-        if hasattr(error, "add_note"):
-            error.add_note(_UNREADABLE.format(sent.worker))
-        elif isinstance(error, (pickle.UnpicklingError, EOFError)):  # of no class, for sure
-            raise RuntimeError(_UNREADABLE.format(sent.worker)) from error
+        add_note(error, _UNREADABLE.format(sent.worker))
         raise
 
 

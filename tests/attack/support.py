@@ -15,8 +15,8 @@ from typing import Any, Callable, Iterator
 import numpy as np
 import psutil
 import torch
+from contract.support import search_path
 
-ROOT = Path(__file__).resolve().parents[2]
 #: how long stress bodies run; the default keeps the folder under three minutes
 SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 2)
 SEED = int(os.environ.get("MINATO_TEST_SEED", 0))
@@ -182,8 +182,7 @@ def run_script(
 
 
 def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
 
 
 def start_script(text: str, *arguments: str, **options: Any) -> subprocess.Popen:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract.support import error_text
 
 import minato
 from minato.transport import messages
@@ -246,7 +247,7 @@ def test_a_message_that_is_garbage_names_its_worker(
     for _ in range(2):
         with pytest.raises(Exception) as caught:  # also what is raised while it is unpickled
             next(iterator)
-        text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+        text = error_text(caught.value)
         assert "DataLoader worker 0" in text and "memory" in text
     with pytest.raises(StopIteration):
         next(iterator)

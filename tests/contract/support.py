@@ -241,6 +241,11 @@ def descendants() -> dict[int, str]:
 # ------------------------------------------------------------------- scripts
 
 
+def search_path() -> str:
+    """PYTHONPATH of scripts: for them, too, minato is the one that is tested."""
+    return os.pathsep.join(filter(None, [str(HOME), str(TESTS), os.environ.get("PYTHONPATH", "")]))
+
+
 def _carries(process: psutil.Process, token: str) -> bool:
     try:
         return process.environ().get("MINATO_TEST_TOKEN") == token
@@ -273,12 +278,7 @@ def run_script(
     token = uuid.uuid4().hex
     path = folder / f"script_{token[:8]}.py"
     path.write_text(kind.script_head + body)
-    search = [str(HOME), str(TESTS), os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ,
-        "MINATO_TEST_TOKEN": token,
-        "PYTHONPATH": os.pathsep.join(filter(None, search)),
-    }
+    env = {**os.environ, "MINATO_TEST_TOKEN": token, "PYTHONPATH": search_path()}
     out, err = folder / f"{token}.out", folder / f"{token}.err"
     # Files, not pipes: a process left behind would keep a pipe open and hide itself.
     with out.open("w") as stdout, err.open("w") as stderr:

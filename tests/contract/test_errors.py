@@ -534,3 +534,21 @@ def test_unbatched_errors(loader: Kind) -> None:
     iterator = iter(loader(Failing(4, {1}, _raise_value), batch_size=None,
                            num_workers=1, collate_fn=as_is))
     assert drain(iterator) == [0, ("error", ValueError), 2, 3]
+
+
+def test_where_python_has_no_notes_the_text_has_them(own: Kind) -> None:
+    """Python 3.10 would show nothing of them."""
+    from minato.errors import add_note
+
+    class Old(Exception):
+        @property
+        def add_note(self) -> None:
+            raise AttributeError
+
+    for given, want in ((("bad\n", 2), "('bad\\nindex 7', 2)"), ((), "index 7"), ((5,), "5")):
+        error = Old(*given)
+        add_note(error, "index 7")
+        assert str(error) == want
+    error = ValueError("bad")
+    add_note(error, "index 7")
+    assert error_text(error) == "bad\nindex 7"

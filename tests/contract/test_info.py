@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .support import HOME, Kind
+from .support import HOME, Kind, search_path
 
 
 def _minato(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "minato", *arguments], cwd=HOME, text=True, timeout=50,
-        capture_output=True,
+        capture_output=True, env={**os.environ, "PYTHONPATH": search_path()},
     )
 
 

@@ -20,7 +20,7 @@ import minato
 from minato import ops
 
 from .datasets import Failing, Numbers, Sharded
-from .support import Kind, drain, flat, run_script, wait_for
+from .support import Kind, drain, error_text, flat, run_script, wait_for
 
 DEVICE = 3  # its index
 SECONDS = 20.0
@@ -228,7 +228,7 @@ def test_an_error_comes_at_its_batch(loader: Kind, fake: Fake) -> None:
         next(iterator)
     assert "cannot be pinned" in str(caught.value)
     if not loader.is_torch:
-        assert "minato: batch 2, sample indices [2]" in caught.value.__notes__
+        assert "minato: batch 2, sample indices [2]" in error_text(caught.value)
     assert got == [0, 1]
     rest = drain(iterator)
     assert rest == [("error", Broken), torch.tensor([4]), torch.tensor([5])]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .support import HOME, Kind
+from .support import Kind, search_path
 
 #: what a worker's own pools are set to, asked of the libraries themselves
 SCRIPT = """
@@ -62,7 +62,7 @@ def answers(kind: Kind, *arguments: str, **variables: str) -> list:
     env = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     done = subprocess.run(
         [sys.executable, "-c", kind.script_head + SCRIPT, *arguments],
-        env={**env, "PYTHONPATH": str(HOME), **variables},
+        env={**env, "PYTHONPATH": search_path(), **variables},
         capture_output=True, text=True, timeout=50,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

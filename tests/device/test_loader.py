@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import minato
-from contract.support import Kind, run_script, wait_for
+from contract.support import Kind, error_text, run_script, wait_for
 from minato import ops
 from minato.device import copies
 from minato.device import provider as providers
@@ -196,7 +196,7 @@ def test_a_copy_that_fails_names_its_batch(fake: Fake) -> None:
     with pytest.raises(RuntimeError, match="the link is down") as caught:
         next(iterator)
     assert "while it was copied to cuda:1" in str(caught.value)
-    assert "minato: batch 2, sample indices [2]" in caught.value.__notes__
+    assert "minato: batch 2, sample indices [2]" in error_text(caught.value)
     assert numbers(fake, next(iterator)) == [3]
     assert loader.stats()["errors"] == 1
 
@@ -222,7 +222,7 @@ def test_an_object_that_does_not_move_fails_in_its_place(fake: Fake, scheduling:
     assert [numbers(fake, next(iterator)) for _ in range(2)] == [[0], [1]]
     with pytest.raises(OSError, match="not to there") as caught:
         next(iterator)
-    assert "minato: batch 2, sample indices [2]" in caught.value.__notes__
+    assert "minato: batch 2, sample indices [2]" in error_text(caught.value)
     assert [n for batch in iterator for n in numbers(fake, batch)] == [3, 4]
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from contract.support import error_text
 from workers.test_native import wait_for
 
 import minato
@@ -281,8 +282,7 @@ class TestReady:
             except ValueError as error:
                 failed += 1
                 assert "corrupt" in str(error)
-                if hasattr(error, "__notes__"):
-                    assert "index 5" in error.__notes__[0]
+                assert "index 5" in error_text(error)
             except StopIteration:
                 break
         assert failed == 1 and len(got) == 32 and len(set(got)) == 32

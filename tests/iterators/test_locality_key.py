@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import pytest
+from contract.support import error_text
 from torch.utils.data import ConcatDataset, Dataset
 
 from minato.iterators.locality import Groups, key_of
@@ -69,10 +69,9 @@ def test_a_key_is_hashable() -> None:
         Groups(lambda index: [index]).begins([0])
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
 def test_an_error_names_the_function_and_the_index() -> None:
     key = key_of(Keyed())
     assert key is not None
     with pytest.raises(IndexError) as caught:
         Groups(key).begins([1, 99])
-    assert "locality_key(99)" in caught.value.__notes__[0]
+    assert "locality_key(99)" in error_text(caught.value)

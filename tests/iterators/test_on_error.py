@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import error_text
 from torch.utils.data import Dataset, default_collate
 
 import minato
@@ -173,7 +174,7 @@ def test_too_many_raise_the_first(kind: dict[str, Any], mode: str) -> None:
     )
     with pytest.raises(ValueError, match="sample (3|21|30) is corrupt") as caught:
         list(loader)
-    notes = "".join(getattr(caught.value, "__notes__", []))
+    notes = error_text(caught.value)
     assert "3 samples of this epoch could not be made, and max_errors=2 allows 2" in notes
     assert "sample index" in notes
     assert loader.stats()["errors"] == 1
@@ -406,5 +407,5 @@ def test_what_is_said_once_is_said_once() -> None:
         except StopIteration:
             break
         except ValueError as error:
-            notes.append(getattr(error, "__notes__", []))
-    assert len(notes) == 3 and all("".join(one).count("could not be made") == 1 for one in notes)
+            notes.append(error_text(error))
+    assert len(notes) == 3 and all(one.count("could not be made") == 1 for one in notes)

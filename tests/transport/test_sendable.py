@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from contract.support import error_text
 
 import minato
 from minato.iterators.between_epochs import memo_of
@@ -136,8 +137,7 @@ def test_errors_come_at_their_place_in_torchs_words():
     assert "Caught KeyError in DataLoader worker process" in str(first)
     assert isinstance(second, ValueError) and "a batch of no use" in str(second)
     assert "refusing" in str(second) and type(second.__cause__) is ValueError
-    if hasattr(first, "__notes__"):
-        assert "sample index 11, place 3 of batch 1" in first.__notes__[0]
+    assert "sample index 11, place 3 of batch 1" in error_text(first)
     assert all(same(a, b) for a, b in zip(whole, parts) if isinstance(a, dict))
 
 
