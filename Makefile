@@ -6,6 +6,8 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
 .PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed docs
+.PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
+.PHONY: fuzz-differential fuzz-properties
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -90,15 +92,20 @@ bench: build
 
 # From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
 STRESS_SECONDS ?= 30
-stress: build
+stress: stress-loader stress-programs stress-resume
+stress-loader: build
 	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
+stress-programs: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
+stress-resume: build
 	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
 
-sanitize: build
+sanitize: sanitize-programs sanitize-extension
+sanitize-programs: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
+sanitize-extension: build
 	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q tests/test_sanitized.py
 
 # Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
@@ -119,10 +126,12 @@ mutants: build
 	  tests/test_sanitized.py
 
 FUZZ_SECONDS ?= 300
-fuzz: build
+fuzz: fuzz-differential fuzz-properties
+fuzz-differential: build
 	@echo "make fuzz SEED=$(SEED)"
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
+fuzz-properties: build
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py

@@ -28,6 +28,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
+#: a program may take so long; its own deadline, which says in which case it hangs, comes first
+LIMIT_S = 300 + 80 * STRESS
 WARNINGS = [
     "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Werror",
 ]  # fmt: skip
@@ -178,7 +180,7 @@ class Builder:
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=self.folder,
             env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment},
-            timeout=300 + 80 * STRESS,
+            timeout=LIMIT_S,
         )  # fmt: skip
 
 
@@ -204,6 +206,7 @@ def builder_for(
     return builders[name]
 
 
+@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all floors
 @pytest.mark.parametrize("program", RUN)
 @pytest.mark.parametrize("build", ["gcc", "clang"])
 def test_program(
@@ -213,6 +216,7 @@ def test_program(
     must_pass(builder_for(build, builders, tmp_path_factory).run(program))
 
 
+@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all floors
 @pytest.mark.parametrize("program", RUN)
 @pytest.mark.parametrize("build", ["tsan", "asan"])
 def test_program_under_sanitizer(
