@@ -122,7 +122,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             a CUDA device where they can. ``pin_memory`` is not needed beside it. ``"cpu"`` and ``None``: nothing is copied.
         max_retries: times a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
-            datasets, whose workers cannot be replaced: more than the default is refused.
+            datasets, whose workers cannot be replaced, and for threads, which cannot be killed:
+            more than the default is refused.
         on_error: ``"raise"``: a sample that raises ends its batch with that error, as in torch's
             loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
             has no sample left is not delivered). ``"replace"``: another sample of the same epoch

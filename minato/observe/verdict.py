@@ -47,6 +47,11 @@ class Facts:
 
 def verdict(stats: dict[str, Any], batches: int, facts: Facts) -> str:
     """The sentence, from the fields of ``stats()`` and the number of batches waited for."""
+    if stats["deaths"] and _threads(stats):
+        return (
+            f"{stats['deaths']} worker thread(s) ended by SystemExit or the like; the samples they "
+            "were at are lost. Let samples raise an Exception."
+        )
     if stats["deaths"]:
         again = "their samples were tried again" if stats["retries"] else "none was retried"
         return (
@@ -72,6 +77,10 @@ def verdict(stats: dict[str, Any], batches: int, facts: Facts) -> str:
         or _scheduler(stats, facts)
         or _cause(stats, facts)
     )
+
+
+def _threads(stats: dict[str, Any]) -> bool:
+    return stats.get("worker_type") == "thread"
 
 
 def _keep(facts: Facts) -> str:
@@ -189,6 +198,11 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
         )
     if opens := _opens(stats):
         return opens
+    if _threads(stats) and _take_turns(stats, facts):
+        return (
+            "; the worker threads run Python code, one at a time, because that needs the GIL. "
+            "worker_type='process' would help."
+        )
     if cpu > 0.5 * busy:
         if count < facts.cores:
             return (
@@ -200,6 +214,14 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
         "; all workers wait themselves (storage, network, locks). Unless it is for each other, "
         f"more workers would help: {_more(stats, facts)}."
     )
+
+
+def _take_turns(stats: dict[str, Any], facts: Facts) -> bool:
+    """Whether workers keep one core busy, all of them together, and wait for it."""
+    count, busy, cpu = _busy(stats)
+    wall: float = stats["wait"]["total"] + stats["wait"]["between"]
+    one = 0.6 * wall < cpu < 1.2 * wall
+    return count > 1 and facts.cores > 1 and one and busy > 1.5 * cpu
 
 
 def _opens(stats: dict[str, Any]) -> str:

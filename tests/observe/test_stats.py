@@ -301,6 +301,8 @@ def waits(most: float = 0.2, share: float = 0.5) -> dict[str, Any]:
 
 
 COMPUTES, WAITS, IDLES = ([worker(*w)] * 2 for w in ((9.0, 8.5), (9.0, 0.5), (1.0, 1.0)))
+TURNS = [worker(9.0, 4.8)] * 2
+THREADS = {"worker_type": "thread"}
 GROUPS = {"group": 32.0, "opening": 0.1, "each": 0.001}
 SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
 
@@ -340,6 +342,12 @@ SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
         ({"wait": waits(0.01, 0.01)}, {}, "hardly waits for data (1% of its time)"),
         ({"deaths": 2, "retries": 3}, {}, "2 worker(s) died; their samples were tried again"),
         ({"deaths": 1}, {}, "none was retried"),
+        ({**THREADS, "deaths": 1}, {}, "1 worker thread(s) ended by SystemExit or the like; "),
+        ({**THREADS, "workers": TURNS}, {"cores": 4}, "run Python code, one at a time"),
+        ({**THREADS, "workers": TURNS}, {"cores": 1}, "all workers compute"),
+        ({**THREADS, "workers": COMPUTES}, {"cores": 4}, "More would help"),
+        ({**THREADS, "workers": WAITS}, {"cores": 4}, "all workers wait themselves"),
+        ({"workers": TURNS}, {"cores": 4}, "all workers compute"),
     ],
 )  # fmt: skip
 def test_verdicts(change: dict, facts: dict, words: str) -> None:
@@ -347,6 +355,7 @@ def test_verdicts(change: dict, facts: dict, words: str) -> None:
     stats = {
         "deaths": 0,
         "retries": 0,
+        "worker_type": "process",
         "wait": waits(),
         "workers": COMPUTES,
         "memory": {"used": 10, "limit": 100},

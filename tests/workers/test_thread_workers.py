@@ -26,7 +26,6 @@ import minato
 from attack.support import same
 from minato.iterators.collating import CollatesHere
 from minato.transport.shape import Shape
-from minato.workers import grace
 from minato.workers.threads import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -698,11 +697,9 @@ print("end", flush=True)
 )
 def test_exit_in_the_middle_of_a_sample(wait: str, then: str) -> None:
     script = HEAD.format(wait=wait, then=then)
-    begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert ("end" in done.stdout) == ("exit" not in then)
-    assert time.monotonic() - begin < PATIENCE / 2 + grace.EXIT
