@@ -72,7 +72,11 @@ class Resident:
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         _being_read[id(tensor)] = tensor
-        made = self.provider.copy(tensor, self.stream, [])
+        try:
+            made = self.provider.copy(tensor, self.stream, [])
+        except Exception:  # nothing was begun
+            del _being_read[id(tensor)]
+            raise
         if not finished(self.provider, self.stream, COPY_SECONDS):
             raise NotResident(f"a case was not copied within {COPY_SECONDS:.0f} seconds")
         del _being_read[id(tensor)]

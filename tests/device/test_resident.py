@@ -120,6 +120,7 @@ def test_where_there_is_no_room(able: Fake, files: Any) -> None:
     dataset = resident(files)
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda")
     iterator = iter(loader)
+    assert not cases_being_read  # nothing was begun
     able.room = None
     assert received(able, iterator) == wanted(dataset)
     assert "not resident" in told(loader)["operators_why"] and not told(loader)["resident"]

@@ -189,7 +189,7 @@ def test_the_machine_is_looked_at(monkeypatch, capsys):
     assert probe.main(["--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["machine"]["gpu"] is None and found["measured"]["pinned_mb_s"] is None
-    assert found["measured"]["core_copy_mb_s"] > 0
+    assert found["measured"]["core_copy_mb_s"] > 0 and probe.memory_available() > 0
     assert any("without a GPU" in line for line in found["missing"])
     assert any("memory traffic" in line for line in found["missing"])
 
@@ -389,8 +389,9 @@ def test_what_is_measured_of_a_gpu(monkeypatch):
     monkeypatch.setattr(probe.usage, "gpu_percent", lambda: None)
     monkeypatch.setattr(probe, "on_host", lambda device: "there was no nvcc")
     monkeypatch.setattr(probe, "shared_memory", lambda: 64 << 20)
+    monkeypatch.setattr(probe, "memory_available", lambda: 3 << 30)
     told = "; ".join(probe.missing(gpu))
-    for words in ("GPU use is not measured", "there was no nvcc", "/dev/shm has 64 MiB"):
+    for words in ("GPU use is not measured", "3.0 GiB of memory are available", "there was no nvcc", "/dev/shm has 64 MiB"):
         assert words in told
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: argparse.Namespace(
         name="X", major=9, minor=0, total_memory=141 << 30))
@@ -426,6 +427,8 @@ def test_the_whole_matrix_comes_to_its_end_and_is_told(tmp_path, monkeypatch, ca
         monkeypatch.setattr(program.Experiment, runner, lambda self, row: made_up(row))
     arguments = ["--out", str(tmp_path), "--device", "cuda", "--budget", "400h"]
     monkeypatch.setattr(ranks, "_device", str)
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure, "savefig", lambda self, path, **_: path.touch())  # seconds
     assert program.main(arguments) == 0
     rows = plan.rows(FULL, 16)
     assert len(written) > len(rows)

@@ -341,7 +341,8 @@ def tell(document: dict[str, Any], path: Path) -> None:
     """Print the tables of a file, and draw its plot beside it."""
     print(report.text(document))
     picture = report.draw(document, path.with_suffix(".png"))
-    print(f"\nall figures: {path}; plot: {picture or 'needs matplotlib'}")
+    print(f"\nall figures: {path}; plot: "
+          + str(picture or "none, for want of matplotlib or of rows of the sweep"))
 
 
 def main(argv: list[str] | None = None) -> int:

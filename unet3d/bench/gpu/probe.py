@@ -22,6 +22,7 @@ BYTES, REPEATS = 1 << 28, 8
 PMUS = Path("/sys/bus/event_source/devices")
 # 14 workers prepare two batches of seven samples of 10 MB each.
 SHARED, ENOUGH_SHARED = Path("/dev/shm"), 2 << 30
+MEMINFO, ENOUGH_MEMORY = Path("/proc/meminfo"), 8 << 30
 
 
 def copy_rate(device: torch.device, pinned: bool) -> float:
@@ -59,6 +60,15 @@ def on_host(device: torch.device) -> str | None:
     return provider.operators() if provider is not None else "it is no accelerator"
 
 
+def memory_available() -> int | None:
+    """Bytes that the system could give now; some virtual machines begin with little, and grow."""
+    try:
+        lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def shared_memory() -> int | None:
     """Bytes that torch's workers can send batches through; None where that is not told."""
     try:
@@ -85,6 +95,10 @@ def missing(device: torch.device) -> list[str]:
         f"the counters {', '.join(counters[:2])}... are here, but this program does not read "
         "them (perf stat -a does, beside it)" if counters else
         "the system shows no counters of its memory controllers"))
+    available = memory_available()
+    if available is not None and available < ENOUGH_MEMORY:
+        found.append(f"{available / 2**30:.1f} GiB of memory are available now: minato's loaders take "
+                     "half of that at most, and their rows are the slower for it")
     room = shared_memory()
     if room is not None and room < ENOUGH_SHARED:
         found.append(f"{SHARED} has {room >> 20} MiB: torch's loaders may fail there, and their rows "
