@@ -57,6 +57,19 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     c->since++;
 }
 
+/* What is remembered of a sample, by what is known of groups now: one that followed its neighbour
+ * before, and was dear even so, has opened one. */
+static uint8_t
+marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
+{
+    const struct mn_locality *l = &c->locality;
+    if (!(cell->marks & MN_COST_EARLY) || l->near.answer != MN_CONTRAST_YES) {
+        return cell->marks;
+    }
+    unsigned opens = mn_locality_opens(l, (int64_t)cell->wall_ns) ? MN_COST_OPENS : 0u;
+    return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
+}
+
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
  * its neighbours and at home: what it pays for being away is no property of it. */
 static int64_t
@@ -66,13 +79,15 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     struct mn_locality *l = &c->locality;
     bool known = index >= 0 && index < c->model.n;
     struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
-    uint8_t others = cell->marks & (MN_COST_ABROAD | MN_COST_APART);
-    bool apart = !follows && l->near.answer != MN_CONTRAST_YES;
-    if (!apart && (others & MN_COST_APART)) {
+    const unsigned unaware = MN_COST_APART | MN_COST_EARLY;
+    unsigned now = follows ? MN_COST_EARLY : MN_COST_APART;
+    now = l->near.answer != MN_CONTRAST_YES ? now : 0;
+    if ((cell->marks & unaware & ~now) != 0) {
         cell->age = 0; /* what it cost then says nothing about now */
     }
-    others = (uint8_t)((others & ~(unsigned)MN_COST_APART) | (apart ? MN_COST_APART : 0u));
-    cell->marks = mn_locality_observe_near(l, follows, edge, cell->marks, cost) | others;
+    now |= cell->marks & MN_COST_ABROAD;
+    uint8_t near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
+    cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
     int64_t own = cost; /* without what is paid for being away */
     if (!follows && !(cell->marks & MN_COST_OPENS)) {
         own = mn_locality_beside(l, cost);
@@ -148,7 +163,7 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
         bool known = index != NULL && index[i] >= 0 && index[i] < c->model.n;
         const struct mn_cost_cell *cell = known ? &c->model.cells[index[i]] : NULL;
         home[i] = cell != NULL && homes && cell->term == c->term ? cell->home : 0;
-        marks[i] = cell != NULL ? cell->marks : 0;
+        marks[i] = cell != NULL ? marks_of(c, cell) : 0;
     }
 }
 

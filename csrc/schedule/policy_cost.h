@@ -48,6 +48,7 @@ enum mn_cost_mark {
     MN_COST_OPENS = 1u << 1,    /* was dear even so: it begins a group (policy_locality.h) */
     MN_COST_ABROAD = 1u << 2,   /* what is known of its cost is not from where it is at home */
     MN_COST_APART = 1u << 3,    /* nor from beside its neighbour, when nobody knew of groups */
+    MN_COST_EARLY = 1u << 4,    /* it is from there, and from then: it may have opened a group */
 };
 
 struct mn_cost_cell {

@@ -185,11 +185,16 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
 
 /* ---- groups ------------------------------------------------------------------------- */
 
+bool
+mn_locality_opens(const struct mn_locality *l, int64_t cost_ns)
+{
+    return (double)cost_ns > (l->near.cheap_ns + l->near.paid_ns) / 2.0;
+}
+
 static uint8_t
 followed(struct mn_locality *l, bool edge, uint8_t marks, int64_t cost_ns)
 {
-    l->opens_ns = (l->near.cheap_ns + l->near.paid_ns) / 2.0;
-    bool opens = (double)cost_ns > l->opens_ns;
+    bool opens = mn_locality_opens(l, cost_ns);
     if (marks & MN_COST_OPENS) {
         l->right += opens;
         l->wrong += !opens;

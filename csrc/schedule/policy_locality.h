@@ -131,7 +131,6 @@ struct mn_locality {
     struct mn_contrast near; /* firsts against followers */
     struct mn_contrast home; /* made elsewhere against made at home again */
     double each_ns;            /* of followers that open nothing */
-    double opens_ns;           /* a follower that costs more has opened a group */
     double followers, opened, firsts; /* counts, with the memory above: followers, of them */
     double edges, edges_opened;       /* those that opened; those at the edge of a batch */
     bool joins;                       /* most of the latter opened nothing */
@@ -167,6 +166,11 @@ mn_locality_observe_near(struct mn_locality *l, bool follows, bool edge, uint8_t
 /* A sample that was made before cost this much at its home, or elsewhere. */
 void
 mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns);
+
+/* Whether a sample that has followed and cost so much has opened a group: if neighbours are
+ * cheaper at all. */
+bool
+mn_locality_opens(const struct mn_locality *l, int64_t cost_ns);
 
 /* Whether a new chain begins at this sample. */
 bool
