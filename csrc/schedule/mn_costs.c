@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Quantiles cost a walk over the histogram; they move slowly. */
+/* Quantiles cost a walk over the histogram; they move slowly, */
 #define QUANTILES_EVERY 32u
 /* ... the slower the more there are: by this part of the histogram. */
 #define QUANTILES_PART 64u
+/* The first samples are no measure of the others: until there are more, by this part of them. */
+#define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
@@ -42,8 +44,9 @@ void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
 {
     mn_cost_observe(&c->model, index, wall_ns);
-    if (c->since == 0
-        || (c->since >= QUANTILES_EVERY && c->since >= c->model.wall.total / QUANTILES_PART)) {
+    uint64_t all = c->model.wall.total, first = all / QUANTILES_FIRST;
+    uint64_t every = first < QUANTILES_EVERY ? first : QUANTILES_EVERY;
+    if (c->since == 0 || (c->since >= every && c->since >= all / QUANTILES_PART)) {
         c->since = 0;
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);

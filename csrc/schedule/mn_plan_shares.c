@@ -385,7 +385,8 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
         return true; /* what has not begun may find no room, and the head must not wait for it */
     }
     if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
-        return slack_of(p, x) + (goes_on ? p->known.opening_ns : 0) < slack_of(p, own);
+        int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS : p->known.opening_ns;
+        return slack_of(p, x) + (goes_on ? back : 0) < slack_of(p, own);
     }
     return !goes_on && x->batch->sequence < own->batch->sequence;
 }
@@ -444,9 +445,9 @@ mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w
     mn_plan_started(p, s);
     int64_t cost_ns = x->batch->cost_ns[x->t0];
     x->batch->maker = (int32_t)w + 1;
+    x->batch->sent[x->t0] = w + 1 < MN_SENT_ANY ? (uint16_t)(w + 1) : MN_SENT_ANY;
     mn_share_take(p, w, x);
     x->cost_ns -= cost_ns;
-    x->batch->sent[x->t0] = w + 1 < MN_SENT_ANY ? (uint16_t)(w + 1) : MN_SENT_ANY;
     x->opens_ns -= x->batch->opens_ns[x->t0];
     x->t0++;
     p->piece_tasks--;
