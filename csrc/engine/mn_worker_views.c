@@ -56,7 +56,8 @@ look_at(struct mn_worker_views *views, uint32_t w, uint64_t now)
         v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
         /* One that has gone on for longer than expected is taken to last as long again. */
         int64_t whole = running <= shm->ctl->ntasks ? views->sent_ns[running - 1] : 0;
-        v.left_ns += whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+        v.present_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+        v.left_ns += v.present_ns;
     }
     bool rests = running == 0 && v.queued != 0;
     if (!rests || rest->hint != hint || rest->since_ns == 0) { /* it has taken one meanwhile */

@@ -94,7 +94,8 @@ struct mn_worker_view {
     bool usable;        /* it is there to do what it is given */
     uint64_t queued;    /* tasks that wait on its own queue */
     int64_t running_ns; /* for how long its present one has run; -1: it has none */
-    int64_t left_ns;    /* what it has to do before it comes to its share, as far as known */
+    int64_t left_ns;    /* what it has to do before it comes to its share, as far as known, */
+    int64_t present_ns; /* and of that for its present task */
 };
 
 /* What is the case when something is decided. */

@@ -255,7 +255,8 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
 }
 
 /* How long it takes until one that idles may begin something that nobody is at: as long as the
- * batch to be delivered next. Never at the end of all that is planned. */
+ * batch to be delivered next. What waits on its worker's queue may be of the next one already.
+ * Never at the end of all that is planned. */
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
@@ -265,7 +266,7 @@ more_in(const struct mn_plan *p, const struct mn_plan_round *r)
         return INT64_MAX;
     }
     uint32_t w = (uint32_t)q->maker - 1;
-    int64_t left = r->facts.workers[w].left_ns;
+    int64_t left = r->facts.workers[w].present_ns;
     for (const struct mn_piece *x = p->shares[w].first; x != NULL && x->batch == q; x = x->next) {
         left += x->cost_ns;
     }

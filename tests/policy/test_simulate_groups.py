@@ -79,6 +79,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, Any]:
         "drawn", draw(st.integers(1, 9)), draw(st.integers(1, 6)), lambda rng: None,
         held=draw(st.integers(1, 3)), mixed=draw(st.sampled_from([0, 1, 1, 2])),
         memory=draw(st.sampled_from([1, 3, 30, 512])), in_order=draw(st.booleans()),
+        far=draw(st.booleans()),
         consumer=draw(st.sampled_from([0, 0, 2 * MS, 40 * MS])),
     )  # fmt: skip
     return case, groups.Work(cost, group, opening)
@@ -217,6 +218,20 @@ def test_all_help_with_a_first_batch_that_is_no_group(
         bound = max(sum(work.cost[i] for i in order[:batch]) / workers, 5 * MS)
         most = 1.3 if costs == "even" else 1.6
         assert plan.epoch_of(order).first_ns < most * bound + 5 * MS
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_groups_that_end_with_batches_are_opened_once(library, seed: int, far: bool) -> None:
+    """In each epoch, as if batches were never cut, which nothing beats where all cost the same.
+    What was made before anything was known shows its groups later; what it costs to open one is no
+    reason to start its first sample early; a plan that is made anew leaves each to who is at it;
+    nobody leaves one before it is known what that costs, or enters one while others end."""
+    for sizes, opening, each in (([8] * 128, 50 * MS, 2 * MS), ([32] * 64, 100 * MS, MS)):
+        case = shared(32, 4, sizes, opening, each, far=far)
+        for torch, plan in epochs(library, case, True, False, seed):
+            assert plan.opened == torch.opened == 1.0
+            assert plan.ratio < 1.005 * torch.ratio
 
 
 def test_a_first_batch_that_is_a_group_is_opened_once(library) -> None:
