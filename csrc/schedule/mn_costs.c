@@ -248,6 +248,7 @@ mn_costs_look(struct mn_costs *c)
                                   c->timeout_ns, c->collate_ns, c->split, c->model.samples,
                                   c->locality.near.answer, c->locality.home.answer,
                                   mn_locality_joins(&c->locality),
+                                  mn_locality_believes(&c->locality),
                                   mn_locality_opening(&c->locality),
                                   mn_locality_away(&c->locality),
                                   mn_locality_length(&c->locality)};

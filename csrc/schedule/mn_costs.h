@@ -87,7 +87,7 @@ struct mn_costs_view {
     bool split;
     uint64_t samples;
     enum mn_contrast_answer near, home; /* policy_locality.h */
-    bool joins;
+    bool joins, believes;
     int64_t opening_ns, away_ns;
     double group; /* samples */
 };

@@ -160,7 +160,8 @@ mn_plan_look(struct mn_plan *p)
 static uint32_t
 stance_of(const struct mn_plan *p)
 {
-    return p->known.near | p->known.home << 2 | (uint32_t)p->known.joins << 4;
+    return p->known.near | p->known.home << 2 | (uint32_t)p->known.joins << 4
+           | (uint32_t)p->known.believes << 5;
 }
 
 bool

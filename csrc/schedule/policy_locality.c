@@ -12,7 +12,7 @@ mn_locality_init(struct mn_locality *l)
 {
     memset(l, 0, sizeof(*l));
     l->near.rank = l->home.rank = 0.5;
-    l->order = (struct mn_locality_order){1.0, true};
+    l->order = (struct mn_locality_order){1.0, 1.0, true};
 }
 
 void
@@ -22,7 +22,9 @@ mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_
         int64_t low = index[i - 1] < index[i] ? index[i - 1] : index[i];
         int64_t high = index[i - 1] < index[i] ? index[i] : index[i - 1];
         bool near = low >= 0 && high < length && high - low <= length / 8;
+        bool next = near && index[i] - 1 == index[i - 1];
         l->order.share += ((near ? 1.0 : 0.0) - l->order.share) / MN_LOCALITY_PAIRS;
+        l->order.next += ((next ? 1.0 : 0.0) - l->order.next) / MN_LOCALITY_PAIRS;
     }
     bool kept = l->order.keeps;
     l->order.keeps = l->order.share > (kept ? 0.5 : 0.75);
@@ -272,10 +274,11 @@ mn_locality_length(const struct mn_locality *l)
     return openings > 0.0 ? (l->followers + l->firsts) / openings : 1.0;
 }
 
-static bool
-believed(const struct mn_locality *l)
+bool
+mn_locality_believes(const struct mn_locality *l)
 {
-    return l->right + 1.0 >= l->wrong;
+    return l->order.next > 0.5 ? l->right + 1.0 >= l->wrong
+                               : l->right > l->wrong + MN_LOCALITY_RIGHT;
 }
 
 bool
@@ -299,10 +302,11 @@ mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *
     if (p->declared) {
         return false;
     }
-    if ((p->marks & MN_COST_OPENS) && believed(l) && p->number % 8 != 7) {
+    uint8_t marks = mn_locality_believes(l) ? p->marks : 0;
+    if ((marks & MN_COST_OPENS) && p->number % 8 != 7) {
         return true;
     }
-    if (!p->batch || ((p->marks & MN_COST_FOLLOWED) && believed(l))) {
+    if (!p->batch || (marks & MN_COST_FOLLOWED)) {
         return false;
     }
     uint64_t every = l->edges < MN_LOCALITY_EDGES ? 4 : 16;

@@ -51,7 +51,9 @@
  *   opened even so (policy_cost.h): where such a sample follows, its group begins, and that is the
  *   place to change workers. A sampler that shuffles inside of groups makes these marks
  *   wrong; how often they were right is counted on the followers that were kept in spite of
- *   their mark (one in eight), and they are believed while most are.
+ *   their mark (one in eight), and they are believed while most are. Where most indices of the
+ *   order do not come right after the one before them it is likely that it shuffles, and marks are
+ *   not believed before MN_LOCALITY_RIGHT more were right than wrong: until then all are kept.
  *
  * Chains
  *   A chain is a run of the sampler's order that one worker is meant to make.
@@ -90,6 +92,7 @@
  * and less. */
 #define MN_LOCALITY_MEMORY 1024
 #define MN_LOCALITY_EDGES 4
+#define MN_LOCALITY_RIGHT 3
 #define MN_LOCALITY_PAIRS 16 /* of neighbours in the order that count, and of each batch at most */
 /* The first batch of all takes at most this much longer, in tenths, because it is found out whether
  * it is a group. */
@@ -123,7 +126,8 @@ struct mn_contrast {
 /* Whether an order keeps indices together that are near to each other: of pairs of neighbours in it
  * most lie within an eighth of the dataset. In a random order a quarter do. */
 struct mn_locality_order {
-    double share; /* of such pairs, of some of the last */
+    double share; /* of such pairs, of some of the last, */
+    double next;  /* and of those that are an index and the one after it */
     bool keeps;
 };
 
@@ -175,6 +179,10 @@ mn_locality_opens(const struct mn_locality *l, int64_t cost_ns);
 /* Whether a new chain begins at this sample. */
 bool
 mn_locality_breaks(const struct mn_locality *l, const struct mn_locality_place *p);
+
+/* Whether what indices remember of where groups begin is believed. */
+bool
+mn_locality_believes(const struct mn_locality *l);
 
 /* Whether groups go on from batch to batch, as far as it is known. */
 bool

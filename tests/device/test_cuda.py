@@ -17,7 +17,7 @@ from minato.device import copies, tail
 from minato.device.provider import provider_for
 
 from .datasets import Rows
-from .test_tail import FINISHED, MODES, files, pipeline, wanted
+from .test_device_operators import FINISHED, MODES, files, pipeline, wanted
 
 __all__ = ["files"]  # a fixture
 DEVICE = "cuda"

@@ -369,6 +369,22 @@ def test_remembered_groups_are_chains_over_batches(make):
     assert sum(length % 48 == 0 for length in cut) >= len(cut) - 2
 
 
+@given(group=st.sampled_from([16, 32, 64]), seed=st.integers(0, 99))
+def test_marks_of_an_order_that_shuffles_are_believed_when_they_were_right(make, group, seed):
+    """As they are where it shuffles in the same way each time."""
+    dice, locality = random.Random(seed), make()
+    for n in range(64):
+        locality.near(n % 8 != 0, 22 * MS if n % 8 == 0 else 2 * MS)
+    order = [n for at in range(0, 640, group) for n in dice.sample(range(at, at + group), group)]
+    for at in range(0, len(order), 32):
+        locality.drawn(order[at : at + 32], 10_000)
+    marks = {n: FOLLOWED | OPENS if n % 16 == 4 else FOLLOWED for n in range(64)}
+    assert chains(locality, 1, 64, 10**9, marks=marks.__getitem__) == [64]
+    for _ in range(8):
+        locality.near(True, 22 * MS, marks=FOLLOWED | OPENS)
+    assert len(chains(locality, 1, 64, 10**9, marks=marks.__getitem__)) > 2
+
+
 def test_marks_that_are_wrong_are_not_believed(make):
     """A sampler that shuffles inside of groups: what opened one is no sign the next time."""
     locality = make()
