@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import minato
 from contract.support import Kind, run_script, wait_for
 from minato import ops
-from minato.device import copies, tail
+from minato.device import copies, operators
 from minato.device.provider import provider_for
 
 from .datasets import Rows
@@ -49,7 +49,7 @@ def received(loader: Any) -> dict[int, tuple[bytes, bytes]]:
 
 
 def needs_kernels() -> None:
-    if isinstance(said := tail.kernels(), str):
+    if isinstance(said := operators.kernels(), str):
         pytest.skip(said)
 
 
