@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -151,6 +153,35 @@ def test_what_a_worker_has_is_not_freed() -> None:
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.poll(block)
+
+
+def test_a_task_and_its_error_may_have_each_other() -> None:
+    """As they do where frames that the error came through have the task: both are collected."""
+
+    class Fails:
+        def __getitem__(self, index: int) -> Any:
+            raise Failed
+
+    class Failed(Exception):
+        task: Any
+
+    engine = _core.Engine(1, 0, False, window=1)
+    try:
+        engine.start(-1, -1)
+        worker = _core.Worker(engine.segment, 0, Fails(), None, Layout, pickle.loads)
+        worker.ready()
+        engine.set_form(None)
+        engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0)
+        task = worker.next()
+        assert task and task.extras and (task.row0, task.nrows) == (0, 1)
+        error = task.extras[0][2]
+        error.task, gone = task, weakref.ref(error)
+        del error, task
+        gc.collect()
+        assert gone() is None
+    finally:
+        engine.stop()
+        engine.close()
 
 
 def test_a_planned_batch_is_taken_once_and_in_its_turn() -> None:

@@ -545,7 +545,7 @@ class TestMoreWorkers:
             worker.ready()
             engine.set_form(None)
             assert engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0) == 0
-            assert worker.next()[0] == 1
+            assert worker.next().kind == 1
         finally:
             engine.stop()
             engine.close()

@@ -109,6 +109,9 @@ mn_named_tuple(PyTypeObject *type, const char *format, ...)
         PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
     }
     Py_XDECREF(values);
+    if (made != NULL && !PyObject_GC_IsTracked(made)) {
+        PyObject_GC_Track(made); /* errors in it know the frames that have it */
+    }
     return made;
 }
 
