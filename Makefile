@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed docs
+.PHONY: stress soak sanitize nightly mutants fuzz libraries reference wheels installed docs
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make gpu       how many cores a GPU needs, by loader: 40 minutes on a machine with one"
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
+	@echo "make soak      several loaders with kills and little memory, for an hour"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
 	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
@@ -95,6 +96,10 @@ stress: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
 	$(BIN)/python benchmarks/resume.py --every 10
 
+SOAK_SECONDS ?= 3600
+soak: build
+	MINATO_STRESS_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q -s tests/attack/test_soak.py
+
 sanitize: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
@@ -105,7 +110,8 @@ sanitize: build
 SEED ?= $(shell date +%s)
 nightly: build
 	@echo "SEED=$(SEED)"
-	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) mutants fuzz stress sanitize reference libraries
+	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
+	  mutants fuzz stress soak sanitize reference libraries
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build
