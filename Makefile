@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
-.PHONY: stress sanitize nightly mutants fuzz libraries reference wheels installed docs
+.PHONY: stress soak sanitize nightly mutants fuzz libraries reference wheels installed docs
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
 .PHONY: fuzz-differential fuzz-properties
 
@@ -15,6 +15,7 @@ help:
 	@echo "make gpu       how many cores a GPU needs, by loader: 40 minutes on a machine with one"
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
+	@echo "make soak      several loaders with kills and little memory, for an hour"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
 	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
@@ -101,6 +102,10 @@ stress-programs: build
 stress-resume: build
 	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
 
+SOAK_SECONDS ?= 3600
+soak: build
+	MINATO_STRESS_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q -s tests/attack/test_soak.py
+
 sanitize: sanitize-programs sanitize-extension
 sanitize-programs: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
@@ -113,8 +118,8 @@ sanitize-extension: build
 SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
-	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) \
-	  mutants fuzz stress sanitize reference installed libraries
+	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
+	  mutants fuzz stress soak sanitize reference installed libraries
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build

@@ -29,8 +29,8 @@ def commands(target: str) -> str:
     return done.stdout.replace("\\\n", " ")
 
 
-@pytest.mark.parametrize("target", [
-    "test", "train", "gpu", "bench", "stress", "sanitize", "installed", "nightly"])
+@pytest.mark.parametrize("target", ["test", "train", "gpu", "bench", "stress", "soak", "sanitize",
+                                     "installed", "nightly"])  # fmt: skip
 def test_what_is_run_is_there(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
@@ -50,6 +50,7 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
     assert re.search(r"benchmarks/resume.py .*--seed 7\b", text)
     exits = re.search(r"MINATO_STRESS_SECONDS=(\d+) .*tests/attack", text)
     assert exits is not None and int(exits[1]) >= 30
+    assert re.search(r"MINATO_STRESS_SECONDS=120 .*test_soak", text)
     assert "MINATO_TEST_LOADERS=torch " in text
     assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")
 

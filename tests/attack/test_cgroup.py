@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT, GROWS_LIMIT = 600 << 20, 1200 << 20
@@ -66,6 +69,46 @@ print(*refused[:1] or [f"memory was never the reason: {decisions}"])
 """
 
 
+#: sample 37 takes all memory there is: once, and then each time
+EATS = """
+import multiprocessing
+import minato
+
+class Eats:
+    def __init__(self):
+        self.left = multiprocessing.Value("i", 0)
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        with self.left.get_lock():
+            eats = index == 37 and self.left.value > 0
+            self.left.value -= eats
+        if eats:
+            with open("/proc/self/oom_score_adj", "w") as score:
+                score.write("1000")  # the loader's own process is spared
+            size = 4 << 20
+            held = [b"x" * size for _ in range(10_000)]
+        return index
+
+data = Eats()
+loader = minato.DataLoader(data, 4, num_workers=2, persistent_workers=True, max_retries=1)
+data.left.value = 1
+assert [int(i) for batch in loader for i in batch] == list(range(64))
+assert loader.stats()["deaths"] == 1
+data.left.value = 1000
+iterator, got, told = iter(loader), [], ""
+while True:
+    try:
+        got += next(iterator).tolist()
+    except StopIteration:
+        break
+    except minato.WorkerLost as error:
+        told = str(error)
+assert got == [i for i in range(64) if i // 4 != 9], got
+print(told)
+"""
+
+
 def _own(version: int) -> Path | None:
     """This process's group, where that has a memory controller."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -103,6 +146,12 @@ def group() -> Iterator[Path]:
             time.sleep(0.05)
 
 
+def _set_limit(group: Path, limit: int) -> None:
+    for name in LIMIT_FILES.values():
+        if (group / name).exists():
+            (group / name).write_text(str(limit))
+
+
 def _run_inside(group: Path, *arguments: str) -> str:
     def enter() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -121,9 +170,18 @@ def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
 
 
 def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
-    for name in LIMIT_FILES.values():
-        if (group / name).exists():
-            (group / name).write_text(str(GROWS_LIMIT))
+    _set_limit(group, GROWS_LIMIT)
     workers = _run_inside(group, GROWS).strip()
     assert workers.isdecimal(), workers
     assert 2 < int(workers) < 12
+
+
+if SECONDS >= 30:  # make stress: a group that runs out of memory is slow for a while
+
+    def test_a_worker_that_the_system_kills_for_its_memory(group: Path) -> None:
+        """It is replaced, and where that goes on the error names sample, signal and cause."""
+        told = _run_inside(group, EATS)
+        assert "killed by signal: Killed" in told
+        assert "the system may have run out of memory" in told
+        # cheap neighbours are one task by then
+        assert re.search(r"sample index (37|\[[\d, ]*37[\d, ]*\]) of batch 9", told), told

@@ -1,4 +1,4 @@
-"""Workers and the zygote die at each labelled fault point; run by tests/test_sanitized.py.
+"""Workers and the zygote die, or stop, at each labelled fault point; run by tests/test_sanitized.py.
 
 The extension is built with MINATO_FAULTS=1 for it, and MINATO_TEST_FAULTS says how often a point
 is passed at most before somebody dies there. Where a process is killed at random, most
@@ -7,15 +7,19 @@ deaths fall into the dataset's own code; here each falls between two neighbourin
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import os
 import re
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from .support import ROOT, copied, kill, same, wait_for, workers_of
+from .support import ROOT, alive, copied, kill, same, wait_for, worker_entries, workers_of
 from .test_kills import KINDS, make
 
 #: label -> kind of data that comes by it
@@ -51,12 +55,35 @@ def test_every_label_is_listed() -> None:
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Arms a point; returns the file that is there once a process has died at it."""
 
-    def arm(label: str, n: int) -> Path:
+    def arm(label: str, n: int, how: int = signal.SIGKILL) -> Path:
         file = tmp_path / "dead"
-        monkeypatch.setenv("MINATO_FAULT", f"{label} {n} {file}")
+        monkeypatch.setenv("MINATO_FAULT", f"{label} {n} {file} {int(how)}")
+        monkeypatch.setenv("MINATO_FAULT_SPARES", str(os.getpid()))
         return file
 
     return arm
+
+
+#: what else ends a process than a kill; 0: os._exit
+WAYS = [signal.SIGSEGV, signal.SIGBUS, 0]
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def ways_of(labels: list[str]) -> list[tuple[str, int, str]]:
+    """(label, how, start method): each label comes with each way and each method, but not with
+    each pair of them; in short runs with one way, forked."""
+    methods = METHODS if len(TIMES) > 1 else METHODS[:1]
+    return [
+        (label, WAYS[(at + shift) % len(WAYS)], method)
+        for at, label in enumerate(labels)
+        for shift, method in enumerate(methods)
+    ]
+
+
+@pytest.fixture
+def fresh_server() -> None:
+    """Of forkserver, whose children have the environment that it was started with."""
+    vars(multiprocessing.forkserver)["_forkserver"]._stop()
 
 
 @pytest.mark.parametrize("n", TIMES)
@@ -73,6 +100,61 @@ def test_a_worker_dies_there(label: str, n: int, fault) -> None:
     wait_for(lambda: loader.stats()["deaths"] == 1, "the loader to see it")
     torch.manual_seed(1234)
     assert len(list(loader)) == len(expected)  # and another epoch
+
+
+@pytest.mark.parametrize("label, how, method", ways_of([*WORKER]))
+def test_a_worker_ends_there_otherwise(
+    label: str, how: int, method: str, fault: Callable[..., Path], fresh_server: None
+) -> None:
+    dataset, options = KINDS[WORKER[label]]
+    expected = [copied(batch) for batch in make(dataset(), **options)]
+    file = fault(label, 1, how)
+    loader = make(dataset(), multiprocessing_context=method, persistent_workers=True, **options)
+    assert same([copied(batch) for batch in loader], expected)
+    wait_for(file.exists, f"a death at {label}")
+    wait_for(lambda: loader.stats()["deaths"] == 1, "the loader to see it")
+
+
+@pytest.mark.parametrize("label", WORKER)
+def test_a_worker_stops_there(label: str, fault: Callable[..., Path]) -> None:
+    """Whatever it has in its hands waits for it, and nobody else's wake-up is lost with it."""
+    dataset, options = KINDS[WORKER[label]]
+    expected = [copied(batch) for batch in make(dataset(), **options)]
+    file, ended = fault(label, 1, signal.SIGSTOP), threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(0.01):
+            pid = int((file.exists() and file.read_text()) or 0)
+            if pid and alive(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                kill(pid, signal.SIGCONT)
+
+    later = threading.Thread(target=go_on)
+    later.start()
+    try:
+        assert same([copied(batch) for batch in make(dataset(), **options)], expected)
+    finally:
+        ended.set()
+        later.join()
+    assert file.exists(), f"nobody has come by {label}"
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_zygote_ends_there_while_it_makes_a_replacement(
+    how: int, fault: Callable[..., Path]
+) -> None:
+    dataset, options = KINDS["rows"]
+    expected = [copied(batch) for batch in make(dataset(), **options)]
+    file = fault("zygote.starting", 4, how)  # three workers were made before
+    iterator = iter(make(dataset(), **options))
+    wait_for(lambda: all(worker["pid"] for worker in worker_entries(iterator)), "workers")
+    kill(workers_of(iterator)[0])
+    wait_for(file.exists, "its end")
+    got: list[object] = []
+    try:
+        got += [copied(batch) for batch in iterator]
+    except RuntimeError as error:
+        assert "died unexpectedly" in str(error)
+    assert same(got, expected[: len(got)])
 
 
 @pytest.mark.parametrize("n", TIMES)

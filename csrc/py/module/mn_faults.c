@@ -1,10 +1,11 @@
 /* mn_faults.c - dying at a labelled point, in builds with MN_FAULTS; nothing in others.
  * SPDX-License-Identifier: Apache-2.0
  *
- * MINATO_FAULT="LABEL N FILE" in the environment: the process that passes the point for the
- * N-th time, counted in each process by itself, makes FILE and kills itself. Where there is
- * FILE nobody dies, so it is one process in all. The process that loaded the module, with fork
- * the trainer, never dies of it.
+ * MINATO_FAULT="LABEL N FILE HOW" in the environment: the process that passes the point for the
+ * N-th time, counted in each process by itself, makes FILE, writes its process id there and ends
+ * itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7). Where there is
+ * FILE nobody dies, so it is one process in all. The process that MINATO_FAULT_SPARES names, as a
+ * rule the trainer, never dies of it.
  */
 #include "py/module/mn_state.h"
 
@@ -19,7 +20,6 @@
 
 #include "base/mn_assert.h"
 
-static pid_t loaded_by;
 static unsigned passed;
 
 static void
@@ -27,15 +27,19 @@ die_here(const char *name)
 {
     char label[64], file[1024];
     unsigned n;
-    const char *told = getenv("MINATO_FAULT");
-    if (told == NULL || getpid() == loaded_by
-        || sscanf(told, "%63s %u %1023s", label, &n, file) != 3 || strcmp(label, name) != 0) {
+    int how;
+    const char *told = getenv("MINATO_FAULT"), *spared = getenv("MINATO_FAULT_SPARES");
+    if (told == NULL || (spared != NULL && getpid() == (pid_t)atol(spared))
+        || sscanf(told, "%63s %u %1023s %d", label, &n, file, &how) != 4
+        || strcmp(label, name) != 0) {
         return;
     }
     if (++passed == n) {
         int fd = open(file, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
         if (fd >= 0) {
-            (void)kill(getpid(), SIGKILL);
+            (void)dprintf(fd, "%d", (int)getpid());
+            (void)close(fd);
+            (void)(how != 0 ? kill(getpid(), how) : (_exit(7), 0));
         }
     }
 }
@@ -43,7 +47,6 @@ die_here(const char *name)
 void
 mn_faults_arm(void)
 {
-    loaded_by = getpid();
     mn_fault_hook = die_here;
 }
 
