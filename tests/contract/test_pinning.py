@@ -45,7 +45,8 @@ def test_device_name_is_deprecated(loader: Kind, workers: int) -> None:
                   pin_memory_device="cuda")
     with pytest.warns(UserWarning) as caught:
         list(made)
-    texts = [str(warning.message) for warning in caught]
+    # Python 3.12 and later may also warn of threads where there is a fork
+    texts = [str(w.message) for w in caught if w.category is not DeprecationWarning]
     assert texts == [OLD_NAME, NO_DEVICE]
 
 
