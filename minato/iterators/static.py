@@ -24,7 +24,7 @@ from .base import MinatoIterator
 from .failures import Amended, Told, note
 from .form import Form
 from .receiver import LOST, placed_batch
-from .supervisor import Supervisor
+from .supervisor import Supervisor, stay_at_exit
 
 #: in place of a batch that an earlier process has delivered
 _PASSED = object()
@@ -253,6 +253,7 @@ class StaticIterator(MinatoIterator):
         batch = self._blocks[numbers[0]]
         lost = batch.answer is None and engine.poll(batch.block) == LOST
         if lost and self._workers_status[batch.worker]:
+            stay_at_exit()
             loss = engine.lost(batch.block)[0]
             died = describe_death(loss.pid, loss.status)
             raise WorkerLost(died, loss.pid, batch.index, loss.status)

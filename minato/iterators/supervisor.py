@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 import warnings
 import weakref
@@ -28,6 +30,19 @@ CRASH_LOOP = 3
 def _of_a_row(died: str, deaths: int) -> str:
     return (f"{died.rstrip()} It is one of {deaths} deaths in a row in which no sample was "
             "finished.")  # fmt: skip
+
+
+#: Set at the interpreter's exit before multiprocessing ends the workers: what was registered last
+#: is done first. torch's own flag is set after that.
+_exit = threading.Event()
+atexit.register(_exit.set)
+
+
+def stay_at_exit() -> None:
+    """Does not return in a thread that is left at the interpreter's exit, a daemon's: that its
+    workers are gone then is no error for the program to be told of."""
+    while _exit.is_set() and threading.current_thread() is not threading.main_thread():
+        time.sleep(1.0)
 
 
 class Supervisor:
@@ -95,6 +110,7 @@ class Supervisor:
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises where workers have died and nobody does their work, unless done() is true."""
+        stay_at_exit()
         health = self.engine.health()
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:

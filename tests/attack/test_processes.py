@@ -354,7 +354,8 @@ SCRIPT = (
 #: the rest takes minutes and is run with MINATO_STRESS_SECONDS=30
 FEW = {
     ("balanced", "thread waits"), ("balanced", "cycle"), ("large", "os._exit"),
-    ("static", "exception"), ("persistent", "in a function"), ("spawn", "end"),
+    ("static", "exception"), ("static", "thread waits"), ("persistent", "in a function"),
+    ("spawn", "end"),
 }  # fmt: skip
 
 
