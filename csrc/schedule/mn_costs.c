@@ -89,14 +89,19 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
         cell->age = 0; /* what it cost then says nothing about now */
     }
     now |= cell->marks & MN_COST_ABROAD;
-    uint8_t near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
+    bool lived = cell->home != 0 && cell->term == c->term;
+    bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
+    uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
+    if (!away) {
+        near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
+    }
     cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
     int64_t own = cost; /* without what is paid for being away */
     if (!follows && !(cell->marks & MN_COST_OPENS)) {
         own = mn_locality_beside(l, cost);
     }
     bool together = l->near.answer != MN_CONTRAST_YES || follows;
-    if (cell->home != 0 && cell->term == c->term && together) {
+    if (lived && together) {
         bool home = cell->home == made->worker + 1;
         mn_locality_observe_home(l, home, cost);
         own = home ? own : mn_locality_at_home(l, own);
