@@ -15,6 +15,8 @@
 #define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
+/* Slower than most by so much and twice as slow: see mn_piece_slow. */
+#define SLOW_NS (INT64_C(1) * 1000 * 1000)
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
 #define FETCH_AHEAD 8u
 
@@ -73,6 +75,32 @@ marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
     return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
 }
 
+/* What a sample will cost where it is best made. */
+static int64_t
+predict(const struct mn_costs *c, int64_t index, bool usual)
+{
+    int64_t wall = mn_cost_wall(&c->model, index);
+    const struct mn_contrast *home = &c->locality.home;
+    if (index < 0 || index >= c->model.n || !mn_cost_knows(&c->model, index)) {
+        return usual && c->median_ns < wall ? c->median_ns : wall;
+    }
+    const struct mn_cost_cell *cell = &c->model.cells[index];
+    if (cell->marks & MN_COST_APART) {
+        wall = mn_locality_beside(&c->locality, wall);
+    }
+    bool abroad = home->answer == MN_CONTRAST_YES && (cell->marks & MN_COST_ABROAD)
+                  && cell->term == c->term;
+    return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+}
+
+/* Whether a sample is known to be slow. Those start alone, wherever there is room for them: how
+ * they were made would say that samples are dearer without their neighbours, and away from home. */
+static bool
+is_slow(const struct mn_costs *c, int64_t index)
+{
+    return predict(c, index, true) > 2 * c->median_ns + SLOW_NS;
+}
+
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
  * its neighbours and at home: what it pays for being away is no property of it. */
 static int64_t
@@ -90,9 +118,11 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     }
     now |= cell->marks & MN_COST_ABROAD;
     bool lived = cell->home != 0 && cell->term == c->term;
+    bool slow = is_slow(c, index);
     bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
+    bool alone = slow && l->near.answer != MN_CONTRAST_YES;
     uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
-    if (!away) {
+    if (!away && !alone) {
         near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
     }
     cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
@@ -103,7 +133,9 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     bool together = l->near.answer != MN_CONTRAST_YES || follows;
     if (lived && together) {
         bool home = cell->home == made->worker + 1;
-        mn_locality_observe_home(l, home, cost);
+        if (!slow) {
+            mn_locality_observe_home(l, home, cost);
+        }
         own = home ? own : mn_locality_at_home(l, own);
     }
     bool again = cell->home == made->worker + 1 && cell->term == c->term;
@@ -115,24 +147,6 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     cell->home = (uint16_t)(made->worker + 1);
     cell->term = c->term;
     return own;
-}
-
-/* What a sample will cost where it is best made. */
-static int64_t
-predict(const struct mn_costs *c, int64_t index, bool usual)
-{
-    int64_t wall = mn_cost_wall(&c->model, index);
-    const struct mn_contrast *home = &c->locality.home;
-    if (index < 0 || index >= c->model.n || !mn_cost_knows(&c->model, index)) {
-        return usual && c->median_ns < wall ? c->median_ns : wall;
-    }
-    const struct mn_cost_cell *cell = &c->model.cells[index];
-    if (cell->marks & MN_COST_APART) {
-        wall = mn_locality_beside(&c->locality, wall);
-    }
-    bool abroad = home->answer == MN_CONTRAST_YES && (cell->marks & MN_COST_ABROAD)
-                  && cell->term == c->term;
-    return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
 }
 
 void

@@ -327,6 +327,20 @@ def test_what_is_kept_at_home_is_made_there(
                 assert found.ratio < more * torch.ratio
 
 
+@pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
+def test_slow_samples_are_no_locality(library, name: str) -> None:
+    """Because those that are known start alone, and anywhere: nothing is kept together or at home
+    then, and nothing is lost."""
+    case, rng = of_name(name), random.Random(0)
+    work = case.draw(rng)
+    with groups.Plan(library, case, work, True, False) as plan:
+        for epoch in range(4):
+            order = case.order(work, rng)
+            found = plan.epoch_of(order)
+            assert found.near == 1 and found.home == (1 if epoch else 0), "none, once it is known"
+            assert found.wall_ns < (1.015 if epoch else 1.03) * work.bound(order, case.workers)
+
+
 def test_batches_that_are_cut_finer_than_they_were(library) -> None:
     """Long ones, of which nothing is known; then that neighbours are not cheaper; then that they
     are. A batch has more tasks each time, and room for as many pieces."""
