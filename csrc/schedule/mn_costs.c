@@ -15,6 +15,8 @@
 #define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
+/* Slower than most by so much and twice as slow: see mn_piece_slow. */
+#define SLOW_NS (INT64_C(1) * 1000 * 1000)
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
 #define FETCH_AHEAD 8u
 
@@ -73,45 +75,6 @@ marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
     return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
 }
 
-/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
- * its neighbours and at home: what it pays for being away is no property of it. */
-static int64_t
-observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
-              bool follows, bool edge)
-{
-    struct mn_locality *l = &c->locality;
-    bool known = index >= 0 && index < c->model.n;
-    struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
-    const unsigned unaware = MN_COST_APART | MN_COST_EARLY;
-    unsigned now = follows ? MN_COST_EARLY : MN_COST_APART;
-    now = l->near.answer != MN_CONTRAST_YES ? now : 0;
-    if ((cell->marks & unaware & ~now) != 0) {
-        cell->age = 0; /* what it cost then says nothing about now */
-    }
-    now |= cell->marks & MN_COST_ABROAD;
-    uint8_t near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
-    cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
-    int64_t own = cost; /* without what is paid for being away */
-    if (!follows && !(cell->marks & MN_COST_OPENS)) {
-        own = mn_locality_beside(l, cost);
-    }
-    bool together = l->near.answer != MN_CONTRAST_YES || follows;
-    if (cell->home != 0 && cell->term == c->term && together) {
-        bool home = cell->home == made->worker + 1;
-        mn_locality_observe_home(l, home, cost);
-        own = home ? own : mn_locality_at_home(l, own);
-    }
-    bool again = cell->home == made->worker + 1 && cell->term == c->term;
-    if (again && (cell->marks & MN_COST_ABROAD)) {
-        cell->age = 0; /* what it cost elsewhere says nothing about here */
-    }
-    cell->marks = (uint8_t)((cell->marks & ~(unsigned)MN_COST_ABROAD)
-                            | (again ? 0u : (unsigned)MN_COST_ABROAD));
-    cell->home = (uint16_t)(made->worker + 1);
-    cell->term = c->term;
-    return own;
-}
-
 /* What a sample will cost where it is best made. */
 static int64_t
 predict(const struct mn_costs *c, int64_t index, bool usual)
@@ -128,6 +91,62 @@ predict(const struct mn_costs *c, int64_t index, bool usual)
     bool abroad = home->answer == MN_CONTRAST_YES && (cell->marks & MN_COST_ABROAD)
                   && cell->term == c->term;
     return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
+}
+
+/* Whether a sample is known to be slow. Those start alone, wherever there is room for them: how
+ * they were made would say that samples are dearer without their neighbours, and away from home. */
+static bool
+is_slow(const struct mn_costs *c, int64_t index)
+{
+    return predict(c, index, true) > 2 * c->median_ns + SLOW_NS;
+}
+
+/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
+ * its neighbours and at home: what it pays for being away is no property of it. */
+static int64_t
+observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
+              bool follows, bool edge)
+{
+    struct mn_locality *l = &c->locality;
+    bool known = index >= 0 && index < c->model.n;
+    struct mn_cost_cell none = {0}, *cell = known ? &c->model.cells[index] : &none;
+    const unsigned unaware = MN_COST_APART | MN_COST_EARLY;
+    unsigned now = follows ? MN_COST_EARLY : MN_COST_APART;
+    now = l->near.answer != MN_CONTRAST_YES ? now : 0;
+    if ((cell->marks & unaware & ~now) != 0) {
+        cell->age = 0; /* what it cost then says nothing about now */
+    }
+    now |= cell->marks & MN_COST_ABROAD;
+    bool lived = cell->home != 0 && cell->term == c->term;
+    bool slow = is_slow(c, index);
+    bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
+    bool alone = slow && l->near.answer != MN_CONTRAST_YES;
+    uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
+    if (!away && !alone) {
+        near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
+    }
+    cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
+    int64_t own = cost; /* without what is paid for being away */
+    if (!follows && !(cell->marks & MN_COST_OPENS)) {
+        own = mn_locality_beside(l, cost);
+    }
+    bool together = l->near.answer != MN_CONTRAST_YES || follows;
+    if (lived && together) {
+        bool home = cell->home == made->worker + 1;
+        if (!slow) {
+            mn_locality_observe_home(l, home, cost);
+        }
+        own = home ? own : mn_locality_at_home(l, own);
+    }
+    bool again = cell->home == made->worker + 1 && cell->term == c->term;
+    if (again && (cell->marks & MN_COST_ABROAD)) {
+        cell->age = 0; /* what it cost elsewhere says nothing about here */
+    }
+    cell->marks = (uint8_t)((cell->marks & ~(unsigned)MN_COST_ABROAD)
+                            | (again ? 0u : (unsigned)MN_COST_ABROAD));
+    cell->home = (uint16_t)(made->worker + 1);
+    cell->term = c->term;
+    return own;
 }
 
 void

@@ -165,10 +165,17 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 /* Slower than most by so much and twice as slow: worth to be started early. */
 #define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
 
-bool
-mn_piece_slow(const struct mn_plan *p, int64_t samples_ns)
+static bool
+is_slow(const struct mn_plan *p, int64_t sample_ns)
 {
-    return samples_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+    return sample_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+}
+
+bool
+mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x)
+{
+    int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
+    return is_slow(p, mn_piece_samples_ns(x) / (rows > 1 ? rows : 1));
 }
 
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
@@ -211,7 +218,7 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
         p->shares.chain.length++;
         /* Where neighbours are cheaper they stay beside a slow one, too. */
         bool slow = p->known.near != MN_CONTRAST_YES && !p->together.declared
-                    && (mn_piece_slow(p, cost[i]) || (i != 0 && mn_piece_slow(p, cost[i - 1])));
+                    && (is_slow(p, cost[i]) || (i != 0 && is_slow(p, cost[i - 1])));
         bool moves = i == 0 || home[i] != home[i - 1] || slow;
         bool begins = moves || (near && breaks);
         /* What is known of a sample's cost is without the opening, but where its group begins. */
@@ -325,14 +332,26 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
     }
 }
 
+/* Whether a piece saves more at its home than beside the one before it. */
+static bool
+belongs_home(const struct mn_plan *p, const struct mn_piece *x)
+{
+    int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
+    return x->home >= 0 && p->shares.of[x->home].usable
+           && rows * p->known.away_ns > p->known.opening_ns;
+}
+
 /* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
  * dispatcher. */
 static void
 place(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
-    int64_t w = mn_piece_slow(p, mn_piece_samples_ns(x)) ? -1 : x->home;
-    if (x->chain == p->shares.chain.number && p->shares.chain.owner >= 0) {
+    int64_t w = mn_piece_slow(p, x) ? -1 : x->home;
+    if (belongs_home(p, x)) {
+        w = x->home;
+    }
+    else if (x->chain == p->shares.chain.number && p->shares.chain.owner >= 0) {
         w = p->shares.chain.owner;
     }
     else if (x->chain == before->number && before->owner >= 0) {

@@ -387,7 +387,7 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
     if (x->batch->sequence == p->order.head && own->batch->block_off == 0) {
         return true; /* what has not begun may find no room, and the head must not wait for it */
     }
-    if (mn_piece_slow(p, mn_piece_samples_ns(x))) {
+    if (mn_piece_slow(p, x)) {
         int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS : p->known.opening_ns;
         return slack_of(p, x) + (goes_on ? back : 0) < slack_of(p, own);
     }

@@ -191,10 +191,10 @@ mn_piece_samples_ns(const struct mn_piece *x)
     return x->cost_ns - x->opens_ns;
 }
 
-/* Whether samples that cost so much are known to be slow: they may have to start before what
- * comes first. */
+/* Whether its samples are known to be slow, not only many: they may have to start before what
+ * comes first. Slow ones have a piece of their own. */
 bool
-mn_piece_slow(const struct mn_plan *p, int64_t samples_ns);
+mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x);
 
 /* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
 void

@@ -303,6 +303,44 @@ def test_groups_that_are_mixed_are_opened_no_more_often(
     assert sum(plan.ratio for _torch, plan in runs) < 0.95 * sum(t.ratio for t, _plan in runs)
 
 
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("slow", [0, 200 * MS])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_what_is_kept_at_home_is_made_there(
+    library, shuffled: bool, slow: int, far: bool
+) -> None:
+    """A batch of samples that were dear elsewhere is long, not slow; what they paid there is not
+    taken for groups. In order torch's workers see the same samples each epoch: as with them,
+    but for what slow ones of the same worker keep waiting."""
+    n = 1024
+    rng = random.Random(0)
+    draw = groups.two(0.01, slow or MS, MS)
+    work = groups.Work([draw(rng) for _ in range(n)], [*range(n)], [10 * MS] * n)
+    case = groups.Case("kept", 32, 4, lambda rng: work, held=n, mixed=0 if shuffled else 1, far=far)
+    held = [groups.Held(work, n) for _ in range(4)]
+    with groups.Plan(library, case, work, True, False) as plan:
+        for epoch in range(4):
+            order = case.order(work, rng) if shuffled else [*range(n)]
+            torch, found = groups.torch(case, work, order, held), plan.epoch(order)
+            if epoch > 0:
+                more = (0.8 if slow else 0.5) if shuffled else 1.3
+                assert found.ratio < more * torch.ratio
+
+
+@pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
+def test_slow_samples_are_no_locality(library, name: str) -> None:
+    """Because those that are known start alone, and anywhere: nothing is kept together or at home
+    then, and nothing is lost."""
+    case, rng = of_name(name), random.Random(0)
+    work = case.draw(rng)
+    with groups.Plan(library, case, work, True, False) as plan:
+        for epoch in range(4):
+            order = case.order(work, rng)
+            found = plan.epoch_of(order)
+            assert found.near == 1 and found.home == (1 if epoch else 0), "none, once it is known"
+            assert found.wall_ns < (1.015 if epoch else 1.03) * work.bound(order, case.workers)
+
+
 def test_batches_that_are_cut_finer_than_they_were(library) -> None:
     """Long ones, of which nothing is known; then that neighbours are not cheaper; then that they
     are. A batch has more tasks each time, and room for as many pieces."""
