@@ -208,7 +208,7 @@ PROGRAMS = {
     ),
     "a thread becomes ready while a task is queued": Program(
         ((at("tail", "P1", QUEUE), at("state", "R2", CREW), LOOKS),
-         (at("state", "R1", "py/types/mn_native.c"), SLEEPS, at("tail", "P2", QUEUE))),
+         (at("state", "R1", "workers/mn_entry.c"), SLEEPS, at("tail", "P2", QUEUE))),
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("R1",),
     ),
     "a worker empties a queue while the engine goes to sleep": told(

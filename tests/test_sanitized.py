@@ -220,7 +220,8 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
         finally:
             path.write_text(text)
             os.utime(path)
-        assert reports or status == 1, output  # 1: a test has failed
+        failed = status == 1 and "DeadlineExceeded" not in output  # not for want of time
+        assert reports or failed, output
 
 
 def test_this_tree_has_nothing_of_it() -> None:

@@ -198,7 +198,8 @@ close_nursery(struct nursery *n)
     CHECK(munmap(n->orders.rows, POSITIONS * sizeof(mn_a32)) == 0);
 }
 
-/* Plans and takes until time is up. Returns how many batches were lost. */
+/* Plans and takes until time is up, and somebody has died where some have to. Returns how many
+ * batches were lost. */
 static uint64_t
 deliver(struct nursery *n, uint64_t stop, uint64_t *taken)
 {
@@ -206,7 +207,8 @@ deliver(struct nursery *n, uint64_t stop, uint64_t *taken)
     uint64_t state = n->orders.seed, number, off, lost = 0, first = 0;
     for (bool more = true; more || first < n->rig.number;) {
         more = more && n->rig.position < POSITIONS - 1000
-               && (mn_test_clock_ns() < stop || n->rig.number < 20);
+               && (mn_test_clock_ns() < stop || n->rig.number < 20
+                   || (n->orders.label != NULL && n->deaths == 0));
         if (more && n->rig.number - first < WINDOW) {
             uint32_t rows = (uint32_t)(mn_test_random(&state) % 30);
             CHECK_EQ(rig_plan(&n->rig, rows, &flight[n->rig.number % WINDOW]), MN_OK);

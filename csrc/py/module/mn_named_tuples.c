@@ -5,7 +5,7 @@
 
 #include <stdarg.h>
 
-static PyStructSequence_Field task_fields[] = {
+static const PyStructSequence_Field task_fields[] = {
     {"kind", "enum mn_task_kind: who is to do what"},
     {"number", "of the batch in its epoch"},
     {"epoch", NULL},
@@ -20,7 +20,7 @@ static PyStructSequence_Field task_fields[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Field envelope_fields[] = {
+static const PyStructSequence_Field envelope_fields[] = {
     {"worker", "who has sent it"},
     {"row0", "first row of its task"},
     {"nrows", NULL},
@@ -29,7 +29,7 @@ static PyStructSequence_Field envelope_fields[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Field loss_fields[] = {
+static const PyStructSequence_Field loss_fields[] = {
     {"worker", "who died with it last"},
     {"pid", NULL},
     {"status", "how it ended, as multiprocessing has it"},
@@ -38,7 +38,7 @@ static PyStructSequence_Field loss_fields[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Field span_fields[] = {
+static const PyStructSequence_Field span_fields[] = {
     {"worker", NULL},
     {"attempt", "0: the first"},
     {"kind", "enum mn_task_kind"},
@@ -52,7 +52,7 @@ static PyStructSequence_Field span_fields[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Field decision_fields[] = {
+static const PyStructSequence_Field decision_fields[] = {
     {"at_ns", "by the monotonic clock"},
     {"before", "workers"},
     {"after", "workers"},
@@ -65,8 +65,8 @@ static PyStructSequence_Field decision_fields[] = {
     {NULL, NULL},
 };
 
-/* n: fields, without the last, which ends them. */
-#define FIELDS(f) (f), (int)(sizeof(f) / sizeof((f)[0])) - 1
+/* Fields, which are only read, and their number without the last, which ends them. */
+#define FIELDS(f) (PyStructSequence_Field *)(f), (int)(sizeof(f) / sizeof((f)[0])) - 1
 
 int
 mn_named_tuples_add_types(PyObject *module, struct mn_state *st)
