@@ -85,16 +85,20 @@ class _End:
     not be met ahead, because torch's loader would not be there yet."""
 
     def __init__(self, loader: Any, far: bool) -> None:
-        sampler = sampler_of(loader)
-        random = type(sampler) is torch.utils.data.RandomSampler
-        self.draws = far and random and sampler.generator is not None
+        self._sampler = sampler_of(loader)
+        random = type(self._sampler) is torch.utils.data.RandomSampler
+        self.draws = far and random and self._sampler.generator is not None
         #: 1 where it is met with the last batch, because that is not full; 0 where only
         #: asking for one more meets it
         self.short = 0
-        made_by = loader.batch_sampler
-        plain = type(made_by) is torch.utils.data.BatchSampler
-        if self.draws and plain and not made_by.drop_last:
-            self.short = int(len(sampler) % made_by.batch_size != 0)
+        self._batches = loader.batch_sampler
+        plain = type(self._batches) is torch.utils.data.BatchSampler
+        self._fills = self.draws and plain and not self._batches.drop_last
+
+    def begin(self) -> None:
+        """An epoch does. A dataset that grows or shrinks in it changes nothing of this."""
+        if self._fills:
+            self.short = int(len(self._sampler) % self._batches.batch_size != 0)
 
 
 class Planner:
@@ -103,6 +107,7 @@ class Planner:
     engine: Engine
     draw: Draw
     _epoch: Epoch  # that batches are drawn for
+    _last: int  # so many of them are drawn without meeting the sampler's end
     _ahead: Ahead  # what is drawn from, where samples that fail are replaced
 
     def __init__(
@@ -191,6 +196,8 @@ class Planner:
             indices = self._ahead = Ahead(indices)
             self._spares.clear()
         self.draw = Draw(indices, self.batched)
+        self.ends.begin()
+        self._last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
         self._epoch = Epoch(
             self.position.epoch,
             self.position.seed,
@@ -242,9 +249,8 @@ class Planner:
             self.enough = max(most - self.window.bulk, window)
             if self.drawn_ahead() > self.enough:
                 return
-        last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
         while self.drawn_ahead() < most and not self.draw.exhausted:
-            if self.draw.number >= last and self._waits_for_its_end(window):
+            if self.draw.number >= self._last and self._waits_for_its_end(window):
                 return
             try:
                 index = self.draw.index()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from .datasets import (
@@ -378,3 +378,29 @@ def test_seed_given_in_init_is_read_again(loader: Kind) -> None:
     assert {seed for batch in one + two for seed, _ in batch} == {12345}
     if not loader.expects("draws_depend_on_num_workers"):
         assert one == two and len({draw for batch in one for _, draw in batch}) == 7
+
+
+class Growing(Dataset):
+    """Index i is i; its length may change in the trainer."""
+
+    def __init__(self) -> None:
+        self.length = 15
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_sampler_whose_dataset_grows_ends_where_torchs_does(own: Kind) -> None:
+    def told(kind: Kind) -> tuple[list[int], bytes, bytes]:
+        dataset, generator = Growing(), torch.Generator().manual_seed(8)
+        loader = kind(dataset, batch_size=None, shuffle=True, num_workers=2, generator=generator)
+        iterator = iter(loader)
+        dataset.length += 1
+        first = next(iterator)
+        early = bytes(generator.get_state().tolist())
+        return [first, *iterator], early, bytes(generator.get_state().tolist())
+
+    assert told(own) == told(Kind("torch"))
