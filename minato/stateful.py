@@ -148,6 +148,17 @@ def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
         fetcher.ended = True
 
 
+def make_again(fetcher: Any, index: Any) -> None:
+    """A batch that was delivered since the state, whose iterator has to be as far. An error in it
+    the program has seen then. Raises StopIteration."""
+    try:
+        fetcher.fetch(index)
+    except StopIteration:
+        raise
+    except Exception:
+        pass
+
+
 def may_be_asked(dataset: Any, fetcher: Any) -> bool:
     """Whether there is anybody to ask."""
     iterator = getattr(fetcher, "dataset_iter", None)

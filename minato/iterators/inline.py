@@ -18,7 +18,9 @@ from ..device.provider import provider_for
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress, global_generators
-from ..stateful import Kept, Snapshot, begin_anew, may_be_asked, read, tell, tell_iterator
+from ..stateful import (
+    Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
+)  # fmt: skip
 from .between_epochs import memo_of
 from .position import BASE_SEED, Position
 
@@ -60,12 +62,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 tell_iterator(self._dataset_fetcher, snapshot)
                 for _ in range(again):
                     index = super()._next_index()  # type: ignore[no-untyped-call]
-                    try:
-                        self._dataset_fetcher.fetch(index)
-                    except StopIteration:
-                        raise
-                    except Exception:
-                        pass  # the program has seen it
+                    make_again(self._dataset_fetcher, index)
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None

@@ -22,7 +22,7 @@ from .._core import Task
 from ..errors import Failure
 from ..seeding import init_states
 from ..state import all_global, put_global
-from ..stateful import Snapshots
+from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
@@ -260,12 +260,7 @@ class Runner:
         self.fetcher.collate_fn, again = self.job.collate_fn, self.again
         self.again = 0
         for _ in range(again):
-            try:
-                self.fetcher.fetch(index)
-            except StopIteration:
-                raise
-            except Exception:
-                pass  # the program has seen it
+            make_again(self.fetcher, index)
         self.fetcher.collate_fn = self.collate_fn
 
     def stated(self, answer: Answer) -> Answer | None:

@@ -58,9 +58,11 @@ def why_not(loader: Any) -> str | None:
 
 def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
     """Warns where samples may draw from generators that threads share. Whether that was due."""
-    found, shared = find_of(dataset, collate_fn), find_shared(dataset, collate_fn)
-    has_own = len(found.generators) > len(shared)
-    if found.hooks or (has_own and not shared):
+    found = find_of(dataset, collate_fn)
+    if found.hooks:
+        return False
+    shared = find_shared(dataset, collate_fn)
+    if found.generators and not shared:  # all are a thread's own
         return False
     own = ""
     if shared:
