@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import gc
 import hashlib
 import os
@@ -29,6 +30,7 @@ from torch.utils.data import Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
+from attack import support
 from minato import ops
 from minato.transport.layouts import INT, TUPLE, Layout
 from minato.workers.native import _FixedShape
@@ -38,15 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCH = 8
 #: where a wait that should end at once is given up
 PATIENCE = 60.0
+wait_for = functools.partial(support.wait_for, seconds=PATIENCE)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
 
 
 def native_threads() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -23,6 +24,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 import minato
+from attack import support
 from attack.support import same
 from minato.iterators.collating import CollatesHere
 from minato.transport.shape import Shape
@@ -31,6 +33,7 @@ from minato.workers.threads import ThreadPool
 ROOT = Path(__file__).resolve().parents[2]
 #: where a wait that should end at once is given up
 PATIENCE = 60.0
+wait_for = functools.partial(support.wait_for, seconds=PATIENCE)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -38,13 +41,6 @@ pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
 
 
 def worker_threads() -> list[threading.Thread]:
