@@ -17,7 +17,7 @@ from .device.provider import target
 from .errors import native_impossible, thread_impossible
 
 if CORE:
-    from .workers import threaded
+    from .workers import python_threads
     from .workers.native import why_not
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -293,6 +293,6 @@ class Options:
             if reason is not None:
                 raise ValueError(native_impossible(reason))
         if self.worker_type == "thread":
-            reason = threaded.why_not(loader) if CORE else NEEDS_LINUX
+            reason = python_threads.why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
                 raise ValueError(thread_impossible(reason))

@@ -22,7 +22,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from ..errors import Failure, timed_out
-from ..workers.threads import start_quietly
+from ..workers.thread_pool import start_quietly
 
 #: how long closing waits for a batch in the thread's hands; a fork waits less
 STOP_SECONDS, FORK_SECONDS = 5.0, 1.0

@@ -16,8 +16,8 @@ from ..workers.executor import Executor
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import REPLACE
-from ..workers.pool import Pool
-from ..workers.threaded import PythonPool, tell_of_generators
+from ..workers.process_pool import Pool
+from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended

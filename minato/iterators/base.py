@@ -36,7 +36,7 @@ from ..errors import Failure
 from ..options import Options
 from ..state import Progress
 from ..workers.executor import Executor
-from ..workers.pool import Pool, WorkerHandle, start_method_context
+from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .between_epochs import memo_of
 from .failures import Amended
 from .max_errors import ErrorsAllowed

@@ -1,4 +1,4 @@
-"""What workers run in: processes (``pool.py``) or threads (``threads.py``), in Python or in C.
+"""What workers run in: processes (``process_pool.py``) or threads (``thread_pool.py``), in Python or in C.
 
 Work reaches them by one way, whatever they are: a task is *submitted* to a run queue of the shared
 mapping and its *completion* is its word, that says DONE; both are the engine's. A worker that is
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
-    from .pool import WorkerHandle
+    from .process_pool import WorkerHandle
 
 
 class Executor(Protocol):

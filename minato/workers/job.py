@@ -91,7 +91,7 @@ class Job:
     """Everything a worker needs."""
 
     memory: Memory
-    one_thread: bool  # in all libraries, see workers/environment.py
+    one_thread: bool  # in all libraries, see workers/library_threads.py
     blocked: frozenset[int]  # signals, in the trainer
     num_workers: int
     base_seed: int

@@ -33,7 +33,7 @@ from .on_error import RAISE, Tolerant, split_spares
 from .process import (
     AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, in_its_place, parted,
 )  # fmt: skip
-from .threads import ThreadPool
+from .thread_pool import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h
 _KEYED_BY_SAMPLE = 1

@@ -26,7 +26,7 @@ from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, plain, proven
 from ..transport.sendable import sendable, sending_ns
-from . import environment, signals
+from . import library_threads, signals
 from .job import by_sample, fetches_batches, Job, offered
 from .on_error import RAISE, REPLACE, Amiss, Fatal, Tolerant, split_spares
 
@@ -53,7 +53,7 @@ def prepare(job: Job, number: int) -> None:
     handling: Any = _utils.signal_handling  # torch exports it from its extension
     handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    environment.limit(job.one_thread)
+    library_threads.limit(job.one_thread)
     seed = job.base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
@@ -536,7 +536,7 @@ def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
     segment = job.memory.segment
     if job.pickled is not None:
-        environment.limit(job.one_thread)
+        library_threads.limit(job.one_thread)
         job.load()
     job.settle()
     segment.dontfork()

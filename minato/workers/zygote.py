@@ -24,7 +24,7 @@ import torch
 
 from .._system_errors import NOT_STARTED
 from ..seeding import generator_states
-from . import environment, grace, signals
+from . import grace, library_threads, signals
 from .job import Job, count_threads
 from .pickled import opened_here
 from .process import run as run_worker
@@ -330,7 +330,7 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     signals.released(job.blocked)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    environment.limit(job.one_thread)
+    library_threads.limit(job.one_thread)
     job.zygote = os.getpid()
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)

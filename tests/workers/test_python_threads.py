@@ -28,7 +28,7 @@ from attack import support
 from attack.support import same
 from minato.iterators.collating import CollatesHere
 from minato.transport.shape import Shape
-from minato.workers.threads import ThreadPool
+from minato.workers.thread_pool import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[2]
 #: where a wait that should end at once is given up

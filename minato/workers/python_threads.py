@@ -20,10 +20,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import _core
 from ..errors import thread_impossible
 from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
-from . import environment, grace, worker_info
+from . import grace, library_threads, worker_info
 from .job import Job, Memory
 from .process import Runner, serve, worker_of
-from .threads import ThreadPool
+from .thread_pool import ThreadPool
 
 
 def why_not(loader: Any) -> str | None:
@@ -131,7 +131,7 @@ class PythonPool(ThreadPool):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         shared = Job(memory=Memory(engine), one_thread=True, blocked=frozenset(), **job)
 
-        one_thread = environment.limit_of_threads()
+        one_thread = library_threads.limit_of_threads()
 
         def work_of(number: int) -> Callable[[], None]:
             return functools.partial(_work, shared, number, blocked, one_thread)

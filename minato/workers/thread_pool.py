@@ -1,6 +1,6 @@
 """Workers that are threads of the loading process: started, dismissed, ended.
 
-What they run is others' (``native.py``, ``threaded.py``). Threads cannot be killed, so the task in
+What they run is others' (``native.py``, ``python_threads.py``). Threads cannot be killed, so the task in
 hand is never given to another, and the memory that it is written to stays until it is done.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from . import grace, signals
-from .pool import WorkerHandle
+from .process_pool import WorkerHandle
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
