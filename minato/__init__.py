@@ -60,7 +60,7 @@ from .patch import patch_torch
 
 if _CORE:
     from .determinism import check_determinism
-    from .transport import fork as _fork
+    from .transport import forks_while_held as _fork
     from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()

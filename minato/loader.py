@@ -27,7 +27,7 @@ from .stateful import is_stateful
 if CORE:
     from .iterators.balanced import BalancedIterator
     from .iterators.ready import ReadyIterator
-    from .iterators.static import StaticIterator
+    from .iterators.static_and_iterable import StaticIterator
 
 log = logging.getLogger("minato")
 

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from .operators import Split, Tail
-from .verbs import Provider
-from .slots import Lock, Slots
+from .interface import Provider
+from .locked_rows import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4

@@ -22,9 +22,9 @@ import torch
 from torch.utils.data import Subset
 
 from .._system import CORE
-from . import resident, slots
+from . import locked_rows, resident
 from .resident import Resident
-from .verbs import Job, Provider
+from .interface import Job, Provider
 
 if TYPE_CHECKING:
     from .._ops import Finisher
@@ -189,7 +189,7 @@ def finisher_of(ordinal: int) -> Finisher | str:
     if isinstance(image, str):
         return image
     try:
-        return _ops.Finisher(slots.CUDA, ordinal, image)
+        return _ops.Finisher(locked_rows.CUDA, ordinal, image)
     except (RuntimeError, ValueError) as error:
         return str(error)
 
@@ -202,9 +202,9 @@ def told() -> str:
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    if slots.has_driver():
+    if locked_rows.has_driver():
         return built
-    return f"{built}, not loaded: there is no {slots.CUDA}, the driver's library"
+    return f"{built}, not loaded: there is no {locked_rows.CUDA}, the driver's library"
 
 
 # ---- whether a device keeps its promise ------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Devices by the verbs of ``verbs.py``: torch's accelerators, and which ``device=`` names.
+"""Devices by the verbs of ``interface.py``: torch's accelerators, and which ``device=`` names.
 
 Nothing here touches a device before ``provider_for`` is called for one.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .operators import differs, finisher_of
-from .slots import Driver, cuda_driver, cut
-from .verbs import Job, Provider
+from .locked_rows import Driver, cuda_driver, cut
+from .interface import Job, Provider
 
 if TYPE_CHECKING:
     from .._ops import Finisher

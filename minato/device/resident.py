@@ -21,7 +21,7 @@ import torch
 
 if TYPE_CHECKING:
     from ..ops import VolumeDataset
-    from .verbs import Provider
+    from .interface import Provider
 
 #: dtype before and after, and shape of the crop
 Crop = tuple[str, str, tuple[int, ...]]

@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..errors import Failure
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 from ..workers.executor import Executor
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of

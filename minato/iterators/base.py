@@ -1,7 +1,7 @@
 """What stands behind ``iter(loader)`` with workers, and what all its kinds share.
 
 ``balanced.py`` gives samples to whichever worker is free and hands batches over in the
-sampler's order; ``ready.py`` fills batches anew, ``static.py`` keeps torch's own dispatch.
+sampler's order; ``ready.py`` fills batches anew, ``static_and_iterable.py`` keeps torch's own dispatch.
 All are instances of torch's ``_MultiProcessingDataLoaderIter``, because libraries test for it,
 and run none of its constructor. They are made of parts that know nothing of them, so that
 an iterator is gone with the last who refers to it:
@@ -31,7 +31,7 @@ from .. import _core
 from ..device.operators import split
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
-from ..device.stage import DeviceStage
+from ..device.copy_thread import DeviceStage
 from ..errors import Failure
 from ..options import Options
 from ..state import Progress

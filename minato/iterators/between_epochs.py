@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
 from ..state import Progress, State, pack_costs
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
     from ..device.copies import Copies

@@ -8,7 +8,7 @@ from typing import Any
 from .._core import Engine
 from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 from ..workers.worker_info import as_in_worker
 from .failures import note
 from .position import Position

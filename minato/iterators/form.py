@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._core import Engine
 from ..transport.layouts import Layout
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 
 
 class Form:

@@ -25,7 +25,7 @@ from .between_epochs import memo_of
 from .position import BASE_SEED, Position
 
 if CORE:
-    from ..seeding.here import SeededFetcher, TolerantFetcher
+    from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
     from ..workers.on_error import Ahead, Spares, Tolerant
     from ..workers.process import AllLeftOut
     from .failures import Amended

@@ -2,7 +2,7 @@
 
 With ``device=``, or ``pin_memory=True`` and an accelerator, each ``next()`` looks, without
 waiting, whether the batch after the one it hands out is complete, and sends it to the thread of
-``device/stage.py`` or ``device/pinned.py``.
+``device/copy_thread.py`` or ``device/pinned.py``.
 
 Without, small batches that are complete are received along with the one that is asked for: a
 program whose steps take milliseconds comes back with cold caches, and then the first batch

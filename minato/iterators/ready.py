@@ -20,7 +20,7 @@ from .._core import Block
 from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
 from .balanced import BalancedIterator
 from .collating import CollatesHere

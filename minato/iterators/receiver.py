@@ -14,7 +14,7 @@ from .._core import Block, CostModel, Engine
 from ..errors import Failure, timed_out
 from ..transport import received
 from ..transport.layouts import Layout
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 from ..workers.on_error import Amiss
 from ..workers.process import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REPLACED, SAMPLE, parted,

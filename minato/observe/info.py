@@ -219,9 +219,9 @@ def _accelerator() -> str:
 def _device_copies() -> str:
     if "minato" not in sys.modules:
         return "unknown: minato did not import"
-    from minato.device import slots
+    from minato.device import locked_rows
 
-    return slots.told()
+    return locked_rows.told()
 
 
 def machine() -> dict[str, Any]:

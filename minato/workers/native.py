@@ -26,7 +26,7 @@ from ..errors import Failure, native_impossible
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
-from ..transport.shape import Shape
+from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .job import behind_subsets, by_sample, offered
 from .on_error import RAISE, Tolerant, split_spares

@@ -14,7 +14,7 @@ from .support import run_script
 #: one interpreter, a fork for each case; prints the case, the error and what is left
 SCRIPT = """
 import ctypes, gc, logging, os, resource, struct, sys, warnings
-import minato.iterators.static, minato.iterators.balanced, minato.seeding.generators
+import minato.iterators.static_and_iterable, minato.iterators.balanced, minato.seeding.generators
 import multiprocessing.popen_fork
 from attack.datasets import Noisy
 from attack.support import descendants, wait_for

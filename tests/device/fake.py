@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from minato.device import provider as providers
-from minato.device.verbs import Job
-from minato.device.slots import SMALLEST, Driver
+from minato.device.interface import Job
+from minato.device.locked_rows import SMALLEST, Driver
 
 SECONDS = 20.0
 #: what stands in memory that was freed, or not yet written

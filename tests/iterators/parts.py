@@ -16,7 +16,7 @@ from minato.iterators.planner import Hints, Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
-from minato.transport.shape import Shape
+from minato.transport.rows_or_whole import Shape
 
 
 class Loader:

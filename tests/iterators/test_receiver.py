@@ -15,7 +15,7 @@ from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
-from minato.transport.shape import Shape
+from minato.transport.rows_or_whole import Shape
 from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 
 from .parts import Block, Engine, Loader, planner_of

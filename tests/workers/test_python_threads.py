@@ -27,7 +27,7 @@ import minato
 from attack import support
 from attack.support import same
 from minato.iterators.collating import CollatesHere
-from minato.transport.shape import Shape
+from minato.transport.rows_or_whole import Shape
 from minato.workers.thread_pool import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[2]

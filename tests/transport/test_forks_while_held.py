@@ -13,7 +13,7 @@ import torch
 
 import minato
 from minato import _core
-from minato.transport import fork as _fork
+from minato.transport import forks_while_held as _fork
 from minato.iterators.between_epochs import memo_of
 
 
@@ -158,7 +158,7 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypa
 
 
 def two_that_are_gone():
-    """Forks as transport/fork.py counts them, whose children have ended."""
+    """Forks as transport/forks_while_held.py counts them, whose children have ended."""
     living = {}
     for count in (1, 2):
         living[count], write = os.pipe()

@@ -21,7 +21,7 @@ from . import pinned
 from .copies import FEWEST, Copier, Copies
 from .operators import Split
 from .pinned import Belt, Pinner, Pinning
-from .verbs import Provider
+from .interface import Provider
 
 #: how often the thread looks whether copies are done: at first, and after it has looked often
 SOON_SECONDS, LATE_SECONDS = 0.001, 0.05
