@@ -208,7 +208,7 @@ PROGRAMS = {
     ),
     "a thread becomes ready while a task is queued": Program(
         ((at("tail", "P1", QUEUE), at("state", "R2", CREW), LOOKS),
-         (at("state", "R1", "workers/mn_entry.c"), SLEEPS, at("tail", "P2", QUEUE))),
+         (at("state", "R1", "workers/mn_thread_entry.c"), SLEEPS, at("tail", "P2", QUEUE))),
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("R1",),
     ),
     "a worker empties a queue while the engine goes to sleep": told(
@@ -218,7 +218,7 @@ PROGRAMS = {
     "room is given while the worker goes to sleep": told(
         at("lease", "L3", LEASES), at("lease", "L4", ROOM)),
     "a death is seen while the engine goes to sleep": told(
-        at("state", "S1", "py/types/mn_segment.c"), at("state", "S2", CREW)),
+        at("state", "S1", "py/types/mn_segment_type.c"), at("state", "S2", CREW)),
     "a notification that carries its release": Program(
         ((Access("publish", "store", "it", "release"), at("event", "B5", EVENT, 0)),
          (at("event", "B6", EVENT), Access("look", "load", "it", "acquire"))),

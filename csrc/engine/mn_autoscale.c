@@ -11,7 +11,7 @@
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_cputime.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 
 /* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
  * worker more shows. */

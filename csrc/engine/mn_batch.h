@@ -1,7 +1,7 @@
 /* mn_batch.h - batches in flight: which there are, and how far their tasks are.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Whether a batch is done is read off its task words (mn_message.h): no counter is shared.
+ * Whether a batch is done is read off its task words (mn_records.h): no counter is shared.
  * Mutex held, but where it says otherwise.
  */
 #ifndef MN_BATCH_H
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 struct mn_engine;
 struct mn_batch;

@@ -21,7 +21,7 @@
 #include "os/mn_clock.h"
 #include "os/mn_cpu.h"
 #include "os/mn_futex.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 

@@ -3,7 +3,7 @@
  *
  * Actors.  The user's thread (submit, wait, retire, release; without the GIL where it may
  * block) and one engine thread (grants leases, sweeps the dead).  Both work under e->mutex,
- * so everything the trainer owns (mn_message.h) has one writer at a time.  The engine thread
+ * so everything the trainer owns (mn_records.h) has one writer at a time.  The engine thread
  * never needs the GIL and takes no signal.
  *
  * Life of a block (one batch):

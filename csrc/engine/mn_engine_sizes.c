@@ -4,7 +4,7 @@
 #include "engine/mn_engine_sizes.h"
 
 #include "memory/mn_arena.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 
 /* Descriptors: 64 batches of 256 single-sample tasks, so that a slow sample does not hold up
  * the others of a large window, and beyond that as many as the batches that the caller expects

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "engine/mn_engine_config.h"
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 /* Of the arena; by default four times the machine's memory, at most 1 TiB. */
 uint64_t

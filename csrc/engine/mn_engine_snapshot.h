@@ -3,7 +3,7 @@
  *
  * Answers are copies of one instant, taken under the mutex, but for what it says belongs to the
  * caller's thread. The mapping is shared with workers: what is read there is described, with who
- * may write it, in workers/mn_message.h.  Any thread of the trainer, with the mutex not held.
+ * may write it, in workers/mn_records.h.  Any thread of the trainer, with the mutex not held.
  */
 #ifndef MN_ENGINE_SNAPSHOT_H
 #define MN_ENGINE_SNAPSHOT_H
@@ -14,7 +14,7 @@
 #include "schedule/mn_plan.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_waits.h"
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 #include "workers/mn_tasks.h"
 
 struct mn_engine;

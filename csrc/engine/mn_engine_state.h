@@ -7,7 +7,7 @@
  * each other, and include downwards only:
  *
  *     mn_engine       opening, the thread, the caller's wait, closing
- *     mn_engine_balanced   what the caller tells the plan
+ *     mn_engine_plan  what the caller tells the plan
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_autoscale    how many workers there should be
@@ -41,9 +41,9 @@
 #include "os/mn_thread.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_leases.h"
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 #include "workers/mn_tasks.h"
-#include "workers/mn_watch.h"
+#include "workers/mn_process_watch.h"
 
 struct mn_autoscale;
 

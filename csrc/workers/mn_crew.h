@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 #include "workers/mn_tasks.h"
 
 struct mn_executor {
@@ -57,7 +57,7 @@ struct mn_crew {
         uint32_t unready; /* and how many of them, the last ones, while the worker started */
         uint64_t unready_ns; /* when the first of those was seen */
         uint64_t tasks;  /* finished in this place before the present worker came */
-        /* What is known of its process: mn_watch.h, whose thread alone writes it, who and born
+        /* What is known of its process: mn_process_watch.h, whose thread alone writes it, who and born
          * under the lock. */
         uint32_t pid;    /* 0: not seen yet, or swept */
         uint64_t born;   /* as mn_proc.h has it */
@@ -101,7 +101,7 @@ void
 mn_crew_swept(struct mn_crew *c, uint32_t worker);
 
 /* Has a worker ended, for what it wrote: nothing that it goes on to write can be trusted. A
- * process is killed (mn_watch.h), a thread told to leave. */
+ * process is killed (mn_process_watch.h), a thread told to leave. */
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 

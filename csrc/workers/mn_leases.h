@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #include "memory/mn_arena.h"
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 struct mn_lease {
     uint64_t off, len;     /* the present one; len 0: none */

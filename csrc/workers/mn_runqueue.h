@@ -9,7 +9,7 @@
  * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
  *
  * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
- * it scanned from).  Task words: see mn_message.h.
+ * it scanned from).  Task words: see mn_records.h.
  *
  * Invariants.
  *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes
@@ -26,7 +26,7 @@
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
  *        announce and sleep. A worker that takes the run queues under its low water mark notifies the
  *        engine next (mn_event.h): the engine sees the hint, or is notified.
- *   [T1]/[T2] the task word itself, see mn_message.h.
+ *   [T1]/[T2] the task word itself, see mn_records.h.
  *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
  *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
  *
@@ -44,7 +44,7 @@
 #ifndef MN_RUNQUEUE_H
 #define MN_RUNQUEUE_H
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 /* The trainer's private side of a queue. */
 struct mn_queue_head {

@@ -12,7 +12,7 @@
 #ifndef MN_SEAL_H
 #define MN_SEAL_H
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 /* Which issue of which task an envelope answers: word is the task's. */
 static inline uint64_t

@@ -5,7 +5,7 @@
  * a finished one, and the death that each lost one was lost by; also the trainer's side of the
  * queues.  All of it private memory: the descriptor itself is where workers write, too.
  *
- * The task words are the truth (mn_message.h, mn_runqueue.h).  A task that its worker will not
+ * The task words are the truth (mn_records.h, mn_runqueue.h).  A task that its worker will not
  * finish is published again on the express queue with a new generation, as often as it may be
  * tried; then it is LOST, which ends its batch with an error.  No task is left in between.
  *
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "workers/mn_runqueue.h"
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 /* What of a worker's records makes no sense. Numbers of minato/errors.py. */
 enum mn_damage {

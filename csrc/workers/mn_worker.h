@@ -1,14 +1,14 @@
 /* mn_worker.h - the worker's side: claim, find room, publish. One thread a worker.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A worker owns nothing but the task it has RUNNING and its outbox lease (mn_message.h).
+ * A worker owns nothing but the task it has RUNNING and its outbox lease (mn_records.h).
  * It waits on its own event, never longer than the given time, so that its caller can look
  * whether the trainer still lives.
  */
 #ifndef MN_WORKER_H
 #define MN_WORKER_H
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 struct mn_worker_side {
     struct mn_shm shm;

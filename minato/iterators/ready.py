@@ -36,7 +36,7 @@ from .supervisor import Supervisor
 DISPLACEMENT = 16
 #: tasks of a batch at most (csrc/schedule/mn_plan_state.h)
 BATCH_TASKS = 1024
-#: what the engine says of a row that was written in place (csrc/workers/mn_message.h)
+#: what the engine says of a row that was written in place (csrc/workers/mn_records.h)
 WRITTEN = 1
 
 #: neighbouring rows of what was planned: (block, first row, rows)

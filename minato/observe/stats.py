@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ..workers.executor import Executor
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
-#: of enum mn_start, csrc/workers/mn_message.h
+#: of enum mn_start, csrc/workers/mn_records.h
 _STARTS = (
     None,
     "forked",

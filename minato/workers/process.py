@@ -30,7 +30,7 @@ from . import library_threads, signals
 from .job import by_sample, fetches_batches, Job, offered
 from .on_error import RAISE, REPLACE, Amiss, Fatal, Tolerant, split_spares
 
-#: kinds of tasks, numbers of csrc/workers/mn_message.h
+#: kinds of tasks, numbers of csrc/workers/mn_records.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
 #: entries of a row's envelope, numbers of csrc/py/types/mn_worker_task.c; REFUSED: of a PART, a
 #: sample that may not come out of a message as it went in; LEFT_OUT: a failure that ends nothing;

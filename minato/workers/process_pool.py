@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minato")
 
-#: worker states of csrc/workers/mn_message.h that mean a process may be there
+#: worker states of csrc/workers/mn_records.h that mean a process may be there
 _ALIVE = (1, 2, 3)
 #: how long somebody who asks for a worker's process id waits for it. A start takes that long
 #: where a dataset is large, or a main module imports a lot on a busy machine.

@@ -29,7 +29,7 @@ from .job import Job, count_threads
 from .pickled import opened_here
 from .process import run as run_worker
 
-WANTED = 1  # of csrc/workers/mn_message.h
+WANTED = 1  # of csrc/workers/mn_records.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
 #: how often a death that the loader has not looked at yet is asked about again

@@ -21,7 +21,7 @@ from minato.transport import messages
 from .datasets import Wordy
 from .support import PATIENCE, alive, wait_for
 
-# offsets of csrc/workers/mn_message.h
+# offsets of csrc/workers/mn_records.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
 TASK_BYTES, ENV_OFF, ENV_LEN, FLAGS, RUNNING, DONE, ENVELOPE = 128, 32, 40, 56, 2, 3, 1
 ENVELOPE_HEAD = 32

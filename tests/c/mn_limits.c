@@ -8,7 +8,7 @@
 
 #include "mn_test.h"
 #include "os/mn_cpu.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 
 int
 main(int argc, char **argv)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "os/mn_cpu.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 

@@ -1,7 +1,7 @@
 /* mn_envelope.h - how a pickled message with buffers out of band lies in the arena.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The records are in workers/mn_message.h.  Big parts (MN_FIELD_BIG and more) begin on pages of
+ * The records are in workers/mn_records.h.  Big parts (MN_FIELD_BIG and more) begin on pages of
  * their own, so each can be handed to the caller and freed by itself; the small ones are copied
  * out.  The envelope's first byte is on a page, and a seal tells whether it was damaged.
  */

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "engine/mn_engine_snapshot.h"
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 #include "os/mn_thread.h"
 #include "py/module/mn_state.h"
 

@@ -6,7 +6,7 @@
 
 #include <Python.h>
 
-#include "workers/mn_message.h"
+#include "workers/mn_records.h"
 
 /* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
  * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL

@@ -9,7 +9,7 @@
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 
 /* Notifications that are lost with their notifier cost so long at most. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)

@@ -6,7 +6,7 @@
  * struct mn_native_pipeline (minato/ops.h), straight into the row's fields. The layout of
  * the rows is the pipeline's: field i of a block is its field i.
  *
- * Its entry is its own business (workers/mn_entry.h).
+ * Its entry is its own business (workers/mn_thread_entry.h).
  */
 #ifndef MN_NATIVE_H
 #define MN_NATIVE_H

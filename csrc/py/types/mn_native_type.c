@@ -10,7 +10,7 @@
 #include "py/types/mn_native.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/module/mn_named_tuples.h"
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 

@@ -21,7 +21,7 @@ struct mn_worker_object {
     PyObject *indices;    /* unpickled indices of the block with this serial */
     uint32_t indices_of;
     bool goes_on;         /* behind a sample that has failed: Python takes care of that one */
-    bool thread;          /* of the trainer: it sees to its own entry (workers/mn_entry.h) */
+    bool thread;          /* of the trainer: it sees to its own entry (workers/mn_thread_entry.h) */
     bool holding;         /* a task is RUNNING under us */
     uint32_t task;
     uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */

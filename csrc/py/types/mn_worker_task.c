@@ -11,7 +11,7 @@
 #include "py/module/mn_named_tuples.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 
 /* What an envelope entry of a row is; numbers of minato/workers/process.py. */
 enum mn_extra {

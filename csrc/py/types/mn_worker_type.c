@@ -14,7 +14,7 @@
 #include "os/mn_proc.h"
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 #include "workers/mn_seal.h"
 
 /* Sleeping workers look this often whether the trainer still lives. */

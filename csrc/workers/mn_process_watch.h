@@ -1,4 +1,4 @@
-/* mn_watch.h - workers' processes as the trainer sees them by itself.
+/* mn_process_watch.h - workers' processes as the trainer sees them by itself.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The zygote reports deaths, and workers say in their entries who they are.  Neither is enough:
@@ -11,8 +11,8 @@
  * which is taken for what others read.  One thread, and it is the one that sweeps.  It is told
  * the time.  Native workers have no process of their own, and are not looked at.
  */
-#ifndef MN_WATCH_H
-#define MN_WATCH_H
+#ifndef MN_PROCESS_WATCH_H
+#define MN_PROCESS_WATCH_H
 
 #include "os/mn_thread.h"
 #include "workers/mn_crew.h"

@@ -7,8 +7,8 @@
  * of shared memory files do count. Where /proc is not to be read the kernel is asked, which
  * knows of no group. 0 means that nothing could be found out.
  */
-#ifndef MN_MEM_H
-#define MN_MEM_H
+#ifndef MN_MEMORY_LIMITS_H
+#define MN_MEMORY_LIMITS_H
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -40,4 +40,4 @@ mn_mem_pages(uint64_t bytes);
 void
 mn_mem_pages_free(void *pages, uint64_t bytes);
 
-#endif /* MN_MEM_H */
+#endif /* MN_MEMORY_LIMITS_H */

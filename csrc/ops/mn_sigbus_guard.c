@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include "ops/mn_guard.h"
+#include "ops/mn_sigbus_guard.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* mn_engine_balanced.c - what the user's thread tells the plan. See mn_engine.h, mn_plan.h.
+/* mn_engine_plan.c - what the user's thread tells the plan. See mn_engine.h, mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "engine/mn_engine.h"

@@ -1,4 +1,4 @@
-/* mn_entry.h - the entry of a worker that is a thread of the trainer.
+/* mn_thread_entry.h - the entry of a worker that is a thread of the trainer.
  * SPDX-License-Identifier: Apache-2.0
  *
  * It is the thread's own business, because there is no zygote: WANTED -> READY when it begins,
@@ -9,8 +9,8 @@
  *
  * Called by that thread alone, which holds no lock and, where it waits, no GIL.
  */
-#ifndef MN_ENTRY_H
-#define MN_ENTRY_H
+#ifndef MN_THREAD_ENTRY_H
+#define MN_THREAD_ENTRY_H
 
 #include <stdbool.h>
 

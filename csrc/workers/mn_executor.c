@@ -1,4 +1,4 @@
-/* mn_zygote.c - how worker processes and native threads are told to come and go. See mn_crew.h.
+/* mn_executor.c - how worker processes and native threads are told to come and go. See mn_crew.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <signal.h>

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "os/mn_mem.h"
+#include "os/mn_memory_limits.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
-/* mn_watch.c - see mn_watch.h.
+/* mn_process_watch.c - see mn_process_watch.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "workers/mn_watch.h"
+#include "workers/mn_process_watch.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,8 +1,8 @@
-/* mn_entry.c - see mn_entry.h.
+/* mn_thread_entry.c - see mn_thread_entry.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -28,8 +28,8 @@
  *   A fork inherits the handler with all that it needs; its one thread is in no section. An
  *   exec resets it.
  */
-#ifndef MN_GUARD_H
-#define MN_GUARD_H
+#ifndef MN_SIGBUS_GUARD_H
+#define MN_SIGBUS_GUARD_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,4 +51,4 @@ mn_guard_enter(struct mn_guard *guard);
 bool
 mn_guard_leave(struct mn_guard *guard);
 
-#endif /* MN_GUARD_H */
+#endif /* MN_SIGBUS_GUARD_H */

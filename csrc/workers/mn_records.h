@@ -1,4 +1,4 @@
-/* mn_message.h - everything trainer and workers say to each other, as records in one mapping.
+/* mn_records.h - everything trainer and workers say to each other, as records in one mapping.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors.  The *trainer* (the user's thread and the engine thread, one at a time, under the
@@ -47,8 +47,8 @@
  * Crash.  A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
  * else.  After its death is confirmed the trainer sweeps them: see mn_engine.h.
  */
-#ifndef MN_MESSAGE_H
-#define MN_MESSAGE_H
+#ifndef MN_RECORDS_H
+#define MN_RECORDS_H
 
 #include <stddef.h>
 #include <stdint.h>

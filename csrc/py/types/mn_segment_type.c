@@ -1,7 +1,7 @@
-/* mn_segment.c - minato._core.Segment: the shared mapping for the zygote and the workers.
+/* mn_segment_type.c - minato._core.Segment: the shared mapping for the zygote and the workers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The zygote's moves on a worker's entry (mn_message.h) are methods here.
+ * The zygote's moves on a worker's entry (mn_records.h) are methods here.
  */
 #define _GNU_SOURCE
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_state.h"
-#include "workers/mn_entry.h"
+#include "workers/mn_thread_entry.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
