@@ -1,4 +1,4 @@
-/* What happens when an assertion fails, and the hooks tests put in its way.
+/* What happens when an assertion fails. See mn_assert.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_assert.h"
@@ -14,8 +14,6 @@ mn_assert_print(const char *file, int line, const char *text)
 }
 
 void (*mn_assert_hook)(const char *file, int line, const char *text) = mn_assert_print;
-
-void (*mn_fault_hook)(const char *name) = NULL;
 
 void
 mn_assert_failed(const char *file, int line, const char *text)

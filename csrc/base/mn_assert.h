@@ -1,13 +1,10 @@
-/* Assertions, and labelled points at which tests can make a process die.
+/* Assertions.
  * SPDX-License-Identifier: Apache-2.0
  *
- * mn_assert(cond)   Active unless NDEBUG. Calls mn_assert_hook and aborts if that returns.
- * MN_FAULT("name")  Nothing unless built with -DMN_FAULTS; then it calls mn_fault_hook if
- *                   one is set, which may kill the process or fail the next system call.
- *                   The label is "module.step", naming what has just been done.
+ * mn_assert(cond)  Active unless NDEBUG. Calls mn_assert_hook and aborts if that returns.
  *
- * Both hooks are process-wide and are set before any thread that may meet them starts;
- * they are plain pointers for that reason. The product never sets either.
+ * The hook is process-wide and is set before any thread that may meet it starts; it is a plain
+ * pointer for that reason. Only tests set it.
  */
 #ifndef MN_ASSERT_H
 #define MN_ASSERT_H
@@ -25,15 +22,6 @@ mn_assert_failed(const char *file, int line, const char *text);
 #else
 #define mn_assert(cond)                                                                 \
     (mn_likely(cond) ? (void)0 : mn_assert_failed(__FILE__, __LINE__, #cond))
-#endif
-
-/* NULL, or what a fault point calls with its label. */
-extern void (*mn_fault_hook)(const char *name);
-
-#ifdef MN_FAULTS
-#define MN_FAULT(name) (mn_fault_hook != 0 ? mn_fault_hook(name) : (void)0)
-#else
-#define MN_FAULT(name) ((void)0)
 #endif
 
 #endif /* MN_ASSERT_H */

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_engine_sizes.h"

@@ -3,7 +3,7 @@
  */
 #include "sync/mn_event.h"
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
 #include "os/mn_futex.h"

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_error.h"
 
 static inline mn_a64 *

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_error.h"
 #include "workers/mn_runqueue.h"
 #include "os/mn_clock.h"

@@ -3,7 +3,7 @@
  */
 #include <errno.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_error.h"
 #include "os/mn_proc.h"
 #include "workers/mn_worker.h"

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 
 #include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_atomic.h"
 #include "base/mn_error.h"
 #include "mn_test.h"

@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "mn_test.h"
 #include "os/mn_futex.h"
 #include "sync/mn_event.h"

@@ -8,7 +8,6 @@
 #ifndef MN_RIG_H
 #define MN_RIG_H
 
-#include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"

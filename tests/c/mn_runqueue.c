@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "mn_test.h"
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "base/mn_error.h"
 #include "workers/mn_runqueue.h"
 #include "os/mn_thread.h"

@@ -10,6 +10,7 @@
 
 #include <poll.h>
 
+#include "base/mn_fault.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)

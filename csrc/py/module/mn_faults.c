@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 
 static unsigned passed;
 

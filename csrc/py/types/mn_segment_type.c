@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_state.h"

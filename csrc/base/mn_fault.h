@@ -1,0 +1,23 @@
+/* Labelled points at which tests can make a process die.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * MN_FAULT("name")  Nothing unless built with -DMN_FAULTS; then it calls mn_fault_hook if
+ *                   one is set, which may kill the process or fail the next system call.
+ *                   The label is "module.step", naming what has just been done.
+ *
+ * The hook is process-wide and is set before any thread that may meet it starts; it is a plain
+ * pointer for that reason. Only py/module/mn_faults.c and tests set it.
+ */
+#ifndef MN_FAULT_H
+#define MN_FAULT_H
+
+/* NULL, or what a fault point calls with its label. */
+extern void (*mn_fault_hook)(const char *name);
+
+#ifdef MN_FAULTS
+#define MN_FAULT(name) (mn_fault_hook != 0 ? mn_fault_hook(name) : (void)0)
+#else
+#define MN_FAULT(name) ((void)0)
+#endif
+
+#endif /* MN_FAULT_H */
