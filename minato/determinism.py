@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset
 from .loader import DataLoader
 from .seeding.generators import find_all, make_seeder
 from .workers.job import by_sample, fetches_batches
-from .workers.process import made as make
+from .workers.seeded_samples import made as make
 
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8

@@ -12,7 +12,7 @@ import torch
 from .._core import Block, Engine, Loss
 from ..errors import Failure, WorkerLost, describe_death
 from ..workers.on_error import Amiss
-from ..workers.process import BATCH
+from ..workers.answers import BATCH
 
 
 class Told(Failure):

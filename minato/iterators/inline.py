@@ -27,7 +27,7 @@ from .position import BASE_SEED, Position
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
     from ..workers.on_error import Ahead, Spares, Tolerant
-    from ..workers.process import AllLeftOut
+    from ..workers.seeded_samples import AllLeftOut
     from .failures import Amended
     from .max_errors import ErrorsAllowed
 

@@ -21,7 +21,7 @@ from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
-from ..workers.process import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
+from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused

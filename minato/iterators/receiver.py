@@ -16,7 +16,7 @@ from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
 from ..workers.on_error import Amiss
-from ..workers.process import (
+from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REPLACED, SAMPLE, parted,
 )  # fmt: skip
 from .collating import CollatesHere
@@ -44,7 +44,7 @@ class Receives(Protocol):
 
 
 def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ...]:
-    """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/process.py."""
+    """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/answers.py."""
     sent = engine.envelopes(block)[0]
     if sent.pickle is None:
         return FAILED, no_room()

@@ -18,7 +18,7 @@ from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..workers.on_error import REPLACE, Ahead, Spares
-from ..workers.process import EXHAUSTED, FAILED, OK
+from ..workers.answers import EXHAUSTED, FAILED, OK
 from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Amended, Told, note

@@ -27,7 +27,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..workers.process import BATCH, COLLATE
+from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine

@@ -18,10 +18,10 @@ import torch
 
 from ..workers.job import by_sample, fetches_batches
 from ..workers.on_error import Tolerant
-from ..workers.process import Unseeded, collated, made, tolerated
+from ..workers.seeded_samples import Unseeded, collated, made, tolerated
 from .generators import Growing
 
-#: what a place in the epoch stands for: domains of the seeds, as in workers/process.py
+#: what a place in the epoch stands for: domains of the seeds, as in workers/runner.py
 SAMPLE, GETITEMS, COLLATE = range(3)
 
 

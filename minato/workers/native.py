@@ -28,11 +28,10 @@ from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
+from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .job import behind_subsets, by_sample, offered
 from .on_error import RAISE, Tolerant, split_spares
-from .process import (
-    AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, in_its_place, parted,
-)  # fmt: skip
+from .seeded_samples import in_its_place
 from .thread_pool import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h

@@ -1,6 +1,6 @@
 """``worker_type="thread"``: Python threads of the loading process as workers.
 
-They run the same loop as worker processes (``process.py``) on the same run queues and write to the
+They run the same loop as worker processes (``runner.py``) on the same run queues and write to the
 same rows, so what they make is the same. But they share the dataset with each other and with
 the program: nothing is pickled, nothing is copied, and nothing is there once for each worker that
 the dataset does not keep in a ``threading.local``. So they leave alone what belongs to the whole
@@ -18,11 +18,10 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
-from ..errors import thread_impossible
 from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
 from . import grace, library_threads, worker_info
 from .job import Job, Memory
-from .process import Runner, serve, worker_of
+from .runner import Runner, serve, worker_of
 from .thread_pool import ThreadPool
 
 

@@ -15,7 +15,7 @@ import torch
 import minato
 from minato import _core
 from minato.transport.layouts import Layout
-from minato.workers.process import ROWS
+from minato.workers.answers import ROWS
 
 MATRIX = torch.zeros(3, 5)
 SMALL = Layout.prove(MATRIX, torch.stack([MATRIX] * 2), 2)

@@ -16,7 +16,7 @@ from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
 from minato.transport.rows_or_whole import Shape
-from minato.workers.process import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
+from minato.workers.answers import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
 
 from .parts import Block, Engine, Loader, planner_of
 

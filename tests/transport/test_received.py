@@ -12,7 +12,7 @@ from minato._core import Envelope
 from minato.errors import Failure
 from minato.transport import messages, received
 from minato.transport.layouts import Layout, proven
-from minato.workers.process import EXHAUSTED, FAILED, OK, PLACED, STATED
+from minato.workers.answers import EXHAUSTED, FAILED, OK, PLACED, STATED
 
 WORDS = [("a", torch.tensor(1)), ("b", torch.tensor(2))]
 FOUND = proven(WORDS, [("a", "b"), torch.tensor([1, 2])])

@@ -14,7 +14,7 @@
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 
-/* Entry of an envelope of rows: minato/workers/process.py. */
+/* Entry of an envelope of rows: minato/workers/answers.py. */
 #define MN_EXTRA_ERROR 1
 
 struct mn_native_object {

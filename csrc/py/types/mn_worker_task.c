@@ -13,7 +13,7 @@
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
 
-/* What an envelope entry of a row is; numbers of minato/workers/process.py. */
+/* What an envelope entry of a row is; numbers of minato/workers/answers.py. */
 enum mn_extra {
     MN_EXTRA_SAMPLE = 0,
     MN_EXTRA_ERROR = 1,

@@ -1,0 +1,384 @@
+"""What a worker does with its tasks, be it a process or a thread.
+
+The loop is the core's (``csrc/py/types/mn_worker_type.c``), which makes rows by itself. What needs
+torch's rules comes here: whole batches, parts of them, collating, new epochs, and samples that
+fail or do not fit.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from operator import getitem
+from typing import Any, NamedTuple, NoReturn
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import _core
+from .._core import Task
+from ..errors import Failure
+from ..seeding import init_states
+from ..state import all_global, put_global
+from ..stateful import Snapshots, make_again
+from ..transport import messages
+from ..transport.layouts import is_default_collate, open_layout, proven
+from ..transport.sendable import sendable, sending_ns
+from .answers import (
+    AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
+    RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
+)  # fmt: skip
+from .job import Job, by_sample, fetches_batches, offered
+from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
+from .seeded_samples import AllLeftOut, Unseeded, collated, in_its_place, made, tolerated
+
+
+class _Placed(NamedTuple):
+    """In place of a batch that was written into rows."""
+
+    rows: int
+    objects: list[list[Any]]  # by row: leaves that are no row data
+
+
+class Runner:
+    """Answers the tasks that the core's loop hands to Python."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.where = f"in DataLoader worker process {number}"
+        self.seeder: Any = None
+        self.mark: Any = None  # Worker.mark, once there is one
+        self.place: Any = None  # Worker.place, likewise
+        self.indices: Any = None  # Worker.indices, likewise
+        #: None where the first sample that fails ends its batch
+        self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
+        self.probing = job.probing
+        self.learns = job.places  # what its samples look like
+        self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
+        self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
+        self.init_failure: Failure | None = None
+        self.prepared = False  # all but the fetcher, which each epoch makes anew
+        self.exhausted = False
+        self.snapshots: Snapshots | None = None
+        self.begin: bytes | None = None  # what is to be known of an epoch that begins
+        self.again = 0  # batches that another process has delivered, and this one makes again
+        self.init_states = init_states.UNCHANGED
+        try:
+            self._begin(number)
+            if job.dataset_kind == _DatasetKind.Iterable:
+                self.snapshots = Snapshots(self.where)
+            self.prepared = True
+            self._make_fetcher(job.starts[number] if job.starts else None)
+        except Exception as error:
+            self.init_failure = self._not_begun(error)
+
+    def _begin(self, number: int) -> None:
+        """worker_init_fn, and what is to be seeded after it."""
+        job = self.job
+        if job.worker_init_fn is not None:
+            before = all_global() if job.seed_per_sample else {}
+            job.worker_init_fn(number)
+            if job.seed_per_sample:
+                self.init_states = init_states.left_by(before)
+        if job.seed_per_sample:
+            from ..seeding.generators import make_seeder
+
+            self.seeder = make_seeder(job.dataset, job.collate_fn)
+
+    def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
+        job, snapshots = self.job, self.snapshots
+        # worker_init_fn may have taught this process's default_collate something
+        places = job.places and is_default_collate(job.collate_fn)
+        self.collate_fn: Callable[[Any], Any] = self._into_rows if places else job.collate_fn
+
+        def create() -> Any:
+            return _DatasetKind.create_fetcher(
+                job.dataset_kind, job.dataset, job.auto_collation, self.collate_fn, job.drop_last
+            )
+
+        if start is not None and snapshots is not None:
+            self.fetcher = snapshots.go_on(start[0], job.dataset, create, put_global)
+        elif snapshots is not None:
+            self.fetcher, self.begin = snapshots.epoch(job.dataset, create)
+        else:
+            self.fetcher = create()
+        if snapshots is not None:
+            snapshots.watch(job.dataset, self.fetcher)
+        self.again = 0 if start is None else start[1]
+        self.exhausted = False
+
+    def _into_rows(self, samples: Any) -> Any:
+        """What stands in for default_collate: the samples of a batch are written to its rows.
+        Those that do not fit are collated, and where the trainer may not know yet what samples
+        look like it is told."""
+        if self.tolerant is not None and self.tolerant.amiss:  # that travels in a message
+            return self.job.collate_fn(samples)
+        objects: list[list[Any]] = []
+        if self.place(samples, objects):
+            return _Placed(len(samples), objects)
+        data = self.job.collate_fn(samples)
+        if self.learns and (found := proven(samples, data)) is not None:
+            self.learns, self.sending = False, (found,)
+        return data
+
+    def rows(self, task: Task) -> list[Entry]:
+        """Entries of an envelope of rows, exceptions wrapped."""
+        return [
+            self._failed(row, what, obj, task) if what in (ERROR, FATAL) else (row, what, obj)
+            for row, what, obj in task.extras or ()
+        ]
+
+    def _failed(self, row: int, what: int, error: Exception, task: Task) -> Entry:
+        """Of a row whose sample could not be made."""
+        if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
+            return row, ERROR, self._failure(error)
+        return in_its_place(self.tolerant, row, error, self.indices(), self._getter(task))
+
+    def _getter(self, task: Task) -> Callable[[int, Any], Any]:
+        """What makes the sample of a row of a batch from an index."""
+        seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
+        dataset = by_sample(self.job.dataset)
+
+        def get(row: int, index: Any) -> Any:
+            place = (task.base_seed, task.epoch, task.position + row, 0)
+            return made(seeder, place, getitem, dataset, index)
+
+        return get
+
+    def part(self, task: Task) -> list[Entry]:
+        """The same of rows that another worker may collate."""
+        return [
+            (row, what, obj) if _may_be_sent(what, obj) else (row, REFUSED, None)
+            for row, what, obj in self.rows(task)
+        ]
+
+    def collate(self, task: Task, parts: list[Any]) -> Answer:
+        """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
+        followed by its row. What could not be sent is fetched again, all of it: seeds make
+        it what it was."""
+        try:
+            entries = [(row, what, obj) for part in parts for row, what, obj in messages.loads(*part)]
+        except Exception:  # no room for a part, a class that cannot be found here, or nonsense
+            entries = []
+        for row, what, obj in entries:
+            if what == ERROR:
+                return FAILED, obj, row  # the first in the order of rows, as torch has it
+        whole = len(entries) == len(task.indices) - task.spares
+        if not whole or any(what == REFUSED for _, what, _ in entries):
+            self.sending = (-1,)
+            return self.batch(task)
+        samples, amiss = parted(entries)
+        if not samples:
+            return AMISS, None, amiss
+        try:
+            if task.seeded and self.seeder is not None:
+                self.seeder.seed(task.base_seed, task.epoch, task.number, 2)
+            data = self.job.collate_fn(samples)
+            if not task.seeded or self.seeder is None or not self.seeder.renew():
+                return (AMISS, (OK, data), amiss) if amiss else (OK, data)
+        except Exception as error:
+            return FAILED, self._failure(error)
+        return self.batch(task)  # see collated()
+
+    def _not_begun(self, error: Exception) -> Failure:
+        failure = Failure.of(error, self.where)
+        failure.at_start = True
+        return failure
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, Fatal):
+            return error.failure
+        if isinstance(error, StopIteration):
+            # A for loop over the loader would take it for the end of the epoch.
+            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
+            stop.__cause__ = error
+            stop.__traceback__ = error.__traceback__
+            error = stop
+        return Failure.of(error, self.where)
+
+    def batch(self, task: Task) -> Answer:
+        """Fetches and collates. A failure of one sample is followed by its row."""
+        if self.init_failure is not None:
+            return FAILED, self.init_failure
+        if self.exhausted:
+            return EXHAUSTED, None
+        self.row = ()
+        try:
+            if isinstance(task.indices, _IndexError):
+                raise task.indices.error
+            if self.again:
+                self._make_again(task.indices)
+            data = self._fetch(task)
+            if type(data) is _Placed:
+                return PLACED, *data
+            sending, self.sending = self.sending, ()
+            if self.tolerant is not None and self.tolerant.amiss:
+                return AMISS, (OK, data, *sending), self.tolerant.amiss
+            return OK, data, *sending
+        except AllLeftOut as left_out:
+            return AMISS, None, left_out.amiss
+        except StopIteration as error:
+            if self.job.dataset_kind == _DatasetKind.Iterable:
+                self.exhausted = True
+                return EXHAUSTED, None
+            return FAILED, self._failure(error), *self.row
+        except Exception as error:
+            return FAILED, self._failure(error), *self.row
+
+    def _make_again(self, index: Any) -> None:
+        """What was delivered since the snapshot that this worker goes on from. Failures too."""
+        self.fetcher.collate_fn, again = self.job.collate_fn, self.again
+        self.again = 0
+        for _ in range(again):
+            make_again(self.fetcher, index)
+        self.fetcher.collate_fn = self.collate_fn
+
+    def stated(self, answer: Answer) -> Answer | None:
+        """The answer with what the dataset says of itself; None where it says nothing. After a
+        failure it does not: what that leaves behind, only making it again would."""
+        snapshots, status = self.snapshots, answer[0]
+        if snapshots is None or status == FAILED:
+            return None
+        told = snapshots.taken(at_any_cost=status == EXHAUSTED)
+        if status == EXHAUSTED:
+            snapshots.rest()
+        return None if told is None else (STATED, answer, told)
+
+    def _fetch(self, task: Task) -> Any:
+        job, seeder = self.job, self.seeder if task.seeded else None
+        if seeder is None:
+            if not job.splits and self.tolerant is None:
+                return self.fetcher.fetch(task.indices)
+            seeder = Unseeded
+        samples = partial(self._samples, seeder, task)
+        place = (task.base_seed, task.epoch, task.number, 2)
+        return collated(seeder, place, samples, self.collate_fn)
+
+    def _samples(self, seeder: Any, task: Task) -> Any:
+        job, index = self.job, task.indices
+        number, epoch, position, base_seed = task.number, task.epoch, task.position, task.base_seed
+        if self.tolerant is not None:
+            return self._tolerated(self.tolerant, seeder, task)
+        if not job.auto_collation:
+            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
+            self.mark(0)
+        elif fetches_batches(job.dataset):
+            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
+        else:
+            data, dataset = [], by_sample(job.dataset)
+            for k, i in enumerate(index):
+                self.row = (k,)
+                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
+                self.mark(k)
+            self.row = ()
+            if self.probing:
+                self.probing = False
+                self.sending = (sending_ns(data),)
+        return data
+
+    def _tolerated(self, tolerant: Tolerant, seeder: Any, task: Task) -> Any:
+        """The samples of a batch, or one, as ``_samples`` gives them, whatever fails."""
+        job = self.job
+        indices, spares = split_spares(task.indices, task.spares)
+        if not job.auto_collation:  # spares need a list to lie in
+            indices = indices[0] if job.on_error == REPLACE else indices
+
+        def at(row: int) -> None:
+            self.row = (row,)
+
+        place = task.base_seed, task.epoch, task.number, task.position
+        data = tolerated(tolerant, seeder, job, indices, spares, place, (at, self.mark))
+        self.row = ()
+        if self.probing and job.auto_collation and not fetches_batches(job.dataset):
+            self.probing = False
+            self.sending = (sending_ns(data),)
+        return data
+
+    def resume(self) -> Answer:
+        """A new epoch of persistent workers: torch makes a new fetcher."""
+        self.begin = None
+        try:
+            self._make_fetcher()
+            if self.prepared:  # else worker_init_fn has failed, which is called once
+                self.init_failure = None
+        except Exception as error:
+            self.init_failure = self._not_begun(error)
+        return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)
+
+
+class _IndexError:
+    """Stands for indices that could not be unpickled here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __iter__(self) -> NoReturn:
+        raise self.error  # where the core looks for the index of one sample
+
+
+def _load_index(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        return _IndexError(error)
+
+
+def _may_be_sent(what: int, obj: Any) -> bool:
+    """Whether another worker gets what this one has made."""
+    sample = obj[2] if what == REPLACED else obj
+    return what not in (SAMPLE, REPLACED) or sendable(sample)
+
+
+def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
+    """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
+    dataset this is, which was told of the epoch."""
+    worker = _core.Worker(
+        job.memory.segment,
+        number,
+        _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
+        runner.seeder,
+        open_layout,
+        _load_index,
+        None if thread else offered(job.dataset, "set_epoch"),
+        job.user_epoch,
+        runner.tolerant is not None,
+        thread,
+    )
+    runner.mark, runner.place, runner.indices = worker.mark, worker.place, worker.indices
+    return worker
+
+
+def serve(worker: _core.Worker, runner: Runner) -> bool:
+    """Does tasks until the loader stops, which is True, or there was none for a second."""
+    while task := worker.next():
+        if task.kind == RESUME:
+            answer: Any = runner.resume()
+        elif task.kind == BATCH:
+            answer = runner.batch(task)
+            if (stated := runner.stated(answer)) is not None:
+                answer = stated
+            elif answer[0] == PLACED and answer[1] == task.nrows and not answer[2]:
+                answer = None  # its rows say it all
+        elif task.kind == COLLATE:
+            answer = runner.collate(task, worker.parts())
+        elif task.kind == PART:
+            answer = runner.part(task)
+        else:
+            answer = runner.rows(task)
+        data, buffers = encode(answer, runner.where, task.kind)
+        stated = None
+        del task, answer  # large samples must not outlive their sending
+        if not worker.finish(data, buffers):
+            return True
+        del data, buffers
+    return task is False
+
+
+class _Refusing:
+    """In place of a dataset that worker_init_fn could not prepare: each sample fails so."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+
+    def __getitem__(self, index: Any) -> Any:
+        raise Fatal(self._failure)

@@ -1,0 +1,128 @@
+"""Samples made with the seeds of their places: by workers, and in the program's own process.
+
+Whatever makes samples in Python does it by ``made`` and ``collated``, and with ``on_error`` by
+``tolerated`` and ``in_its_place``, so that all make the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .answers import ERROR, LEFT_OUT, REPLACED, Entry
+from .job import by_sample, fetches_batches
+from .on_error import Amiss, Tolerant, split_spares
+
+
+class Fetches(Protocol):
+    """What samples come from, and how."""
+
+    dataset: Any
+    auto_collation: bool
+
+
+def _ignore(_row: int) -> None:
+    pass
+
+
+def tolerated(
+    tolerant: Tolerant,
+    seeder: Any,
+    source: Fetches,
+    index: Any,
+    spares: Any,
+    place: tuple[int, int, int, int],
+    told: tuple[Callable[[int], None], Callable[[int], None]] = (_ignore, _ignore),
+) -> Any:
+    """The samples of a batch, or one sample, less those that cannot be made, or with others in
+    their place. place: base seed, epoch, the batch's number, its position; told: called before
+    and after each sample, with its row.
+
+    Raises AllLeftOut where there are none.
+    """
+    base_seed, epoch, number, position = place
+    begins, ended = told
+    tolerant.amiss = []
+    dataset: Any = source.dataset
+    together = source.auto_collation and fetches_batches(dataset)
+    one = (lambda i: dataset.__getitems__([i])[0]) if together else by_sample(dataset).__getitem__
+
+    def get(row: int, i: Any) -> Any:
+        begins(row)
+        sample = made(seeder, (base_seed, epoch, position + row, 0), one, i)
+        ended(row)
+        return sample
+
+    if together:
+        try:
+            return made(seeder, (base_seed, epoch, number, 1), dataset.__getitems__, index)
+        except Exception:
+            pass  # of which of them? They are asked for one by one, with the seeds of each.
+    data = tolerant.samples(index if source.auto_collation else [index], spares, get)
+    if not data and tolerant.amiss:
+        raise AllLeftOut(tolerant.amiss)
+    return data if source.auto_collation else data[0]
+
+
+class AllLeftOut(Exception):
+    """There is nothing to collate."""
+
+    def __init__(self, amiss: list[Amiss]) -> None:
+        super().__init__("no sample of the batch could be made")
+        self.amiss = amiss
+
+
+def in_its_place(
+    tolerant: Tolerant,
+    row: int,
+    error: Exception,
+    indices: tuple[Any, int],
+    get: Callable[[int, Any], Any],
+) -> Entry:
+    """Of a row whose sample could not be made. indices: of its batch, and how many of them at the
+    end are spares."""
+    try:
+        made, amiss = tolerant.instead(row, error, *split_spares(*indices), get)
+    except Exception as last:
+        return row, ERROR, tolerant.failure(last)
+    if not made:
+        return row, LEFT_OUT, amiss.failure
+    return row, REPLACED, (amiss.failure, amiss.instead, made[0])
+
+
+class Unseeded:
+    """In place of a seeder."""
+
+    @staticmethod
+    def seed(*_place: int) -> None:
+        pass
+
+    @staticmethod
+    def renew() -> bool:
+        return False
+
+
+def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
+    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
+    of its own the first time: what it drew from that, no other worker would."""
+    seeder.seed(*place)
+    data = make(*what)
+    if seeder.renew():
+        seeder.seed(*place)
+        data = make(*what)
+    return data
+
+
+def collated(
+    seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
+) -> Any:
+    """The batch of the samples fetched. Where collating it has made a generator they are fetched
+    again for the second time: a collate_fn may take samples apart."""
+    samples = fetch()
+    seeder.seed(*place)
+    batch = collate_fn(samples)
+    if seeder.renew():
+        samples = fetch()
+        seeder.seed(*place)
+        batch = collate_fn(samples)
+    return batch
