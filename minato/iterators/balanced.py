@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -204,32 +204,40 @@ class BalancedIterator(MinatoIterator):
 
     def _next_batch(self) -> Any:
         """The next batch, or the Failure in its place."""
-        planner, prefetcher, position = self._planner, self._prefetcher, self._position
-        if not planner.planned and not planner.draw.exhausted:
-            planner.fill()
-        if self._receiver.at_end():
-            position.progress.finished = True
-            if planner.early is not None:
-                position.memo.progress = planner.early.progress
-            self._end_epoch()
-            raise StopIteration
+        planner, prefetcher = self._planner, self._prefetcher
         queue = prefetcher.queue
         if queue:
             self._grant(0)  # it counted on these
+        else:
+            if not planner.planned and not planner.draw.exhausted:
+                planner.fill()
+            if self._receiver.at_end():
+                self._has_ended()
         got = prefetcher.next()
         assert got is not None  # there are more
         batch, data = got
-        if planner.drawn_ahead() <= planner.enough:
+        exhausted = planner.draw.exhausted
+        if not exhausted and planner.drawn_ahead() <= planner.enough:
             planner.fill()
-        progress = position.progress
+            exhausted = planner.draw.exhausted
+        progress = self._position.progress
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
         if queue and prefetcher.pinner is None and not progress.beyond:
-            enough = -1 if planner.draw.exhausted else planner.enough
+            enough = -1 if exhausted else planner.enough
             most = prefetcher.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
+
+    def _has_ended(self) -> NoReturn:
+        """The program has had all of this epoch."""
+        position, early = self._position, self._planner.early
+        position.progress.finished = True
+        if early is not None:
+            position.memo.progress = early.progress
+        self._end_epoch()
+        raise StopIteration
 
     def _end_epoch(self) -> None:
         """Workers leave, unless they are kept; and what they know of worker_init_fn is told."""

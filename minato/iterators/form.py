@@ -22,12 +22,11 @@ class Form:
 
     def tell(self, engine: Engine) -> None:
         """Before anything is planned, if it has changed."""
-        shape = self.shape
-        layout = None if shape.whole else shape.layout
-        if self._told is not None and self._told[1] is layout and self._told[0] is shape.whole:
+        now = self.shape.whole, self.shape.layout
+        if now == self._told:
             return
-        self._told = shape.whole, layout
-        self.layout = layout
+        self._told = now
+        self.layout = layout = None if now[0] else now[1]
         if layout is not None:
             engine.post(layout.core, layout.pickled)
         engine.set_form(None if layout is None else layout.core)

@@ -249,7 +249,7 @@ class Planner:
             self.enough = max(most - self.window.bulk, window)
             if self.drawn_ahead() > self.enough:
                 return
-        while self.drawn_ahead() < most and not self.draw.exhausted:
+        while not self.draw.exhausted and self.drawn_ahead() < most:
             if self.draw.number >= self._last and self._waits_for_its_end(window):
                 return
             try:
@@ -316,7 +316,9 @@ class Planner:
         number = self.draw.number
         if self._hints.given is not None and self.position.epoch == 0:
             self._hints.take(index)
-        sent, spares = self._with_spares(integers(index) if self._making.native else index)
+        sent, spares = integers(index) if self._making.native else index, 0
+        if self._spares is not None:
+            sent, spares = self._with_spares(self._spares, sent)
         whole = self._makes_whole(index)
         begins = None if self.groups is None else self._groups_of(self.groups, index)
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
@@ -331,11 +333,11 @@ class Planner:
         if self._spares is not None:
             self._spares.passed(index)
 
-    def _with_spares(self, index: Any) -> tuple[Any, int]:
+    def _with_spares(self, of: Spares, index: Any) -> tuple[Any, int]:
         """A batch's indices as they are sent, and how many at the end are of other samples."""
-        if self._spares is None or (self.batched and type(index) not in (list, tuple)):
+        if self.batched and type(index) not in (list, tuple):
             return index, 0
-        spares = self._spares.of(index, self._ahead.following)
+        spares = of.of(index, self._ahead.following)
         if self.batched:
             return ([*index, *spares] if spares else index), len(spares)
         return [index, *spares], len(spares)

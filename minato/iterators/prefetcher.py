@@ -25,6 +25,7 @@ from typing import Any
 from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
+from ..transport.layouts import Layout
 from .form import Form
 from .receiver import Receives
 from .supervisor import Supervisor
@@ -51,18 +52,18 @@ class AtATime:
     def __init__(self, form: Form | None, window: Window) -> None:
         self._form = form  # None: always one
         self._window = window
-        self._row_bytes = 0  # of the rows that most was found for
+        self._layout: Layout | None = None  # of the rows that most was found for
         self._most = 1
 
     def most(self) -> int:
         """Where steps are short."""
-        if self._form is None or self._form.layout is None:
-            return 1
-        row_bytes = self._form.layout.core.row_bytes
-        if row_bytes != self._row_bytes:
-            self._row_bytes = row_bytes
-            size = max(1, row_bytes * self._window.batch_size)
-            self._most = max(1, min(AT_A_TIME, self._window.size() // 2, AT_A_TIME_BYTES // size))
+        layout = self._form.layout if self._form is not None else None
+        if layout is not self._layout:
+            self._layout, self._most = layout, 1
+            if layout is not None:
+                window = self._window
+                fit = AT_A_TIME_BYTES // max(1, layout.core.row_bytes * window.batch_size)
+                self._most = max(1, min(AT_A_TIME, window.size() // 2, fit))
         return self._most
 
 

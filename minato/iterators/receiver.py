@@ -112,10 +112,12 @@ class Completions:
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
         seconds = supervisor.timeout
-        deadline = time.monotonic() + seconds if seconds > 0 else None
+        deadline = time.monotonic() + seconds if wait and seconds > 0 else None
+        timeout = -1.0 if wait else 0.0
         while True:
-            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            got = self.engine.next(timeout if wait else 0.0)
+            if deadline is not None:
+                timeout = max(0.0, deadline - time.monotonic())
+            got = self.engine.next(timeout)
             if got is True:
                 self.planner.fill(starved=True)
             elif got:
@@ -155,10 +157,11 @@ class Receiver:
         """The next batch to hand over: (Batch, data); without wait None unless it is done."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
             return self.kept_back.popleft()
+        planner = self.planner
         while (block := self.completions.next(wait)) is not None:
-            batch = self.planner.planned.pop(block.sequence)
+            batch = planner.planned.pop(block.sequence)
             data = self._data_of(batch, block)
-            if self._of_this_epoch(batch):
+            if planner.early is None or self._of_this_epoch(batch):
                 if self._forgets:
                     batch.indices = None
                 return batch, data
