@@ -21,7 +21,8 @@ from .iterators.between_epochs import memo_of
 from .iterators.inline import InlineIterator
 from .observe.stats import collect
 from .options import Options, described
-from .state import Sources, opened, state_of
+from .seeding.order_generators import Sources
+from .state import opened, state_of
 from .stateful import is_stateful
 
 if CORE:

@@ -230,7 +230,7 @@ class Generators:
 
 
 def plain(generators: dict[str, Any]) -> dict[str, bytes]:
-    """States of global generators as minato.state has them."""
+    """States of global generators as seeding/order_generators.py has them."""
     return {role: _plain(state) for role, state in generators.items()}
 
 

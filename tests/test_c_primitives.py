@@ -517,7 +517,7 @@ MUTANTS = {
     "plan: the gone keep their shares": Mutant(
         SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),
     "plan: nothing moves from behind a slow one": Mutant(
-        SCHEDULE + "mn_plan_shares.c", "r->idle ? find_stuck(p, r, w) : p->cfg.max_workers",
+        SCHEDULE + "mn_plan_shares.c", "r->idle ? mn_plan_find_stuck(p, r, w) : p->cfg.max_workers",
         "p->cfg.max_workers", "mn_plan"),
     "plan: a task starts twice": Mutant(
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",

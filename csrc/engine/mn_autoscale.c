@@ -8,26 +8,15 @@
 
 #include "engine/mn_engine_state.h"
 #include "engine/mn_next_delivery.h"
-#include "os/mn_clock.h"
-#include "os/mn_cpu.h"
-#include "os/mn_cputime.h"
-#include "os/mn_memory_limits.h"
 
-/* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
- * worker more shows. */
-#define INTERVAL_NS UINT64_C(250000000)
 /* With few samples in such a time their number says little: it lasts until each worker has
  * made two on average, but not for longer than so many of them. */
 #define INTERVALS_MOST 8u
-/* What memory has room for is looked at so often (some milliseconds each time), and after
- * every change; half of what is available is left to the trainer. */
-#define ROOM_NS UINT64_C(5000000000)
 /* Of the cores, whatever other programs do. */
 #define FAIR_PERMILLE 500
 /* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
  * would be over before a worker more had started. */
 #define WATCH_FLAG_NS UINT64_C(100000000)
-#define NAP_LEAST_NS INT64_C(5000000)
 #define NAP_MOST_NS INT64_C(100000000)
 
 int
@@ -170,91 +159,6 @@ mn_autoscale_move(struct mn_engine *e, int32_t target)
     move_to(e, (int32_t)mn_autoscale_bound(e, target < 0 ? 0 : (uint32_t)target));
 }
 
-/* ---- what the system says ------------------------------------------------------------ */
-
-static uint64_t
-queued_of(const struct mn_worker *k)
-{
-    uint64_t ns = 0;
-    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
-    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
-    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
-}
-
-/* The process that has done most; 0 without one. */
-static pid_t
-busiest(const struct mn_engine *e)
-{
-    uint64_t most = 0;
-    pid_t pid = 0;
-    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        const struct mn_worker *k = mn_worker_at(&e->shm, w);
-        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
-        if (k->tid == 0 && rows >= most
-            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
-            most = rows;
-            pid = (pid_t)k->pid;
-        }
-    }
-    return pid;
-}
-
-static uint64_t
-cpu_of(const struct mn_worker *k)
-{
-    uint64_t ns = 0;
-    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
-}
-
-/* What workers compute whose samples are flagged, since the first look at them. */
-static void
-look_at_flagged(struct mn_engine *e, uint64_t now)
-{
-    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        struct mn_flag *f = &e->autoscale->flags[w];
-        if (f->since_ns == 0 || f->standby >= 0
-            || (f->seen_ns != 0 && now - f->seen_ns < NAP_LEAST_NS)) {
-            continue;
-        }
-        uint64_t cpu_ns = cpu_of(mn_worker_at(&e->shm, w));
-        if (f->seen_ns == 0) {
-            f->cpu_ns = cpu_ns;
-            f->first_ns = now;
-        }
-        f->used_ns = cpu_ns > f->cpu_ns ? cpu_ns - f->cpu_ns : 0; /* none: it is gone */
-        f->seen_ns = now;
-    }
-}
-
-void
-mn_autoscale_look(struct mn_engine *e, uint64_t now)
-{
-    struct mn_facts *f = &e->autoscale->facts;
-    look_at_flagged(e, now);
-    if (f->at_ns != 0
-        && (now - e->autoscale->last_ns < INTERVAL_NS || now - f->at_ns < INTERVAL_NS / 4)) {
-        return;
-    }
-    f->at_ns = now;
-    f->queued_ns = 0;
-    f->own_ns = mn_process_cpu_ns();
-    f->cores_milli = 1000 * (int32_t)mn_cpu_count();
-    (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
-    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
-    }
-    /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
-     * look: what changes meanwhile is seen at the next. */
-    bool more = e->active < e->cfg.max_workers && e->autoscale->policy.dry != 0;
-    if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
-        pid_t pid = busiest(e);
-        f->memory_ns = now;
-        f->memory_for = e->active;
-        f->available = mn_mem_available();
-        f->private_bytes = pid != 0 ? mn_mem_private(pid) : 0;
-    }
-}
-
 /* ---- the number of workers ---------------------------------------------------------- */
 
 static int32_t
@@ -280,15 +184,15 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
 {
     struct mn_autoscale *s = e->autoscale;
     uint64_t took = now - s->last_ns;
-    if (took < INTERVAL_NS) {
+    if (took < MN_AUTOSCALE_INTERVAL_NS) {
         return false;
     }
     uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
-    if (s->occupancy_n == 0 && since != 0 && since + INTERVAL_NS <= now) {
+    if (s->occupancy_n == 0 && since != 0 && since + MN_AUTOSCALE_INTERVAL_NS <= now) {
         mn_autoscale_saw(e, mn_next_delivery_ready(e), mn_plan_window(e->plan).batches);
     }
     *sign = s->occupancy_n != 0;
-    return took >= INTERVALS_MOST * INTERVAL_NS
+    return took >= INTERVALS_MOST * MN_AUTOSCALE_INTERVAL_NS
            || (*sign && rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
 }
 
@@ -368,7 +272,8 @@ backlog(struct mn_engine *e, const struct mn_workers_input *in)
 }
 
 /* How many workers more memory has room for, by what the one that has done most takes, beside
- * what it shares with the zygote. Threads take next to nothing. */
+ * what it shares with the zygote; half of what is available is left to the trainer. Threads take
+ * next to nothing. */
 static int32_t
 room(const struct mn_facts *f)
 {
@@ -485,5 +390,5 @@ mn_autoscale_nap(struct mn_engine *e)
 {
     int64_t limit = straggler_after(e);
     int64_t nap = limit == INT64_MAX ? NAP_MOST_NS : limit / 4;
-    return nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap > NAP_MOST_NS ? NAP_MOST_NS : nap;
+    return nap < MN_AUTOSCALE_NAP_NS ? MN_AUTOSCALE_NAP_NS : nap > NAP_MOST_NS ? NAP_MOST_NS : nap;
 }

@@ -20,6 +20,11 @@
 struct mn_engine;
 
 #define MN_AUTOSCALE_LOG 64u
+/* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
+ * worker more shows. */
+#define MN_AUTOSCALE_INTERVAL_NS UINT64_C(250000000)
+/* The engine thread looks again after so long at the least. */
+#define MN_AUTOSCALE_NAP_NS INT64_C(5000000)
 
 /* One change of the number of workers, or of the reason not to. */
 struct mn_decision {
@@ -86,7 +91,7 @@ void
 mn_autoscale_close(struct mn_autoscale *s);
 
 /* Asks the system what the next tick may need, without the mutex: whoever takes a batch must
- * not wait for that. The engine thread. */
+ * not wait for that. The engine thread. mn_autoscale_look.c. */
 void
 mn_autoscale_look(struct mn_engine *e, uint64_t now_ns);
 

@@ -6,7 +6,8 @@
  * (mn_waits.h).  What others ask of it is answered by mn_engine_snapshot.h.  Its files build on
  * each other, and include downwards only:
  *
- *     mn_engine       opening, the thread, the caller's wait, closing
+ *     mn_engine_wait  the caller's wait
+ *     mn_engine       opening, the thread, closing
  *     mn_engine_plan  what the caller tells the plan
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches

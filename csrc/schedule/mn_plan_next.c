@@ -49,6 +49,34 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     return mn_memory_may(&m, (int64_t)bytes, head, 0) != MN_MEMORY_NO;
 }
 
+bool
+mn_plan_may_ahead(struct mn_plan *p, struct mn_plan_round *r)
+{
+    bool may = r->idle && mn_plan_starved(p, &r->facts);
+    r->soon = r->soon || (r->idle && !may);
+    return may;
+}
+
+bool
+mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x)
+{
+    if (x->batch->block_off != 0) {
+        return true;
+    }
+    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
+                                    .cost_ns = mn_piece_samples_ns(x)};
+    enum mn_dispatch_why why;
+    if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
+        || (why == MN_DISPATCH_AHEAD && !mn_plan_may_ahead(p, r))) {
+        return false;
+    }
+    if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
+        r->held = true;
+        return false;
+    }
+    return true;
+}
+
 /* The batch that the program has next, or would have if what is planned came in order. */
 static int64_t
 first(const struct mn_plan *p)

@@ -134,6 +134,14 @@ bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q);
 
+/* Whether work past the window may start, in a round: a worker idles, and has for long enough. */
+bool
+mn_plan_may_ahead(struct mn_plan *p, struct mn_plan_round *r);
+
+/* Whether a piece may start now; says in the round what holds it back. */
+bool
+mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x);
+
 int64_t
 mn_plan_sum(const int64_t *v, uint32_t n);
 
@@ -236,8 +244,31 @@ mn_plan_together(const struct mn_plan *p)
     return p->together.declared || p->known.near == MN_CONTRAST_YES;
 }
 
+/* For so long opening a group may take while nobody knows. */
+#define MN_PLAN_UNKNOWN_NS (INT64_C(200) * 1000 * 1000)
+
+/* What a task of a share takes, as far as known. */
+static inline int64_t
+mn_plan_share_task_ns(const struct mn_plan *p)
+{
+    return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
+}
+
+/* ---- mn_plan_help.c: what a worker with nothing to do takes over ------------------------- */
+
+/* Gives the helper, which idles, half of another's share, where that pays. Whether it has. */
+bool
+mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper);
+
+/* The worker behind whose present task, which goes on and on, tasks wait on its queue. Or where
+ * there is none, how many workers there are. */
+uint32_t
+mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t helper);
+
+/* ---- mn_plan_first.c --------------------------------------------------------------------- */
+
 /* Finds out whether the first batch is a group (policy_locality.h), and has all help with it where
- * it is none. True as long as nothing is known of it. mn_plan_first.c. */
+ * it is none. True as long as nothing is known of it. */
 bool
 mn_plan_find_first(struct mn_plan *p, const struct mn_locality_pairs *pairs);
 

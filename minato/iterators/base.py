@@ -34,7 +34,7 @@ from ..device.provider import provider_for
 from ..device.copy_thread import DeviceStage
 from ..errors import Failure
 from ..options import Options
-from ..state import Progress
+from ..progress import Progress
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .between_epochs import memo_of

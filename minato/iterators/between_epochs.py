@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
-from ..state import Progress, State, pack_costs
+from ..progress import Progress
+from ..state import State, pack_costs
 from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ..device.operators import split
 from ..device.provider import provider_for
 from ..errors import Failure
 from ..options import Options
-from ..state import Progress, global_generators
+from ..progress import Progress
+from ..seeding.order_generators import global_generators
 from ..stateful import (
     Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
 )  # fmt: skip

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import Failure
 from ..options import Options
-from ..state import sampler_of
+from ..seeding.order_generators import sampler_of
 from .failures import Amended
 
 if TYPE_CHECKING:
-    from ..state import Progress
+    from ..progress import Progress
 
 #: failed samples that stats() names
 NAMED = 100

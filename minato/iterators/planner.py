@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._core import Engine, Epoch
-from ..state import Progress, sampler_of
+from ..progress import Progress
+from ..seeding.order_generators import sampler_of
 from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares

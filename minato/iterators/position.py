@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..state import (
-    Progress, Sources, State, Start, all_global, global_generators, put_global,
-)  # fmt: skip
+from ..progress import Progress
+from ..seeding.order_generators import Sources, all_global, global_generators, put_global
+from ..state import Start, State
 from ..stateful import Kept
 from .between_epochs import Memo
 from .sampler_states import SamplerStates

@@ -4,7 +4,8 @@ The sampler is ahead of what is delivered, so it is asked behind each index that
 it said then is the loader's state once all up to there is delivered. To go on it is told that, and
 gives what comes after; what it gave before, nobody asks it for again.
 
-Samplers without a state are run again from the generators that they draw from: minato/state.py.
+Samplers without a state are run again from the generators that they draw from:
+minato/seeding/order_generators.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..state import Progress, sampler_of
+from ..progress import Progress
+from ..seeding.order_generators import sampler_of
 from ..stateful import SHARE, is_stateful, tell
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time

@@ -8,7 +8,7 @@ import torch
 
 from .._core import CostModel, Engine
 from ..options import Options
-from ..state import sampler_of, sampler_of_torch
+from ..seeding.order_generators import sampler_of, sampler_of_torch
 
 #: batches drawn ahead of the steady window from samplers where that changes nothing; what
 #: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.

@@ -1,31 +1,21 @@
 """``minato doctor``: what is wrong with this machine for loading data, and what helps.
 
-Facts are gathered first, each by itself (one that cannot be had is None, and nothing is said of
-it); the checks are functions of these facts alone.
+Facts are gathered first (doctor_facts.py); the checks are functions of these facts alone, and say
+nothing of one that is None.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import glob
-import importlib
 import json
-import multiprocessing
-import os
 import platform
 import re
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
 
-import torch
-from torch.utils.data import Dataset
-
-from .. import _memory_limit, _system_errors
-from .._system import CORE, NEEDS_LINUX
 from . import info
+from .doctor_facts import Facts, gather
 from .variables import ALL
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -38,63 +28,8 @@ OWN_DESCRIPTORS = 128
 LITTLE = 256 * MiB
 #: memory that pinned batches may well take
 PINNED = GiB
-#: seconds that the trial load may take
-TRIAL_S = 60.0
 
 WRONG, NOTE = "wrong", "note"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the checks look at; sizes in bytes, limits None where there is none or it is unknown."""
-
-    #: workers of a loader that the checks think of
-    workers: int
-    #: training processes that a launcher starts here
-    ranks: int = 1
-    #: why minato's engine cannot be used on this system
-    no_engine: str | None = None
-    #: a system call that is refused
-    refused: str | None = None
-    torch: str = "0"
-    #: what ``minato info`` says of the torch extension
-    torch_extension: str = "built"
-    #: what it says of the operators of minato.ops on devices
-    device_operators: str = "built"
-    #: the CUDA or ROCm that torch is built for
-    torch_accelerator: str | None = None
-    #: whether torch can use an accelerator
-    accelerator: bool = False
-    #: a driver of an accelerator that the system has, by name
-    driver: str | None = None
-    #: what the environment says of accelerators that may be seen, as NAME=value
-    hidden: str | None = None
-    cpus_online: int | None = None
-    cpus_affinity: int | None = None
-    #: the least of affinity and the control group's quota
-    cpus: int | None = None
-    memory_total: int | None = None
-    #: control groups are counted in both
-    memory_available: int | None = None
-    open_limit: int | None = None
-    open_most: int | None = None
-    open_now: int | None = None
-    address_space: int | None = None
-    address_space_used: int | None = None
-    file_size: int | None = None
-    locked: int | None = None
-    #: how many more processes and threads this user, or this control group, may have
-    processes_left: int | None = None
-    #: /proc/sys/vm/overcommit_memory, and what may still be promised
-    overcommit: int | None = None
-    commit_left: int | None = None
-    shm_free: int | None = None
-    start_method: str = "fork"
-    #: of the environment: threads of pools, and what is minato's
-    threads: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    #: what went wrong when a loader was tried
-    trial: str | None = None
 
 
 @dataclass(frozen=True)
@@ -366,165 +301,8 @@ def examine(facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.level != WRONG)
 
 
-# ---- the facts -------------------------------------------------------------------------------
-
-
 def _size(count: float) -> str:
     return info._size(count)
-
-
-def _known(fact: Callable[[], Any]) -> Any:
-    """The fact, or None where it cannot be had."""
-    try:
-        return fact()
-    except Exception:
-        return None
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
-def _limit(name: str, hard: bool = False) -> int | None:
-    """A resource limit of this process; None too where the system has no such thing."""
-    resource: Any = _known(lambda: importlib.import_module("resource"))
-    if not hasattr(resource, name):
-        return None
-    value: int = resource.getrlimit(getattr(resource, name))[hard]
-    return None if value == resource.RLIM_INFINITY else value
-
-
-def _kib(path: str, name: str) -> int:
-    """A line such as ``VmSize:  1234 kB`` of a file of the kernel's, in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.M)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _group_processes() -> int:
-    """How many more the control group of this process, or one above it, may have."""
-    left: list[int] = []
-    for line in _text("/proc/self/cgroup").splitlines():
-        _number, controllers, path = line.split(":", 2)
-        if controllers in ("", "pids"):
-            root = "/sys/fs/cgroup" + (f"/{controllers}" if controllers else "")
-            parts = [part for part in path.split("/") if part]
-            for depth in range(len(parts) + 1):
-                here = "/".join([root, *parts[:depth]])
-                limit = _known(lambda: int(_text(f"{here}/pids.max")))  # noqa: B023
-                if limit is not None:
-                    left.append(limit - int(_text(f"{here}/pids.current")))
-    return min(left)
-
-
-def _user_processes() -> int:
-    """How many more this user may have; root may have any number."""
-    limit = _limit("RLIMIT_NPROC")
-    if limit is None or os.geteuid() == 0:
-        return sys.maxsize
-    used = 0
-    for path in glob.glob("/proc/[0-9]*"):
-        if _known(lambda: os.stat(path).st_uid) == os.getuid():  # noqa: B023
-            used += len(_known(lambda: os.listdir(f"{path}/task")) or ())  # noqa: B023
-    return limit - used
-
-
-def _processes_left() -> int | None:
-    left = min(_known(f) or sys.maxsize for f in (_group_processes, _user_processes))
-    return None if left == sys.maxsize else left
-
-
-def _driver() -> str | None:
-    version = _known(lambda: _text("/proc/driver/nvidia/version"))
-    if version:
-        number = re.search(r"\b\d+\.\d+[.\d]*", version)
-        return f"NVIDIA {number[0]}" if number else "NVIDIA"
-    if glob.glob("/dev/nvidia[0-9]*"):
-        return "NVIDIA"
-    return "AMD" if os.path.exists("/dev/kfd") else None
-
-
-def _hidden(environ: dict[str, str]) -> str | None:
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if environ.get(name, "0").strip() in ("", "-1", "NoDevFiles"):
-            return f"{name}={environ[name]}"
-    return None
-
-
-def _free_shm() -> int:
-    found = os.statvfs("/dev/shm")
-    return found.f_bavail * found.f_frsize
-
-
-class Squares(Dataset[torch.Tensor]):
-    """What the trial loads."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((256,), float(index * index))
-
-
-def try_load() -> str | None:
-    """Loads some batches with two workers; what went wrong, or None."""
-    from ..loader import DataLoader
-
-    data = Squares()
-    try:
-        batches = list(DataLoader(data, batch_size=8, num_workers=2, timeout=TRIAL_S))
-        if not torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(len(data))])):
-            return "its batches are not those of the dataset."
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def gather(workers: int | None = None, trial: bool = True) -> Facts:
-    """The facts of this process and machine; without a number, as many workers as CPUs."""
-    environ = dict(os.environ)
-    core = _known(lambda: info.extension("_core").machine()) or {}
-    online = os.cpu_count()
-    affinity = _known(lambda: len(os.sched_getaffinity(0)))
-    cpus = core.get("cpus") or affinity or online
-    found = getattr(torch, "accelerator", torch.cuda)
-    return Facts(
-        workers=workers or cpus or 1,
-        ranks=_memory_limit.ranks_here(environ),
-        no_engine=None if CORE else NEEDS_LINUX,
-        refused=_system_errors.refused() if CORE else None,
-        torch=torch.__version__,
-        torch_extension=_known(info._torch_extension) or "built",
-        device_operators=_known(info._device_operators) or "built",
-        torch_accelerator=torch.version.cuda or torch.version.hip,
-        accelerator=bool(_known(found.is_available)),
-        driver=_known(_driver),
-        hidden=_hidden(environ),
-        cpus_online=online,
-        cpus_affinity=affinity,
-        cpus=cpus,
-        memory_total=core.get("memory_total"),
-        memory_available=core.get("memory_available"),
-        open_limit=_limit("RLIMIT_NOFILE"),
-        open_most=_limit("RLIMIT_NOFILE", hard=True),
-        open_now=_known(lambda: len(os.listdir("/proc/self/fd"))),
-        address_space=_limit("RLIMIT_AS"),
-        address_space_used=_known(lambda: _kib("/proc/self/status", "VmSize")),
-        file_size=_limit("RLIMIT_FSIZE"),
-        locked=_limit("RLIMIT_MEMLOCK"),
-        processes_left=_known(_processes_left),
-        overcommit=_known(lambda: int(_text("/proc/sys/vm/overcommit_memory"))),
-        commit_left=_known(
-            lambda: _kib("/proc/meminfo", "CommitLimit") - _kib("/proc/meminfo", "Committed_AS")
-        ),
-        shm_free=_known(_free_shm),
-        start_method=multiprocessing.get_start_method(allow_none=True)
-        or multiprocessing.get_all_start_methods()[0],
-        threads={n: v for n, v in environ.items() if n.endswith("_NUM_THREADS")},
-        variables={n: v for n, v in environ.items() if n.startswith("MINATO_")},
-        trial=try_load() if trial else None,
-    )
 
 
 # ---- the page --------------------------------------------------------------------------------

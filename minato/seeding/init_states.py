@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from ..state import all_global
+from .order_generators import all_global
 
 #: in this order in a worker's entry; what each is for its users
 ROLES = {"python": "random", "numpy": "numpy.random", "torch": "torch"}

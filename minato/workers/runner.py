@@ -19,7 +19,7 @@ from .. import _core
 from .._core import Task
 from ..errors import Failure
 from ..seeding import init_states
-from ..state import all_global, put_global
+from ..seeding.order_generators import all_global, put_global
 from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven

@@ -17,8 +17,9 @@ import torch
 
 from minato import loader
 from minato.__main__ import main
-from minato.observe import doctor
-from minato.observe.doctor import NOTE, WRONG, Facts, GiB, MiB
+from minato.observe import doctor, doctor_facts
+from minato.observe.doctor import NOTE, WRONG, GiB, MiB
+from minato.observe.doctor_facts import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,7 +129,7 @@ def test_a_loader_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(loader, "DataLoader", fails)
-    assert doctor.try_load() == "OSError: [Errno 24] Too many open files"
+    assert doctor_facts.try_load() == "OSError: [Errno 24] Too many open files"
 
 
 def test_limits_of_the_process_are_seen() -> None:
@@ -160,8 +161,8 @@ def test_processes_left_in_a_control_group(name: str, monkeypatch: pytest.Monkey
         f"{root}/a/pids.max": "50\n", f"{root}/a/pids.current": "20\n",
         f"{root}/pids.max": "40\n", f"{root}/pids.current": "30\n",
     }  # fmt: skip
-    monkeypatch.setattr(doctor, "_text", files.__getitem__)
-    assert doctor._group_processes() == 10
+    monkeypatch.setattr(doctor_facts, "_text", files.__getitem__)
+    assert doctor_facts._group_processes() == 10
 
 
 @pytest.mark.parametrize("text, name", [
@@ -169,10 +170,10 @@ def test_processes_left_in_a_control_group(name: str, monkeypatch: pytest.Monkey
     ("NVRM", "NVIDIA"),
 ])  # fmt: skip
 def test_driver(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_text", lambda path: text)
-    assert doctor._driver() == name
+    monkeypatch.setattr(doctor_facts, "_text", lambda path: text)
+    assert doctor_facts._driver() == name
 
 
 def test_hidden_accelerators() -> None:
-    assert doctor._hidden({}) is None and doctor._hidden({"CUDA_VISIBLE_DEVICES": "0,1"}) is None
-    assert doctor._hidden({"CUDA_VISIBLE_DEVICES": ""}) == "CUDA_VISIBLE_DEVICES="
+    assert doctor_facts._hidden({}) is None and doctor_facts._hidden({"CUDA_VISIBLE_DEVICES": "0,1"}) is None
+    assert doctor_facts._hidden({"CUDA_VISIBLE_DEVICES": ""}) == "CUDA_VISIBLE_DEVICES="

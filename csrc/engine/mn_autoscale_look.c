@@ -1,0 +1,99 @@
+/* mn_autoscale_look.c - what the system says of workers, processors and memory.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Files of /proc are read for it, so it is done without the mutex; mn_autoscale.c decides on it.
+ */
+#include "engine/mn_autoscale.h"
+#include "engine/mn_engine_state.h"
+#include "os/mn_clock.h"
+#include "os/mn_cpu.h"
+#include "os/mn_cputime.h"
+#include "os/mn_memory_limits.h"
+
+/* What memory has room for is looked at so often (some milliseconds each time), and after
+ * every change. */
+#define ROOM_NS UINT64_C(5000000000)
+
+static uint64_t
+queued_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
+    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
+    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
+}
+
+/* The process that has done most; 0 without one. */
+static pid_t
+busiest(const struct mn_engine *e)
+{
+    uint64_t most = 0;
+    pid_t pid = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
+        if (k->tid == 0 && rows >= most
+            && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
+            most = rows;
+            pid = (pid_t)k->pid;
+        }
+    }
+    return pid;
+}
+
+static uint64_t
+cpu_of(const struct mn_worker *k)
+{
+    uint64_t ns = 0;
+    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
+}
+
+/* What workers compute whose samples are flagged, since the first look at them. */
+static void
+look_at_flagged(struct mn_engine *e, uint64_t now)
+{
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        struct mn_flag *f = &e->autoscale->flags[w];
+        if (f->since_ns == 0 || f->standby >= 0
+            || (f->seen_ns != 0 && now - f->seen_ns < MN_AUTOSCALE_NAP_NS)) {
+            continue;
+        }
+        uint64_t cpu_ns = cpu_of(mn_worker_at(&e->shm, w));
+        if (f->seen_ns == 0) {
+            f->cpu_ns = cpu_ns;
+            f->first_ns = now;
+        }
+        f->used_ns = cpu_ns > f->cpu_ns ? cpu_ns - f->cpu_ns : 0; /* none: it is gone */
+        f->seen_ns = now;
+    }
+}
+
+void
+mn_autoscale_look(struct mn_engine *e, uint64_t now)
+{
+    struct mn_facts *f = &e->autoscale->facts;
+    look_at_flagged(e, now);
+    if (f->at_ns != 0
+        && (now - e->autoscale->last_ns < MN_AUTOSCALE_INTERVAL_NS
+            || now - f->at_ns < MN_AUTOSCALE_INTERVAL_NS / 4)) {
+        return;
+    }
+    f->at_ns = now;
+    f->queued_ns = 0;
+    f->own_ns = mn_process_cpu_ns();
+    f->cores_milli = 1000 * (int32_t)mn_cpu_count();
+    (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
+    }
+    /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
+     * look: what changes meanwhile is seen at the next. */
+    bool more = e->active < e->cfg.max_workers && e->autoscale->policy.dry != 0;
+    if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
+        pid_t pid = busiest(e);
+        f->memory_ns = now;
+        f->memory_for = e->active;
+        f->available = mn_mem_available();
+        f->private_bytes = pid != 0 ? mn_mem_private(pid) : 0;
+    }
+}

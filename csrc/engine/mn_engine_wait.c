@@ -1,0 +1,212 @@
+/* mn_engine_wait.c - the caller's wait for what is done, or for its next batch. See mn_engine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_engine.h"
+
+#include <errno.h>
+
+#include "base/mn_error.h"
+#include "engine/mn_autoscale.h"
+#include "engine/mn_engine_state.h"
+#include "engine/mn_next_delivery.h"
+#include "engine/mn_ready_rows.h"
+#include "engine/mn_start_due.h"
+#include "engine/mn_supervise.h"
+#include "os/mn_clock.h"
+#include "os/mn_cpu.h"
+
+static bool
+anything_done(struct mn_engine *e, uint64_t wanted)
+{
+    if (wanted != MN_WANT_ANY) {
+        return mn_engine_has_done(e, wanted);
+    }
+    mn_mutex_lock(&e->mutex);
+    bool done = mn_engine_has_done(e, wanted);
+    mn_mutex_unlock(&e->mutex);
+    return done;
+}
+
+/* What the user's thread must look at before it sleeps again. */
+static bool
+trouble(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    bool bad = e->crew.lost || (e->plan == NULL && e->crew.ndeaths != 0)
+               || mn_crew_live(&e->crew) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
+    mn_mutex_unlock(&e->mutex);
+    return bad;
+}
+
+int
+mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    if (anything_done(e, block_off)) {
+        return 0;
+    }
+    if (c->spin_ns != 0) {
+        uint64_t until = mn_now_ns() + c->spin_ns;
+        do {
+            for (int i = 0; i < 50; i++) {
+                mn_cpu_pause();
+            }
+            if (anything_done(e, block_off)) {
+                return 0;
+            }
+        } while (mn_now_ns() < until);
+    }
+    mn_a64_store_seqcst(&c->wanted, block_off); /* [W1] */
+    mn_event_prepare_wait(&c->trainer);
+    mn_mutex_lock(&e->mutex);
+    e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
+    mn_engine_unlock(e);
+    int rc = 0;
+    if (anything_done(e, block_off) || trouble(e)) {
+        mn_event_cancel_wait(&c->trainer);
+    }
+    else {
+        rc = mn_event_commit_wait(&c->trainer, timeout_ns);
+    }
+    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
+    return rc;
+}
+
+/* The head has not started: every finished task may change that, and one may have slipped in
+ * between the look and the sleep. */
+#define CHANGE_NS (INT64_C(5) * 1000 * 1000)
+
+/* How long to sleep at most: until more may have to be planned, or a batch is mixed. */
+static int64_t
+nap_ns(const struct mn_engine *e, uint64_t want)
+{
+    int64_t lasts = mn_plan_lasts(e->plan), mix = mn_ready_rows_nap(e);
+    int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
+    return mix < nap ? mix : nap;
+}
+
+/* One look under the mutex: gives a batch, or says what to wait for, and for how long (nap), or
+ * that more has to be planned now (starving). ahead: of the caller's
+ * need, so that the batch before it is ready, too, and none is missed. */
+static bool
+look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
+     uint64_t *want, int64_t *nap, bool *starving)
+{
+    mn_mutex_lock(&e->mutex);
+    bool got = mn_next_delivery_pick(e, sequence, block_off);
+    bool seen = e->autoscale != NULL && first && (got || !ahead);
+    if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
+        struct mn_plan_window window = mn_plan_window(e->plan);
+        int64_t before = (int64_t)window.prefetched + ahead;
+        mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, window.batches);
+    }
+    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
+    uint32_t n = got ? 0 : mn_start_due(e);
+    bool in_order = e->cfg.in_order;
+    uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_order(e->plan).head) : 0;
+    *want = head != 0 ? head : in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    e->held += got && mn_plan_held(e->plan);
+    *starving = !got && mn_start_due_starving(e);
+    *nap = nap_ns(e, *want);
+    e->crew.wakes.workers += n;
+    mn_engine_unlock(e);
+    return got;
+}
+
+static int
+next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
+{
+    uint64_t since = e->waits.spanned ? mn_now_ns() : e->waits.part_ns, want;
+    int64_t left = timeout_ns;
+    int64_t nap;
+    bool starving, ahead = timeout_ns == 0;
+    for (bool first = true;; first = false) {
+        if (look(e, first, ahead, sequence, block_off, &want, &nap, &starving)) {
+            return MN_OK;
+        }
+        if (trouble(e)) {
+            return MN_CLOSED;
+        }
+        if (starving) {
+            return MN_EMPTY;
+        }
+        if (ahead) {
+            return -ETIMEDOUT;
+        }
+        bool brief = left < 0 ? nap != INT64_MAX : nap < left;
+        int rc = mn_engine_wait(e, want, brief ? nap : left);
+        if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
+            return rc;
+        }
+        if (timeout_ns >= 0) {
+            int64_t gone = (int64_t)(mn_now_ns() - since);
+            left = gone < timeout_ns ? timeout_ns - gone : 0;
+        }
+    }
+}
+
+/* ---- the caller's waits --------------------------------------------------------------- */
+
+/* What is stored in the control page is for people, who look: relaxed. */
+void
+mn_engine_asked(struct mn_engine *e)
+{
+    uint64_t now = mn_now_ns();
+    int64_t used = mn_waits_ask(&e->waits, now);
+    mn_a64_store_relaxed(&e->shm.ctl->waiting_since_ns, now);
+    if (used >= 0 && e->plan != NULL) {
+        mn_plan_used(e->plan, used);
+    }
+}
+
+void
+mn_engine_given(struct mn_engine *e, bool got)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    mn_waits_give(&e->waits, mn_now_ns(), got);
+    mn_a64_store_relaxed(&c->wait_ns, e->waits.wait_ns);
+    mn_a64_store_relaxed(&c->waiting_since_ns, 0);
+    mn_a64_store_relaxed(&c->given, e->waits.n);
+}
+
+int64_t
+mn_engine_span_begin(struct mn_engine *e)
+{
+    mn_engine_asked(e);
+    e->waits.spanned = true;
+    e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
+    return e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
+}
+
+void
+mn_engine_span_end(struct mn_engine *e, bool got)
+{
+    struct mn_waits *w = &e->waits;
+    mn_engine_given(e, got);
+    if (w->served && !got) {
+        (void)mn_plan_prefetched(e->plan, 1); /* it has it still */
+    }
+    w->spanned = w->asking = w->served = false;
+}
+
+void
+mn_engine_handed(struct mn_engine *e)
+{
+    (void)mn_engine_span_begin(e);
+    mn_engine_span_end(e, true);
+}
+
+int
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
+               uint64_t *block_off)
+{
+    bool spanned = e->waits.spanned;
+    if (!spanned) {
+        mn_engine_asked(e);
+    }
+    int rc = next(e, timeout_ns, sequence, block_off);
+    if (!spanned) {
+        mn_engine_given(e, rc == MN_OK);
+    }
+    return rc;
+}

@@ -1,0 +1,210 @@
+/* mn_plan_help.c - a worker with nothing to do takes over what another has before it.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * It takes the far half of a share, of the worker that has the batch to deliver next, or else of
+ * the one with the most to do. Only if that half would have waited there for longer than it costs
+ * to open its group again.
+ */
+#include "schedule/mn_plan_state.h"
+
+/* A task runs for so long, and so many times the typical cost, before what waits behind it
+ * goes to somebody else. */
+#define STUCK_NS (INT64_C(5) * 1000 * 1000)
+#define STUCK_TIMES 3
+/* Work waits for longer than it costs to open its group again, by this part of that, before it is
+ * taken over. */
+#define HELP_MARGIN 4
+
+/* What another worker pays for a piece, beside what its samples cost: more where it is in the
+ * middle of a group that the one before it has opened. */
+static int64_t
+price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
+{
+    int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
+    int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
+    int64_t opening = p->known.opening_ns;
+    if (p->together.declared && opening == 0) { /* declared and not measured yet: as good as much */
+        opening = 32 * p->known.median_ns;
+    }
+    return away + (opened ? opening : 0);
+}
+
+/* So many tasks of the victim's share, behind those that it keeps, become the helper's, and what
+ * goes on with them. */
+static void
+take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
+{
+    struct mn_share *s = &p->shares.of[victim];
+    bool has_chain = p->shares.chain.owner == (int64_t)victim;
+    uint64_t chain = 0;
+    struct mn_piece *x = s->first, *kept = NULL;
+    while (x != NULL && keeps >= mn_piece_tasks(x)) {
+        keeps -= mn_piece_tasks(x);
+        kept = x;
+        x = x->next;
+    }
+    if (x != NULL && keeps != 0) {
+        struct mn_piece *y = mn_share_split(p, victim, x, x->t0 + keeps);
+        kept = x;
+        x = x->next;
+        chain = y->chain;
+        takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
+        mn_share_give(p, helper, y);
+    }
+    while (x != NULL && (takes != 0 || x->chain == chain)) {
+        struct mn_piece *next = x->next;
+        takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
+        mn_share_take_behind(p, victim, kept, x);
+        chain = x->chain;
+        mn_share_give(p, helper, x);
+        x = next;
+    }
+    p->shares.helped++;
+    if (has_chain && chain != p->shares.chain.number) {
+        p->shares.chain.owner = victim;
+    }
+}
+
+/* Where a share is best cut in two: how many tasks the victim keeps. */
+struct border {
+    uint32_t keeps, takes;
+    int64_t before_ns; /* what it has to do until then */
+    int64_t price_ns;  /* what it costs to begin there */
+    bool any;
+};
+
+/* The border of two groups nearest to the middle, or else the middle itself. */
+static struct border
+best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t before_ns)
+{
+    const struct mn_share *s = &p->shares.of[victim];
+    uint32_t tasks = 0;
+    int64_t ns = 0, done_ns = 0, nearest = INT64_MAX;
+    const struct mn_piece *last = NULL;
+    for (const struct mn_piece *x = s->first; x != NULL && mn_plan_piece_may_start(p, r, x);
+         x = x->next) {
+        tasks += mn_piece_tasks(x);
+        ns += x->cost_ns;
+        last = x;
+    }
+    if (last == NULL) {
+        return (struct border){0};
+    }
+    struct border best = {0};
+    uint64_t chain = s->chain;
+    uint32_t keeps = 0;
+    for (const struct mn_piece *x = s->first; keeps < tasks; x = x->next) {
+        int64_t off = 2 * done_ns > ns ? 2 * done_ns - ns : ns - 2 * done_ns;
+        /* A chain over batches is a guess where groups are known to end with these. */
+        bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
+        if (edge && off < nearest) {
+            nearest = off;
+            best = (struct border){keeps, tasks - keeps, before_ns + done_ns, price(p, x, false),
+                                   true};
+        }
+        chain = x->chain;
+        keeps += mn_piece_tasks(x);
+        done_ns += x->cost_ns;
+    }
+    if (!best.any) {
+        int64_t half_ns = tasks > 1 ? ns * (tasks / 2) / tasks : 0;
+        best = (struct border){tasks / 2, tasks - tasks / 2, before_ns + half_ns,
+                               price(p, last, true), true};
+    }
+    return best;
+}
+
+/* How long it takes until one that idles may begin something that nobody is at: as long as the
+ * batch to be delivered next. What waits on its worker's queue may be of the next one already.
+ * Never at the end of all that is planned. */
+static int64_t
+more_in(const struct mn_plan *p, const struct mn_plan_round *r)
+{
+    const struct mn_planned *q = mn_plan_at(p, p->order.head);
+    bool last = p->dispatch.closed && p->dispatch.count == 0;
+    if (last || !p->cfg.in_order || q == NULL || q->maker == 0) {
+        return INT64_MAX;
+    }
+    uint32_t w = (uint32_t)q->maker - 1;
+    int64_t left = r->facts.workers[w].present_ns;
+    const struct mn_piece *x = p->shares.of[w].first;
+    for (; x != NULL && x->batch == q; x = x->next) {
+        left += x->cost_ns;
+    }
+    return left;
+}
+
+/* Whether half of what a worker has to do may go to one that idles; does it. */
+static bool
+help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victim)
+{
+    const struct mn_worker_view *v = &r->facts.workers[victim];
+    struct border b = best_border(p, r, victim, v->left_ns);
+    bool idles = b.keeps == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
+    if (r->soon && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
+        return false; /* what nobody is at costs nothing to begin with */
+    }
+    /* A group that is opened again for next to nothing takes the processor from others. */
+    int64_t worth = b.price_ns + b.price_ns / HELP_MARGIN;
+    if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= worth)) {
+        return false;
+    }
+    bool head = p->shares.of[victim].first->batch->sequence == p->order.head;
+    if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
+        return false; /* it may begin something else before it has paid that */
+    }
+    take_over(p, victim, helper, b.keeps, b.takes);
+    return true;
+}
+
+bool
+mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
+{
+    int64_t most = -1, each_ns = mn_plan_share_task_ns(p);
+    uint32_t victim = 0, head = UINT32_MAX;
+    each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
+    if (p->order.next - p->order.head < p->cfg.window && !p->dispatch.closed && !r->held
+        && !p->stall.full) {
+        return false; /* more is about to be planned, and it may begin with that */
+    }
+    if (r->facts.ready >= p->dispatch.rates.starved_below) {
+        return false; /* it is the program that takes its time: there is none to win */
+    }
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
+        const struct mn_share *s = &p->shares.of[w];
+        if (w == helper || s->first == NULL) {
+            continue;
+        }
+        if (s->first->batch->sequence == p->order.head) {
+            head = w;
+        }
+        int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks * each_ns;
+        if (much > most) {
+            most = much;
+            victim = w;
+        }
+    }
+    if (head != UINT32_MAX && help(p, r, helper, head)) {
+        return true;
+    }
+    return most >= 0 && victim != head && help(p, r, helper, victim);
+}
+
+uint32_t
+mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r,
+                   uint32_t helper)
+{
+    int64_t stuck = STUCK_TIMES * mn_plan_share_task_ns(p);
+    stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something, */
+    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for as long as nobody knows */
+        stuck += MN_PLAN_UNKNOWN_NS;
+    }
+    uint32_t w = 0;
+    while (w < p->cfg.max_workers
+           && (w == helper || r->facts.workers[w].queued == 0
+               || r->facts.workers[w].running_ns < stuck)) {
+        w++;
+    }
+    return w;
+}

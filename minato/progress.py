@@ -1,0 +1,90 @@
+"""What one epoch has delivered: counted while it runs, and what a state tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .stateful import Kept
+
+
+@dataclass
+class Progress:
+    """What one epoch has handed to the caller so far, and how it began."""
+
+    epoch: int = 0
+    base_seed: int | None = None
+    persistent: bool = False
+    user_epoch: int = 0  # 1 + what set_epoch was told; 0: nothing
+    generators: dict[str, bytes] | None = None  # as the epoch found them; None: not begun
+    head: int = 0  # all batches before this number were delivered
+    beyond: set[int] = field(default_factory=set)  # and these after it
+    by_worker: list[int] | None = None  # iterable datasets: batches of each worker
+    sampler: Any = None  # what watches its sampler: see iterators/sampler_states.py
+    kept: list[Kept] = field(default_factory=list)  # what each one's dataset says of itself
+    failed: int = 0  # samples that were left out or replaced, of the batches delivered
+    finished: bool = False
+    lives_on: bool = False  # the dataset's copy, into the next epoch
+    early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
+    unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
+
+    def delivered(self, number: int, worker: int = 0) -> None:
+        if self.by_worker is not None:
+            self.by_worker[worker] += 1
+            return
+        if number == self.head and not self.beyond:
+            self.head += 1
+            return
+        self.beyond.add(number)
+        while self.head in self.beyond:
+            self.beyond.remove(self.head)
+            self.head += 1
+
+    def delivered_run(self, first: int, count: int) -> None:
+        """So many neighbours at once."""
+        if first == self.head and not self.beyond:
+            self.head += count
+            return
+        self.beyond.update(range(first, first + count))
+        while self.head in self.beyond:
+            self.beyond.remove(self.head)
+            self.head += 1
+
+    def has(self, number: int) -> bool:
+        return number < self.head or number in self.beyond
+
+    def takes(self, number: int, worker: int) -> bool:
+        """Whether a batch was delivered; of an iterable dataset, that one is counted off."""
+        if self.by_worker is None:
+            return self.has(number)
+        if self.by_worker[worker] == 0:
+            return False
+        self.by_worker[worker] -= 1
+        return True
+
+    def turn(self) -> int:
+        """The worker whose batch is the next in torch's order: behind the last of those that
+        have delivered most."""
+        counts = self.by_worker or [0]
+        if not any(counts):
+            return 0
+        return (len(counts) - counts[::-1].index(max(counts))) % len(counts)
+
+    def copy(self) -> Progress:
+        by_worker = None if self.by_worker is None else list(self.by_worker)
+        return replace(self, beyond=set(self.beyond), by_worker=by_worker)
+
+    def check_end(self, number: int) -> None:
+        """The sampler gave `number` of them; ValueError when fewer than were delivered."""
+        most = max([self.head - 1, *self.beyond])
+        if number <= most:
+            raise ValueError(
+                f"the state says that {self.unit} {most} was delivered, but the sampler gave "
+                f"only {number}: it is not the sampler that the state was taken with"
+            )
+
+    @property
+    def count(self) -> int:
+        if self.by_worker is not None:
+            return sum(self.by_worker)
+        return self.head + len(self.beyond)

@@ -1,0 +1,205 @@
+"""The generators that a loader's order comes from, and their states.
+
+A sampler gives the same order again from the states of the generators that it draws from: those
+that it holds, the loader's, and the global ones of torch, ``random`` and NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+TORCH_SAMPLERS = (
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+    torch.utils.data.DistributedSampler,
+)
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _get_numpy() -> bytes | None:
+    state: Any = np.random.get_state(legacy=True)
+    name, words, *rest = state
+    if name != "MT19937":
+        return None  # exchanged by the program: its own business
+    return json.dumps([words.tolist(), *rest]).encode()
+
+
+def _set_numpy(data: bytes) -> None:
+    words, *rest = json.loads(data)
+    np.random.set_state(("MT19937", np.array(words, np.uint32), *rest))
+
+
+def _plain(state: Any) -> Any:
+    """A NumPy bit generator's state for JSON: arrays become pairs of type and numbers."""
+    if isinstance(state, dict):
+        return {name: _plain(value) for name, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return [state.dtype.name, state.tolist()]
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def _whole(state: Any) -> Any:
+    """What _plain() was given."""
+    if isinstance(state, dict):
+        return {name: _whole(value) for name, value in state.items()}
+    return np.array(state[1], state[0]) if isinstance(state, list) else state
+
+
+def _get_state(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate()).encode()
+    if isinstance(generator, np.random.RandomState):
+        return json.dumps(_plain(generator.get_state(legacy=False))).encode()
+    return json.dumps(_plain(getattr(generator, "bit_generator", generator).state)).encode()
+
+
+def _set_state(generator: Any, data: bytes) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(data))
+    elif isinstance(generator, random.Random):
+        version, words, gauss = json.loads(data)
+        generator.setstate((version, tuple(words), gauss))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_whole(json.loads(data)))
+    else:
+        getattr(generator, "bit_generator", generator).state = _whole(json.loads(data))
+
+
+#: of the module random
+_PYTHON: random.Random = random._inst  # type: ignore[attr-defined]
+
+#: role -> (get, set) of the global generators
+_GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] = {
+    "torch": (
+        lambda: _get_state(torch.default_generator),
+        lambda data: _set_state(torch.default_generator, data),
+    ),
+    "python": (lambda: _get_state(_PYTHON), lambda data: _set_state(_PYTHON, data)),
+    "numpy": (_get_numpy, _set_numpy),
+}
+
+
+def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Generators that a sampler holds as attributes, by role."""
+    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+             np.random.BitGenerator)  # fmt: skip
+    everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    for attribute, value in getattr(part, "__dict__", {}).items():
+        shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
+        if isinstance(value, kinds) and not shared:
+            yield f"{name}.{attribute}", value
+
+
+def sampler_of(loader: Any) -> Any:
+    """Where the order of samples comes from; None where a batch sampler does not say."""
+    batches = loader.batch_sampler
+    return loader.sampler if batches is None else getattr(batches, "sampler", None)
+
+
+def sampler_of_torch(loader: Any) -> bool:
+    """Whether torch's own classes make the order: they draw from torch's generators only."""
+    batches = loader.batch_sampler
+    plain = batches is None or type(batches) is torch.utils.data.BatchSampler
+    return plain and type(sampler_of(loader)) in TORCH_SAMPLERS
+
+
+class Sources:
+    """The generators that a loader's order and base seeds come from."""
+
+    def __init__(self, loader: Any) -> None:
+        batches, sampler = loader.batch_sampler, sampler_of(loader)
+        found = (getattr(part, "generator", None) for part in (batches, sampler))
+        own = next((g for g in found if isinstance(g, torch.Generator)), None)
+        self.own: dict[str, Any] = {}
+        if own is not None:
+            self.own["sampler"] = own
+        given = isinstance(loader.generator, torch.Generator)  # else torch refuses it
+        if given and loader.generator is not own:
+            self.own["loader"] = loader.generator
+        parts = {"batch_sampler": batches, "sampler": sampler}
+        for role, generator in (held for name in parts for held in _held(parts[name], name)):
+            if not any(generator is known for known in self.own.values()):
+                self.own[role] = generator
+        #: global generators that the sampler may draw from
+        self.globals: tuple[str, ...] = ("torch", "python", "numpy")
+        if sampler_of_torch(loader):
+            self.globals = ("torch",) if own is None else ()
+        elif loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers > 0:
+            self.globals = ()
+
+    def capture(self, everything: bool = True) -> dict[str, bytes]:
+        """States now, by role; the global ones only where the order may come from them."""
+        states = {role: _get_state(g) for role, g in self.own.items()}
+        for role in self.globals if everything else ():
+            data = _GLOBALS[role][0]()
+            if data is not None:
+                states[role] = data
+        return states
+
+    def drew(self, before: dict[str, bytes], loader: Any) -> bool:
+        """Whether anything but a base seed was drawn since."""
+        now = self.capture()
+        role = next((r for r, g in self.own.items() if g is loader.generator), "torch")
+        if role in before:
+            seeds = torch.Generator()
+            seeds.set_state(_tensor(before[role]))
+            torch.empty((), dtype=torch.int64).random_(generator=seeds)
+            before = {**before, role: seeds.get_state().numpy().tobytes()}
+        return now != before
+
+    def set_own(self, states: dict[str, bytes]) -> None:
+        for role, generator in self.own.items():
+            if role not in states:
+                continue
+            try:
+                _set_state(generator, states[role])
+            except (TypeError, ValueError, LookupError, RuntimeError) as error:
+                raise ValueError(
+                    f"the state's generator {role!r} is of another kind than this loader's, a "
+                    f"{type(generator).__name__}: it was taken with another sampler ({error})"
+                ) from error
+
+
+def all_global() -> dict[str, bytes]:
+    """States of the global generators, by role."""
+    states = {role: get() for role, (get, _set) in _GLOBALS.items()}
+    return {role: data for role, data in states.items() if data is not None}
+
+
+def put_global(states: dict[str, bytes]) -> None:
+    """Puts global generators into these states, in a process that is ours."""
+    for role, (_get, set_) in _GLOBALS.items():
+        if role in states:
+            set_(states[role])
+
+
+@contextlib.contextmanager
+def global_generators(states: dict[str, bytes]) -> Iterator[None]:
+    """The global generators in these states; the program finds its own again after."""
+    before = {}
+    for role, (get, set_) in _GLOBALS.items():
+        if role in states:
+            now = get()
+            if now is not None:
+                before[role] = now
+                set_(states[role])
+    try:
+        yield
+    finally:
+        for role, data in before.items():
+            _GLOBALS[role][1](data)
