@@ -238,6 +238,7 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
     /* Forked and spawned processes have their mapping by now, and holes are punched through
      * the mapping: one descriptor less for as long as the loader lives. */
     mn_memory_file_close(&e->file);
+    MN_FAULT("engine.start");
     return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
 }
 
@@ -246,6 +247,7 @@ mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
+    MN_FAULT("engine.stop");
     mn_crew_notify_all(&e->crew);
 }
 
@@ -284,6 +286,7 @@ mn_engine_close(struct mn_engine *e)
         mn_event_notify(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
     }
+    MN_FAULT("engine.close");
     mn_mutex_lock(&e->mutex);
     while (e->flight.first != NULL) {
         mn_batch_drop(e, e->flight.first);
@@ -393,6 +396,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     }
     mn_a64_store_seqcst(&c->wanted, block_off); /* [W1] */
     mn_event_prepare_wait(&c->trainer);
+    MN_FAULT("engine.wait");
     mn_mutex_lock(&e->mutex);
     e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
     mn_engine_unlock(e);
