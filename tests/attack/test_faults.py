@@ -19,7 +19,8 @@ import psutil
 import pytest
 import torch
 
-from .support import alive, copied, kill, same, wait_for, worker_entries, workers_of
+from .datasets import Noisy
+from .support import PATIENCE, alive, copied, kill, same, wait_for, worker_entries, workers_of
 from .test_kills import KINDS, make
 from .test_trainer_faults import POINTS as TRAINER
 
@@ -150,6 +151,23 @@ def test_a_replacement_ends_there_between_epochs(
 def all_ready(iterator: object, but: list[int]) -> bool:
     entries = worker_entries(iterator)
     return all(entry["state"] == 3 and entry["pid"] not in but for entry in entries)
+
+
+@pytest.mark.parametrize("label, n", [("zygote.starting", 2), ("zygote.reap", 1)])
+def test_the_zygote_stops_there_while_it_makes_a_replacement(
+    label: str, n: int, fault: Callable[..., Path]
+) -> None:
+    """Of the only worker: nobody else can say that there will never be one."""
+    file = fault(label, n, signal.SIGSTOP)
+    iterator = iter(make(Noisy(40), num_workers=1, timeout=2 * PATIENCE))
+    got = [next(iterator)]
+    kill(workers_of(iterator)[0])
+    with pytest.raises(RuntimeError, match="was ended, because it had hung"):
+        for batch in iterator:
+            got.append(batch)
+    assert file.exists()
+    indices = [int(i) for batch in got for i in batch["index"]]
+    assert len(set(indices)) == len(indices) < 40
 
 
 @pytest.mark.parametrize("label", WORKER)
