@@ -24,7 +24,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("csrc", "minato", "tests", "minato_command.py", "setup.py", "pyproject.toml", "README.md")
-SHORT = ["tests/attack/test_faults.py", "tests/contract/test_transport.py"]
+SHORT = [
+    "tests/attack/test_faults.py", "tests/attack/test_trainer_faults.py",
+    "tests/contract/test_transport.py",
+]  # fmt: skip
 LONG = [
     *SHORT, "tests/attack/test_kills.py", "tests/attack/test_damage.py", "tests/test_loader.py",
     "tests/contract/test_collate.py", "tests/contract/test_fetch.py",

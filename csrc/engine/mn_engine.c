@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/mn_fault.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_engine_sizes.h"
 #include "engine/mn_autoscale.h"
@@ -232,6 +233,7 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
     /* Forked and spawned processes have their mapping by now, and holes are punched through
      * the mapping: one descriptor less for as long as the loader lives. */
     mn_memory_file_close(&e->file);
+    MN_FAULT("engine.start");
     return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
 }
 
@@ -240,6 +242,7 @@ mn_engine_stop(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_a32_store_seqcst(&c->stop, 1);
+    MN_FAULT("engine.stop");
     mn_crew_notify_all(&e->crew);
 }
 
@@ -278,6 +281,7 @@ mn_engine_close(struct mn_engine *e)
         mn_event_notify(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
     }
+    MN_FAULT("engine.close");
     mn_mutex_lock(&e->mutex);
     while (e->flight.first != NULL) {
         mn_batch_drop(e, e->flight.first);

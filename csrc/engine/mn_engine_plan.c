@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_learn.h"
 #include "engine/mn_next_delivery.h"
@@ -112,6 +113,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         if (block_off != 0) { /* else it was refused */
             retire(e, block_off);
         }
+        MN_FAULT("engine.taken");
         mn_plan_taken(e->plan, sequence);
     }
     if (e->waits.served) { /* with another already */

@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "base/mn_error.h"
+#include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_next_delivery.h"
@@ -58,6 +59,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     }
     mn_a64_store_seqcst(&c->wanted, block_off); /* [W1] */
     mn_event_prepare_wait(&c->trainer);
+    MN_FAULT("engine.wait");
     mn_mutex_lock(&e->mutex);
     e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
     mn_engine_unlock(e);

@@ -3,6 +3,8 @@
  */
 #include "engine/mn_supervise.h"
 
+#include "base/mn_assert.h"
+#include "base/mn_fault.h"
 #include "engine/mn_checked_results.h"
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_start_due.h"
@@ -171,6 +173,7 @@ static void
 sweep(struct mn_engine *e, uint32_t w)
 {
     struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
+    MN_FAULT("engine.sweep.buried");
     /* Results that the dead has sent are not its any more. Those that make no sense are taken
      * back when their batch is read. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
@@ -185,7 +188,9 @@ sweep(struct mn_engine *e, uint32_t w)
             mn_tasks_publish_collate(&e->tasks, mn_block_at(&e->shm, b->block_off), &death);
         }
     }
+    MN_FAULT("engine.sweep.tasks");
     mn_crew_swept(&e->crew, w);
+    MN_FAULT("engine.sweep.done");
 }
 
 static bool

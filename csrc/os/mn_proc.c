@@ -118,6 +118,26 @@ mn_proc_alive(pid_t pid, uint64_t start)
     return st.start == start && !mn_proc_stat_dead(&st);
 }
 
+/* What a pidfd is of is in its fdinfo, in a line of its own. */
+static pid_t
+mn_proc_of_pidfd(int fd)
+{
+    char path[64];
+    char text[1024];
+    (void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    const char *line = fd >= 0 && mn_proc_slurp(path, text, sizeof(text)) > 0
+                           ? strstr(text, "\nPid:") : NULL;
+    long pid;
+    return line != NULL && sscanf(line, "\nPid: %ld", &pid) == 1 ? (pid_t)pid : 0;
+}
+
+bool
+mn_proc_is_stopped(int fd)
+{
+    struct mn_proc_stat st;
+    return mn_proc_read_stat(mn_proc_of_pidfd(fd), &st) == 0 && st.state == 'T';
+}
+
 int
 mn_proc_kill_pidfd(int fd, int sig)
 {

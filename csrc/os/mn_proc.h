@@ -13,6 +13,7 @@
 #ifndef MN_PROC_H
 #define MN_PROC_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -32,6 +33,10 @@ mn_proc_alive(pid_t pid, uint64_t start);
 /* Signals that very process. -ESRCH when it is dead or the pid is another's by now. */
 int
 mn_proc_kill(pid_t pid, uint64_t start, int sig);
+
+/* Whether the process of a pidfd is stopped by a signal. False where that cannot be found out. */
+bool
+mn_proc_is_stopped(int fd);
 
 /* Signals the process of a pidfd. 0, -ESRCH when it has ended, or another -errno. */
 int

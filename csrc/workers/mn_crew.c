@@ -6,6 +6,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/mn_assert.h"
+#include "base/mn_fault.h"
+
 /* Pauses before the second replacement in a row and the next ones: they double from a tenth of a
  * second, which a user does not notice, to one second, which costs the machine next to nothing. */
 #define PAUSE_FIRST_MS 100u
@@ -222,6 +225,7 @@ mn_crew_take_wakes(struct mn_crew *c)
 void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 {
+    MN_FAULT("crew.wake");
     if (due->engine) {
         (void)mn_event_notify_released(&c->shm.ctl->engine);
     }

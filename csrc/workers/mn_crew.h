@@ -34,6 +34,8 @@ struct mn_executor {
     void (*look)(struct mn_executor *self);
     /* Whether nobody will look any more. No lock is held. */
     bool (*gone)(struct mn_executor *self);
+    /* Whether it is stopped, by a signal, and does nothing. No lock is held. */
+    bool (*stopped)(struct mn_executor *self);
     /* It does not answer, and is to be gone. */
     void (*end)(struct mn_executor *self);
     bool processes; /* its workers have processes of their own, which /proc knows */

@@ -29,6 +29,12 @@ zygote_gone(struct mn_executor *self)
     return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
 }
 
+static bool
+zygote_stopped(struct mn_executor *self)
+{
+    return mn_proc_is_stopped(((const struct mn_zygote *)self)->pidfd);
+}
+
 static void
 zygote_end(struct mn_executor *self)
 {
@@ -38,6 +44,7 @@ zygote_end(struct mn_executor *self)
 void
 mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
 {
-    struct mn_executor executor = {zygote_look, zygote_gone, zygote_end, pidfd >= 0};
+    struct mn_executor executor = {zygote_look, zygote_gone, zygote_stopped, zygote_end,
+                                   pidfd >= 0};
     *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
 }

@@ -6,6 +6,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/mn_assert.h"
+#include "base/mn_fault.h"
+
 MN_STATIC_ASSERT(MN_PAGE == MN_ARENA_PAGE, "leases are whole pages");
 
 /* Small enough that idle workers do not eat a small limit, large enough that a worker with
@@ -77,6 +80,7 @@ answer(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t len,
     struct mn_worker *k = mn_worker_at(&l->shm, worker);
     k->lease_off = off;
     k->lease_len = len;
+    MN_FAULT("lease.answer");
     mn_a32_store_seqcst(&k->lease_state, state); /* [L3] */
 }
 

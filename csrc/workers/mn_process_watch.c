@@ -109,6 +109,21 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     return false;
 }
 
+/* Whether a worker is to be made, or is being made: a stopped zygote never comes to that. One that
+ * is not may take its time: a fork of much memory, pauses, a system that refuses. */
+static bool
+is_to_come(const struct mn_crew *c)
+{
+    for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
+        const struct mn_worker *k = mn_worker_at(&c->shm, i);
+        uint32_t state = mn_a32_load_acquire(&k->state);
+        if (state == MN_WORKER_WANTED || (state == MN_WORKER_STARTING && k->pid == 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* owed: it should have said or done something. One that forks has its hands full. */
 static void
 expect_answer(struct mn_watch *w, bool owed)
@@ -138,6 +153,7 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     }
     if (due) {
         w->looked_ns = now_ns;
+        owed = owed || (is_to_come(c) && c->executor->stopped(c->executor));
         expect_answer(w, owed);
     }
     if (c->executor->gone(c->executor)) {

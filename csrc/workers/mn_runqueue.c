@@ -69,6 +69,7 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
     struct mn_task *t = mn_task_at(shm, task);
     t->queue = queue;
     mn_a64_store_release(&t->word, mn_task_word(gen, 0, attempt, MN_TASK_QUEUED)); /* [T1] */
+    MN_FAULT("runqueue.publish.word");
     mn_a64_store_relaxed(&ring[tail & l->mask], entry_of(gen, task));
     mn_a64_store_seqcst(&l->tail, tail + 1); /* [P1] */
     return MN_OK;
@@ -183,6 +184,7 @@ mn_runqueue_cancel(const struct mn_shm *shm, uint32_t task)
     while (mn_word_status(word) == MN_TASK_QUEUED || mn_word_status(word) == MN_TASK_WAITING) {
         uint64_t none = mn_task_word(mn_word_gen(word), 0, 0, MN_TASK_CANCELLED);
         if (mn_a64_cas_acqrel(&t->word, &word, none)) {
+            MN_FAULT("runqueue.cancelled");
             return true;
         }
     }

@@ -9,7 +9,9 @@ import pytest
 from .support import SECONDS, SEED
 
 # It needs an extension with fault points, and is run with one by tests/test_sanitized.py.
-collect_ignore = [] if "MINATO_TEST_FAULTS" in os.environ else ["test_faults.py"]
+collect_ignore = [] if "MINATO_TEST_FAULTS" in os.environ else [
+    "test_faults.py", "test_trainer_faults.py",
+]  # fmt: skip
 
 
 def pytest_report_header() -> str:

@@ -19,9 +19,12 @@ import psutil
 import pytest
 import torch
 
-from .support import ROOT, alive, copied, kill, same, wait_for, worker_entries, workers_of
+from .datasets import Noisy
+from .support import PATIENCE, alive, copied, kill, same, wait_for, worker_entries, workers_of
 from .test_kills import KINDS, make
+from .test_trainer_faults import POINTS as TRAINER
 
+ROOT = Path(__file__).resolve().parents[2]
 #: label -> kind of data that comes by it
 WORKER = {
     "runqueue.claim.before": "rows",
@@ -48,15 +51,16 @@ TIMES = range(1, 1 + int(os.environ["MINATO_TEST_FAULTS"]))
 
 def test_every_label_is_listed() -> None:
     text = "".join(path.read_text() for path in (ROOT / "csrc").rglob("*.c"))
-    assert set(re.findall(r'\bMN_FAULT\("([^"]+)"\)', text)) == {*WORKER, *ZYGOTE}
+    assert set(re.findall(r'\bMN_FAULT\("([^"]+)"\)', text)) == {*WORKER, *ZYGOTE, *TRAINER}
 
 
 @pytest.fixture
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Arms a point; returns the file that is there once a process has died at it."""
+    """Arms a point; returns the file that is there once a process has died at it. Nobody does
+    before there is its folder."""
 
-    def arm(label: str, n: int, how: int = signal.SIGKILL) -> Path:
-        file = tmp_path / "dead"
+    def arm(label: str, n: int, how: int = signal.SIGKILL, folder: str = "") -> Path:
+        file = tmp_path / folder / "dead"
         monkeypatch.setenv("MINATO_FAULT", f"{label} {n} {file} {int(how)}")
         monkeypatch.setenv("MINATO_FAULT_SPARES", str(os.getpid()))
         return file
@@ -113,6 +117,57 @@ def test_a_worker_ends_there_otherwise(
     assert same([copied(batch) for batch in loader], expected)
     wait_for(file.exists, f"a death at {label}")
     wait_for(lambda: loader.stats()["deaths"] == 1, "the loader to see it")
+
+
+@pytest.mark.parametrize("at, label", [*enumerate(WORKER)])
+def test_a_replacement_ends_there_between_epochs(
+    at: int, label: str, fault: Callable[..., Path], fresh_server: None
+) -> None:
+    """All workers are replacements, and idle: one ends there at once, or in the next epoch."""
+    dataset, options = KINDS[WORKER[label]]
+    options = {"num_workers": 2, "persistent_workers": True, **options}
+    calm = make(dataset(), **options)
+    how = [signal.SIGKILL, *WAYS][at % 4]
+    for method in METHODS if len(TIMES) > 1 else METHODS[:1]:
+        file = fault(label, 1, how, folder=method)
+        loader = make(dataset(), multiprocessing_context=method, **options)
+        iterator = iter(loader)
+        first = [copied(batch) for batch in iterator]
+        before = workers_of(iterator)
+        for pid in before:
+            kill(pid)
+        wait_for(lambda: all_ready(iterator, before), "replacements")
+        file.parent.mkdir()
+        torch.manual_seed(5)
+        second = [copied(batch) for batch in loader]
+        wait_for(file.exists, f"a death at {label}")
+        wait_for(lambda: loader.stats()["deaths"] == 3, "the loader to see it")
+        torch.manual_seed(1234)
+        assert same(first, [copied(batch) for batch in calm])
+        torch.manual_seed(5)
+        assert same(second, [copied(batch) for batch in calm])
+
+
+def all_ready(iterator: object, but: list[int]) -> bool:
+    entries = worker_entries(iterator)
+    return all(entry["state"] == 3 and entry["pid"] not in but for entry in entries)
+
+
+@pytest.mark.parametrize("label, n", [("zygote.starting", 2), ("zygote.reap", 1)])
+def test_the_zygote_stops_there_while_it_makes_a_replacement(
+    label: str, n: int, fault: Callable[..., Path]
+) -> None:
+    """Of the only worker: nobody else can say that there will never be one."""
+    file = fault(label, n, signal.SIGSTOP)
+    iterator = iter(make(Noisy(40), num_workers=1, timeout=2 * PATIENCE))
+    got = [next(iterator)]
+    kill(workers_of(iterator)[0])
+    with pytest.raises(RuntimeError, match="was ended, because it had hung"):
+        for batch in iterator:
+            got.append(batch)
+    assert file.exists()
+    indices = [int(i) for batch in got for i in batch["index"]]
+    assert len(set(indices)) == len(indices) < 40
 
 
 @pytest.mark.parametrize("label", WORKER)

@@ -34,6 +34,7 @@ struct fake {
     struct mn_shm shm;
     uint32_t looks, made;
     bool gone;
+    bool stopped;
     bool unready; /* those it makes do not come to be READY */
 };
 
@@ -58,6 +59,12 @@ static bool
 fake_gone(struct mn_executor *self)
 {
     return ((struct fake *)self)->gone;
+}
+
+static bool
+fake_stopped(struct mn_executor *self)
+{
+    return ((struct fake *)self)->stopped;
 }
 
 static void
@@ -93,7 +100,7 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, s->shm, 0, 0, false, false};
+    s->fake = (struct fake){{fake_look, fake_gone, fake_stopped, fake_end, true}, .shm = s->shm};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_a32_store_seqcst(&t->workers[w].state, MN_WORKER_WANTED);
@@ -326,6 +333,38 @@ a_lost_executor_is_told_once(void)
     tear_down(&s);
 }
 
+/* For ten seconds, and only where it would have to make somebody. */
+static void
+a_stopped_executor_is_ended_if_somebody_is_to_come(void)
+{
+    struct bench s;
+    struct mn_mutex guard;
+    struct mn_watch watch;
+    set_up(&s, 2);
+    CHECK_EQ(mn_mutex_init(&guard), 0);
+    mn_watch_init(&watch, &s.crew, &guard);
+    uint64_t now_ns = 0;
+    s.fake.stopped = true;
+    for (int i = 0; i < 30; i++) {
+        mn_watch_look(&watch, now_ns += 1000000000);
+    }
+    CHECK(!s.crew.lost);
+    mn_a32_store_seqcst(&s.t->workers[1].state, MN_WORKER_WANTED);
+    s.fake.stopped = false; /* the system refuses, perhaps */
+    for (int i = 0; i < 30; i++) {
+        mn_watch_look(&watch, now_ns += 1000000000);
+    }
+    CHECK(!s.crew.lost);
+    s.fake.stopped = true;
+    for (int i = 0; i < 10; i++) {
+        CHECK(!s.crew.lost);
+        mn_watch_look(&watch, now_ns += 1000000000);
+    }
+    CHECK(s.crew.lost && s.crew.hung);
+    mn_mutex_fini(&guard);
+    tear_down(&s);
+}
+
 /* One wake-up for one task: who may take it, who sleeps, and who waits for room is let be. */
 static void
 rings_go_to_who_may_take_the_task(void)
@@ -446,6 +485,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", who_cannot_be_made_is_given_up_by_count),
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
+    MN_TEST("plain", a_stopped_executor_is_ended_if_somebody_is_to_come),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),
     MN_TEST("plain", what_a_worker_owes_comes_back_once),
     MN_TEST("fork", who_was_to_be_woken_by_the_dead_is_woken),

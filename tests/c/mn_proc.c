@@ -106,9 +106,16 @@ a_life(void)
 
     int fd = mn_proc_pidfd(pid);
     CHECK(fd >= 0);
+    CHECK(!mn_proc_is_stopped(fd) && !mn_proc_is_stopped(-1));
+    CHECK_EQ(mn_proc_kill(pid, start, SIGSTOP), 0);
+    while (!mn_proc_is_stopped(fd)) {
+        sched_yield();
+    }
+    CHECK_EQ(mn_proc_alive(pid, start), 1);
     CHECK_EQ(mn_proc_kill(pid, start, SIGKILL), 0);
     CHECK_EQ(mn_proc_wait_pidfd(fd, -1), 0);
     CHECK_EQ(mn_proc_wait_pidfd(fd, 0), 0);
+    CHECK(!mn_proc_is_stopped(fd));
     CHECK_EQ(mn_test_state(pid, pid), 'Z');
     CHECK_EQ(mn_proc_alive(pid, start), 0); /* a zombie, not reaped yet */
     CHECK_EQ(mn_proc_kill(pid, start, SIGKILL), -ESRCH);

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * MINATO_FAULT="LABEL N FILE HOW" in the environment: the process that passes the point for the
- * N-th time, counted in each process by itself, makes FILE, writes its process id there and ends
- * itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7). Where there is
- * FILE nobody dies, so it is one process in all. The process that MINATO_FAULT_SPARES names, as a
- * rule the trainer, never dies of it.
+ * N-th time, counted in each process by itself, or later, makes FILE, writes its process id there
+ * and ends itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7). Where
+ * there is FILE nobody dies, so it is one process in all, and nobody does before there is FILE's
+ * folder. The process that MINATO_FAULT_SPARES names, as a rule the trainer, never dies of it.
  */
 #include "py/module/mn_state.h"
 
@@ -34,7 +34,7 @@ die_here(const char *name)
         || strcmp(label, name) != 0) {
         return;
     }
-    if (++passed == n) {
+    if (++passed >= n) {
         int fd = open(file, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
         if (fd >= 0) {
             (void)dprintf(fd, "%d", (int)getpid());

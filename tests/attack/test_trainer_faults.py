@@ -1,0 +1,161 @@
+"""The trainer ends at each labelled fault point of its own; run by tests/test_sanitized.py.
+
+As in test_faults.py the extension is built with MINATO_FAULTS=1. The trainer is a fork of this
+process in a session of its own, in which whoever it has started stays when it is gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import minato
+
+from .datasets import Wordy
+from .support import PATIENCE, kill, wait_for
+
+#: points of the trainer: in the thread that calls next(), or in the engine's
+POINTS = (
+    "engine.start", "engine.wait", "engine.taken", "engine.sweep.buried", "engine.sweep.tasks",
+    "engine.sweep.done", "engine.stop", "engine.close", "runqueue.publish.word",
+    "runqueue.cancelled", "crew.wake", "lease.answer",
+)  # fmt: skip
+#: moments of the program around the loader
+MOMENTS = ("between epochs", "with a lock", "while workers start")
+WAYS = [signal.SIGKILL, signal.SIGSEGV, 0]  # 0: os._exit
+METHODS = ["fork", "spawn", "forkserver"]
+#: a trainer need not come by these a second time
+ONCE = ("engine.start", "engine.sweep.buried", "engine.sweep.tasks", "engine.sweep.done",
+        "engine.stop", "engine.close", "runqueue.cancelled")  # fmt: skip
+TIMES = int(os.environ["MINATO_TEST_FAULTS"])
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else os.getsid(pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
+
+
+def family(session: int) -> list[int]:
+    """Who lives in a session; a fork server and a resource tracker among them."""
+    return [pid for pid in psutil.pids() if session_of(pid) == session]
+
+
+class Locked(Wordy):
+    """Samples that need a lock. One of them ends the process of the first who makes it."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(48, 3000)
+        self.lock, self.deaths = context.Lock(), context.Value("i", 0)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.lock:
+            pass
+        if index == 7:
+            with self.deaths.get_lock():
+                self.deaths.value += 1
+                first = self.deaths.value == 1
+            if first:
+                os._exit(3)
+        return super().__getitem__(index)
+
+
+def train(method: str, end: Callable[[str], None]) -> None:
+    """Comes by all points, and tells of each moment; a worker dies, an epoch is left halfway."""
+    context = multiprocessing.get_context(method)
+    dataset = Locked(context)
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=2, persistent_workers=True, memory_limit="3MiB", max_retries=5,
+        multiprocessing_context=context,
+    )  # fmt: skip
+    iterator = iter(loader)
+    end("while workers start")
+    for _ in range(4):
+        next(iterator)
+    iterator = iter(loader)  # what was queued is cancelled
+    with dataset.lock:
+        time.sleep(0.02)
+        end("with a lock")
+    indices = [int(i) for batch in iterator for i in batch["index"]]
+    assert indices == list(range(48))
+    end("between epochs")
+    del iterator, loader
+
+
+def forked_trainer(method: str, moment: str, how: int) -> int:
+    """Its process id. It ends at that moment; as a rule it does not come to its end at all."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # those of the test's own process are in another session
+        vars(multiprocessing.forkserver)["_forkserver"].__init__()
+
+        def end(now: str) -> None:
+            if now == moment:
+                kill(os.getpid(), how) if how else os._exit(7)
+
+        train(method, end)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def ended(pid: int, how: int) -> None:
+    """Waits until it has ended in that way and everybody whom it has started is gone, too."""
+    try:
+        [status] = wait_for(
+            lambda: [status for found, status in [os.waitpid(pid, os.WNOHANG)] if found], "its end"
+        )
+        assert os.waitstatus_to_exitcode(status) == (-how if how else 7)
+        wait_for(lambda: not family(pid), "workers and zygote to end", 10)
+    finally:
+        for left in family(pid):
+            kill(left)
+
+
+def cases(at: int) -> list[tuple[int, int, str]]:
+    """(n, how, start method): the way differs from place to place, and in long runs, where there
+    are several, the method, too."""
+    turns = range(at, at + TIMES)
+    methods = METHODS if TIMES > 1 else METHODS[:1]
+    return [(n, WAYS[turn % 3], methods[turn % len(methods)]) for n, turn in enumerate(turns, 1)]
+
+
+@pytest.mark.parametrize("at, label", [*enumerate(POINTS)])
+def test_the_trainer_ends_there(
+    at: int, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINATO_FAULT_SPARES", raising=False)
+    for n, how, method in cases(at):
+        file = tmp_path / f"dead.{n}"
+        n = 1 if label in ONCE else n
+        monkeypatch.setenv("MINATO_FAULT", f"{label} {n} {file} {int(how)}")
+        pid = forked_trainer(method, "", how)
+        ended(pid, how)
+        assert file.read_text() == str(pid)
+
+
+@pytest.mark.parametrize("at, moment", [*enumerate(MOMENTS)])
+def test_the_trainer_ends_then(at: int, moment: str) -> None:
+    for _, how, method in cases(at):
+        ended(forked_trainer(method, moment, how), how)
