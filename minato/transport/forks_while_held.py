@@ -8,6 +8,7 @@ whatever it forked in turn, is gone.  Until then what was out is not used again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from multiprocessing import process
@@ -35,7 +36,8 @@ def _before() -> None:
             read = write = None
     _pending.append((count, read, write))
     _living[count] = read
-    _core.living_forks(list(_living))
+    with contextlib.suppress(MemoryError):  # until it is told, the core takes it for living
+        _core.living_forks(list(_living), [])
 
 
 def _in_parent() -> None:
@@ -75,7 +77,7 @@ def poll() -> None:
         if read is not None:
             os.close(read)
     if ended:
-        _core.living_forks(list(_living))
+        _core.living_forks(list(_living), ended)
 
 
 def watch() -> None:

@@ -131,6 +131,7 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
 
     Raises:
         ValueError: worker_type="native", and they cannot.
+        MemoryError: there is none for a pipeline.
     """
     if loader.worker_type in ("process", "thread"):
         return None
@@ -141,6 +142,8 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
             if not isinstance(offer, str):
                 return offer
             reason = offer
+        except MemoryError:  # which says nothing about the dataset
+            raise
         except Exception as error:  # with process workers it comes from the samples
             reason, cause = f"the dataset's native_pipeline() failed: {error}", error
     if loader.worker_type == "native":

@@ -18,11 +18,13 @@ from minato.iterators.between_epochs import memo_of
 
 
 class Big(torch.utils.data.Dataset):
+    """Samples that are other ones in each epoch."""
+
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        return torch.full((50_000,), float(index))
+        return torch.full((50_000,), torch.rand(()).item())
 
 
 def loader():
@@ -30,7 +32,10 @@ def loader():
 
 
 
-def test_child_sees_its_batch_after_the_parent_has_gone_on():
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("untold", [None, "fork_begins", "living_forks"])
+def test_child_sees_its_batch_after_the_parent_has_gone_on(untold, monkeypatch):
+    """untold: what there is no memory for when it forks."""
     source = loader()
     list(source)  # from the second epoch on batches are views of the arena
     it = iter(source)
@@ -38,7 +43,10 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on():
     # NumPy: torch's threads do not survive a fork
     seen, expected = batch.numpy(), batch.numpy().copy()
     go, told = os.pipe(), os.pipe()
-    pid = os.fork()
+    with monkeypatch.context() as patch:
+        if untold is not None:
+            patch.setattr(_fork, "_core", Forgetful(untold))
+        pid = os.fork()
     if pid == 0:
         code = 1
         try:
@@ -53,6 +61,23 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for fd in (*go, *told):
         os.close(fd)
+    if untold == "fork_begins":  # nobody knows of it, so its memory is kept for good
+        _core.living_forks([], list(range(100)))
+
+
+class Forgetful:
+    """The core, in which one function does all that it does, but has no room for its result."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __getattr__(self, name):
+        if name == self.name == "living_forks":
+            raise MemoryError
+        if name == self.name:
+            _core.fork_begins()
+            raise MemoryError
+        return getattr(_core, name)
 
 
 def test_memory_is_used_again_once_the_child_is_gone():
@@ -89,7 +114,8 @@ def test_a_child_begins_with_nothing_of_its_parents():
     """Nor with a lock of its parent's: a thread that is not in the child may have held it."""
     it = iter(loader())
     batch = next(it)
-    assert _core.fork_begins() > 0  # something is out
+    count = _core.fork_begins()
+    assert count > 0  # something is out
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -98,6 +124,7 @@ def test_a_child_begins_with_nothing_of_its_parents():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    _core.living_forks([], [count])
     del batch
 
 
@@ -142,7 +169,7 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypa
         costs.summary()
         if which != "costs":
             _core.fork_begins()
-            _core.living_forks([])
+            _core.living_forks([], [])
 
     def begins():
         assert libc.pthread_mutex_trylock(ctypes.c_void_p(lock)) == 0
@@ -175,9 +202,12 @@ def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeyp
         _fork.poll()
         os.close(fd)
 
+    def tell(going_on, ended):
+        told.append(going_on)
+
     monkeypatch.setattr(_fork, "_living", living)
     monkeypatch.setattr(_fork, "os", types.SimpleNamespace(close=close))
-    monkeypatch.setattr(_fork, "_core", types.SimpleNamespace(living_forks=told.append))
+    monkeypatch.setattr(_fork, "_core", types.SimpleNamespace(living_forks=tell))
     ends = sorted(living.values())
     _fork.poll()
     assert sorted(closed) == ends and living == {} and told[-1] == []

@@ -341,6 +341,14 @@ def test_fields_that_cannot_be_used(change) -> None:
         iter(native(dataset))
 
 
+def test_no_memory_for_a_pipeline_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is nothing about the dataset, and no reason for other workers."""
+    monkeypatch.setattr(Recipe, "native_pipeline", lambda self: bytearray(1 << 62))
+    for kind in ("native", None):
+        with pytest.raises(MemoryError):
+            iter(native(Recipe(3), worker_type=kind))
+
+
 def test_a_dtype_that_torch_lacks() -> None:
     with pytest.raises(ValueError, match="no dtype for a field of kind 'f' and 16"):
         iter(native(Recipe(3, fields=(("f16", (2,)),))))

@@ -129,8 +129,10 @@ static PyMethodDef core_methods[] = {
      PyDoc_STR("fork_begins() -> count of this fork, 0 when nothing of an arena is out")},
     {"forked", mn_py_forked, METH_NOARGS,
      PyDoc_STR("forked(): in a child, makes what watches forks its own")},
-    {"living_forks", mn_py_living_forks, METH_O,
-     PyDoc_STR("living_forks(counts): forks whose children may still see what was out")},
+    {"living_forks", mn_py_living_forks, METH_VARARGS,
+     PyDoc_STR("living_forks(living, ended): counts of forks whose children may still see what\n"
+               "was out, and of those that were found to be gone; any that was begun and is in\n"
+               "neither goes on for all that is known")},
     {"watch_forks", watch_forks, METH_O,
      PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
     {"peek", mn_peek, METH_O, mn_peek_doc},

@@ -161,9 +161,10 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored);
 PyObject *
 mn_py_forked(PyObject *module, PyObject *ignored);
 
-/* living_forks([count, ...]): the forks whose children may still see what was out */
+/* living_forks([count, ...], [count, ...]): the forks whose children may still see what was out,
+ * and those whose children are gone */
 PyObject *
-mn_py_living_forks(PyObject *module, PyObject *list);
+mn_py_living_forks(PyObject *module, PyObject *args);
 
 /* A bytes-like object over a hold, which it takes over. */
 PyObject *

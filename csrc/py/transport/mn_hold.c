@@ -47,6 +47,9 @@ struct mn_pending {
     uint64_t forks;      /* forks so far while something was out */
     uint64_t *living;    /* counts of those whose children may still run */
     size_t nliving;
+    /* Forks of these counts, both included, go on for all that is known: Python has not said so
+     * yet, or had no memory to. 0: none. */
+    uint64_t untold, untold_last;
     PyObject *expired;   /* NULL once the module is gone */
     PyObject *free_weak;
 };
@@ -163,11 +166,11 @@ static bool
 forked(struct mn_hold *h)
 {
     struct mn_pending *p = h->pending;
-    bool seen = false;
     if (h->heap != NULL) {
         return false; /* a child has a copy of its own */
     }
     mn_mutex_lock(&p->mutex);
+    bool seen = p->untold_last > h->born && p->untold <= h->ended;
     for (size_t i = 0; i < p->nliving && !seen; i++) {
         seen = p->living[i] > h->born && p->living[i] <= h->ended;
     }
@@ -224,7 +227,7 @@ mn_pending_reclaim(struct mn_state *st)
     if (p->first == NULL) { /* a hold that comes this moment is met next time */
         return;
     }
-    if (p->nliving != 0 && st->poll_forks != NULL) {
+    if ((p->nliving != 0 || p->untold_last != 0) && st->poll_forks != NULL) {
         PyObject *type, *value, *tb;
         PyErr_Fetch(&type, &value, &tb);
         Py_XDECREF(PyObject_CallNoArgs(st->poll_forks)); /* calls living_forks() */
@@ -261,6 +264,10 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
     uint64_t count = p->alive != 0 ? ++p->forks : 0;
+    if (count != 0) {
+        p->untold = p->untold_last != 0 ? p->untold : count;
+        p->untold_last = count;
+    }
     mn_mutex_unlock(&p->mutex);
     return PyLong_FromUnsignedLongLong(count);
 }
@@ -278,28 +285,40 @@ mn_py_forked(PyObject *module, PyObject *ignored)
     p->living = NULL;
     p->nliving = 0;
     p->first = NULL;
-    p->alive = p->forks = 0;
+    p->alive = p->forks = p->untold = p->untold_last = 0;
     if (mn_raise_errno(rc, "a lock in a forked child") < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
+static bool
+has(const uint64_t *counts, size_t n, uint64_t count)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (counts[i] == count) {
+            return true;
+        }
+    }
+    return false;
+}
+
 PyObject *
-mn_py_living_forks(PyObject *module, PyObject *list)
+mn_py_living_forks(PyObject *module, PyObject *args)
 {
     struct mn_pending *p = mn_state_of(module)->pending;
-    if (!PyList_Check(list)) {
-        PyErr_SetString(PyExc_TypeError, "a list of counts is needed");
+    PyObject *lists[2];
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1])) {
         return NULL;
     }
-    size_t n = (size_t)PyList_GET_SIZE(list);
-    uint64_t *living = calloc(n + 1, sizeof(*living));
+    size_t n = (size_t)PyList_GET_SIZE(lists[0]), ended = (size_t)PyList_GET_SIZE(lists[1]);
+    uint64_t *living = calloc(n + ended + 1, sizeof(*living));
     if (living == NULL) {
         return PyErr_NoMemory();
     }
-    for (size_t i = 0; i < n; i++) {
-        living[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, (Py_ssize_t)i));
+    for (size_t i = 0; i < n + ended; i++) {
+        PyObject *count = PyList_GET_ITEM(lists[i >= n], (Py_ssize_t)(i < n ? i : i - n));
+        living[i] = PyLong_AsUnsignedLongLong(count);
     }
     if (PyErr_Occurred()) {
         free(living);
@@ -309,6 +328,9 @@ mn_py_living_forks(PyObject *module, PyObject *list)
     uint64_t *old = p->living;
     p->living = living;
     p->nliving = n;
+    while (p->untold_last != 0 && has(living, n + ended, p->untold_last)) {
+        p->untold_last = p->untold_last > p->untold ? p->untold_last - 1 : 0;
+    }
     mn_mutex_unlock(&p->mutex);
     free(old);
     Py_RETURN_NONE;
