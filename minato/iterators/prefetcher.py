@@ -25,7 +25,7 @@ from typing import Any
 from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
-from .form import Form
+from ..transport.rows_or_whole import Form
 from .receiver import Receives
 from .supervisor import Supervisor
 from .window import Window
