@@ -23,12 +23,12 @@ from torch.utils.data import Subset
 
 from .._system import CORE
 from . import locked_rows, resident
-from .resident import Resident
 from .interface import Job, Provider
+from .resident import Resident
 
 if TYPE_CHECKING:
     from .._ops import Finisher
-    from ..ops import VolumeDataset, _Unfinished
+    from ..ops.dataset import Unfinished, VolumeDataset
 
 #: code for devices, built where there was a compiler for it
 KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
@@ -48,9 +48,9 @@ class Volume(NamedTuple):
 
     def codes(self) -> tuple[int, int]:
         """The dtypes as the kernel knows them."""
-        from ..ops import _DTYPES
+        from ..ops.operators import DTYPES
 
-        return _DTYPES[_name(self.before)], _DTYPES[_name(self.after)]
+        return DTYPES[_name(self.before)], DTYPES[_name(self.after)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -141,7 +141,7 @@ def split(loader: Any, provider: Provider | None) -> Split:
 
 def _divided(
     dataset: VolumeDataset, provider: Provider
-) -> tuple[_Unfinished | None, Resident | None, str | None]:
+) -> tuple[Unfinished | None, Resident | None, str | None]:
     """What workers make and what is left for the device, the cases that it keeps, and why that is
     less than could be."""
     try:

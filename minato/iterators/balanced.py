@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..errors import Failure
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import Form, Shape
 from ..workers.executor import Executor
 from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
@@ -21,7 +21,6 @@ from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended
-from .form import Form
 from .locality import groups_of
 from .planner import Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher

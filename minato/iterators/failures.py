@@ -11,8 +11,8 @@ import torch
 
 from .._core import Block, Engine, Loss
 from ..errors import Failure, WorkerLost, describe_death
-from ..workers.on_error import Amiss
 from ..workers.answers import BATCH
+from ..workers.on_error import Amiss
 
 
 class Told(Failure):

@@ -14,11 +14,11 @@ import torch
 from .._core import Engine, Epoch
 from ..progress import Progress
 from ..seeding.order_generators import sampler_of
+from ..transport.rows_or_whole import Form
 from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
 from .between_epochs import Memo
-from .form import Form
 from .locality import Groups
 from .position import Position
 from .window import Window

@@ -26,7 +26,7 @@ from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..transport.layouts import Layout
-from .form import Form
+from ..transport.rows_or_whole import Form
 from .receiver import Receives
 from .supervisor import Supervisor
 from .window import Window

@@ -20,12 +20,11 @@ from .._core import Block
 from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import Form, Shape
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused
-from .form import Form
 from .planner import Batch, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver

@@ -15,10 +15,10 @@ from ..errors import Failure, timed_out
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
-from ..workers.on_error import Amiss
 from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REPLACED, SAMPLE, parted,
 )  # fmt: skip
+from ..workers.on_error import Amiss
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused
 from .planner import Batch, Planner

@@ -17,12 +17,12 @@ from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
-from ..workers.on_error import REPLACE, Ahead, Spares
+from ..transport.rows_or_whole import Form
 from ..workers.answers import EXHAUSTED, FAILED, OK
+from ..workers.on_error import REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Amended, Told, note
-from .form import Form
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 

@@ -1,4 +1,8 @@
-"""How a loader's samples travel: as rows of a layout, or as whole batches of their workers'."""
+"""How a loader's samples travel: as rows of a layout, or as whole batches of their workers'.
+
+``Shape`` is what was found out about a loader, and kept from iterator to iterator; ``Form`` is what
+an iterator has told its engine of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .._core import Engine
     from .layouts import Layout
 
 #: batches that did not fit the layout, of the last so many, before it is given up
@@ -41,3 +46,34 @@ class Shape:
         self.misfits.append(True)
         if sum(self.misfits) >= MISFIT_LIMIT:
             self.whole = True
+
+
+class Form:
+    """Tells the engine what was found out about a loader's samples."""
+
+    def __init__(self, shape: Shape, in_parts: bool = False) -> None:
+        self.shape = shape
+        self.layout: Layout | None = None  # of the rows that new batches are made of
+        self._in_parts = in_parts  # never a whole batch by one worker
+        self._told: tuple[bool, Layout | None] | None = None
+
+    def forget(self) -> None:
+        """The engine is to be told again."""
+        self._told = None
+
+    def tell(self, engine: Engine) -> None:
+        """Before anything is planned, if it has changed."""
+        now = self.shape.whole, self.shape.layout
+        if now == self._told:
+            return
+        self._told = now
+        self.layout = layout = None if now[0] else now[1]
+        if layout is not None:
+            engine.post(layout.core, layout.pickled)
+        engine.set_form(None if layout is None else layout.core)
+
+    def makes_whole(self, index: object) -> bool:
+        """Whether one worker fetches and collates the batch."""
+        if self._in_parts:
+            return False
+        return self.shape.whole or type(index) not in (list, tuple) or not index

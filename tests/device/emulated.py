@@ -71,10 +71,10 @@ class Emulated:
         steps: int,
     ) -> np.ndarray:
         """Volumes of a batch, [n, c, d, h, w], after the steps of their recipes."""
-        from minato.ops import _DTYPES
+        from minato.ops.operators import DTYPES
 
         target = np.full(volumes.shape, 0xA5, np.uint8).astype(after)
-        dtypes = (_DTYPES[volumes.dtype.name], _DTYPES[np.dtype(after).name])
+        dtypes = (DTYPES[volumes.dtype.name], DTYPES[np.dtype(after).name])
         places = (volumes.ctypes.data, target.ctypes.data, recipes.ctypes.data)
         self.finisher.run(0, which, dtypes, volumes.shape, *places, steps)
         return target

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from minato import _ops, ops
 from minato.device import operators
+from minato.ops.operators import DTYPES as CODES
 
 from .emulated import IMAGE, ROOT, Emulated, build
 from .fake import Fake
@@ -233,7 +234,7 @@ def test_a_batch_of_nothing_is_finished(emulated: Emulated) -> None:
 @given(st.binary(min_size=8 * 18, max_size=8 * 18), st.sampled_from([1, 2, 3, 4, 5, 6]))
 def test_no_recipe_reaches_beyond_its_sample(emulated: Emulated, data: bytes, code: int) -> None:
     """Whatever it says. What is beyond stands between other bytes."""
-    dtype = {v: k for k, v in ops._DTYPES.items()}[code]
+    dtype = {v: k for k, v in CODES.items()}[code]
     around = np.full((3, 1, 2, 3, 5), 7, dtype)
     recipe = np.frombuffer(data, np.int64).copy()
     recipe[2::4] &= ~np.int64(2**32 - 8)  # kinds that there are, and others

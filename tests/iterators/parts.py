@@ -11,12 +11,11 @@ import torch
 import minato
 from minato._core import CostModel, Epoch
 from minato.iterators.between_epochs import memo_of
-from minato.iterators.form import Form
 from minato.iterators.planner import Hints, Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
-from minato.transport.rows_or_whole import Shape
+from minato.transport.rows_or_whole import Form, Shape
 
 
 class Loader:

@@ -195,7 +195,7 @@ def test_found_out_by_itself():
 
 
 def no_sending(_number):
-    from minato.workers import process as _worker
+    from minato.workers import runner as _worker
 
     _worker.sending_ns = lambda samples: -1
 

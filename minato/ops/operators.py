@@ -1,73 +1,29 @@
-"""Native operators on 3D volumes: single, fused in a pipeline, or as a dataset.
-
-A volume is an array of shape [channel, depth, height, width]; images are float32 (or
-uint8, int16, uint16, int32, float64 on the way in), labels uint8 with one channel. Every
-operator takes an image and, where there is one, its label, and treats both alike. All
-work is done in C without the GIL; arrays may be strided, results are C contiguous.
-
-    pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop((128, 128, 128)),
-                             ops.RandFlip(), ops.Cast(), ops.RandScaleIntensity(),
-                             ops.RandGaussianNoise()])
-    dataset = ops.VolumeDataset([("case_00000_x.npy", "case_00000_y.npy"), ...], pipeline)
-    image, label = dataset[0]                  # under any loader
-    image, label = ops.RandFlip()(image, label, key=7)
-
-Fusion: windows and flips only move a start and strides, casts and arithmetic are noted;
-then one pass reads the rows that are wanted, plane by plane, and writes them, finished,
-to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
-reference (KiTS19); where they differ, the operator says so.
-
-With `device=` a loader has the end of a dataset's pipeline done on the device: flips, casts,
-scaling, noise and normalizing behind the last other operator, from where samples have the
-fewest bytes on. Where it can, and where not, `stats()["device"]` says (operators,
-operators_why). The bytes are the same; only which of the many patterns of NaN an operation on a
-NaN gives is not promised.
-
-Random numbers are counter-based (Philox4x32-10): draw n of the operator at place i of its
-pipeline is a function of (key, i, n) alone, key being 128 bits. There is no state, so the
-result does not depend on threads, processes, order or instruction set. `csrc/ops/
-mn_pipeline.h` lists the draws of each operator; minato/ops.h gives them to operators
-written in C by users.
-"""
+"""Operators on volumes, and the pipeline that runs them in a row."""
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import context as _mp_context
-from multiprocessing import sharedctypes as _sharedctypes
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, Union
 
 import numpy as np
 
-from minato._system import CORE, Absent
+from .._system import CORE, Absent
 
 if CORE:
-    from minato import _ops
+    from .. import _ops
 else:
     _ops = Absent("minato.ops")  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = [
-    "Cast", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
-    "RandFlip", "RandGaussianNoise", "RandScaleIntensity", "ReadNpy", "Resample",
-    "UserOperator", "VolumeDataset", "label_boxes", "unet3d_training",
-]
 
 Path = Union[str, "os.PathLike[str]"]
 Key = Union[int, tuple[int, int], None]
 Volume = Union[Path, np.ndarray]
 Pair = tuple[np.ndarray, Union[np.ndarray, None]]
 
-_MASK = (1 << 64) - 1
-_DTYPES = {"uint8": 1, "int16": 2, "uint16": 3, "int32": 4, "float32": 5, "float64": 6}
-_KEYINGS = {"epoch": 0, "sample": 1}
+MASK = (1 << 64) - 1
+DTYPES = {"uint8": 1, "int16": 2, "uint16": 3, "int32": 4, "float32": 5, "float64": 6}
 (_READ, _BALANCED, _CROP, _FLIP, _CAST, _SCALE, _NOISE, _NORMALIZE, _PAD, _RESAMPLE,
  _USER) = range(11)
 
@@ -98,34 +54,34 @@ def _dtype(name: str, allowed: Iterable[str]) -> int:
     text = np.dtype(name).name
     if text not in allowed:
         raise ValueError(f"dtype must be one of {', '.join(allowed)}, got {text}")
-    return _DTYPES[text]
+    return DTYPES[text]
 
 
-def _random_bits() -> int:
+def random_bits() -> int:
     """One 64-bit number from torch's default generator; from `random` without torch."""
     try:
         import torch
     except ImportError:
         return random.getrandbits(64)
     number = torch.empty((), dtype=torch.int64).random_(-(2**63), None).item()
-    return int(number) & _MASK
+    return int(number) & MASK
 
 
 def _split_key(key: Key) -> tuple[int, int]:
     if key is None:
-        return _random_bits(), _MASK
+        return random_bits(), MASK
     if isinstance(key, tuple):
         high, low = key
-        return int(high) & _MASK, int(low) & _MASK
-    return int(key) & _MASK, _MASK
+        return int(high) & MASK, int(low) & MASK
+    return int(key) & MASK, MASK
 
 
 def _input(name: str, volume: Volume) -> Any:
     """A path or an array as _ops takes it. Raises TypeError for what it would not."""
     if isinstance(volume, np.ndarray):
-        if volume.dtype.name in _DTYPES and volume.dtype.isnative:
+        if volume.dtype.name in DTYPES and volume.dtype.isnative:
             return volume
-        raise TypeError(f"{name} has dtype {volume.dtype}; a volume is {', '.join(_DTYPES)}, in "
+        raise TypeError(f"{name} has dtype {volume.dtype}; a volume is {', '.join(DTYPES)}, in "
                         "this machine's byte order: convert it, e.g. by astype(np.float32)")
     if isinstance(volume, (str, bytes, memoryview)):
         return volume
@@ -181,7 +137,7 @@ class ReadNpy(Operator):
         self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
-        dtypes = (_dtype(self.image, _DTYPES), _dtype(self.label, _DTYPES))
+        dtypes = (_dtype(self.image, DTYPES), _dtype(self.label, DTYPES))
         return _spec(_READ, flag=self.direct, dtypes=dtypes)
 
 
@@ -491,236 +447,3 @@ def unet3d_training(patch: int | Sequence[int] = 128, *, around_one: bool = Fals
     crop = RandBalancedCrop(patch, include_last=include_last, keep_boxes=keep_boxes)
     return Pipeline([ReadNpy(direct=direct), crop, RandFlip(), Cast(),
                      RandScaleIntensity(around_one=around_one), RandGaussianNoise()])
-
-
-def _case_paths(case: Any) -> tuple[str, str | None]:
-    """(image, label) from a pair, one path, or an object with these attributes."""
-    if isinstance(case, (str, os.PathLike)):
-        return os.fspath(case), None
-    if hasattr(case, "image") and hasattr(case, "label"):
-        image, label = case.image, case.label
-    else:
-        image, label = case
-    return os.fspath(image), None if label is None else os.fspath(label)
-
-
-class _SampleSeed(threading.local):
-    value: int | None = None
-
-
-class _Unfinished(NamedTuple):
-    """A dataset whose samples end before the last operators of their pipeline."""
-
-    #: of it the samples are (image, label, recipe), with the index behind them if with_index;
-    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says, and so is
-    #: the window, int64 [4], that _windows has in the place of image and label
-    dataset: VolumeDataset
-    operators: list[str]  # those that are left out
-    volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
-
-
-class VolumeDataset:
-    """A map-style dataset of .npy volumes behind a pipeline, for any loader.
-
-    cases: pairs (image path, label path), single image paths, or objects with attributes
-    `image` and `label`. pipeline: begins with ReadNpy and gives the same shape for every
-    case, so it ends with a crop or Resample(size). Sample i is case i mod len(cases),
-    `repeat` times over.
-
-    A sample is (image, label), e.g. float32 [1, P, P, P] and uint8 [1, P, P, P], without
-    the label where there is none, and with the index (int) behind them if `with_index`.
-    `output`: "torch" tensors or "numpy" arrays; they share memory with nothing.
-
-    keyed_by says where the random numbers of a sample come from:
-
-    - "epoch" (default): from (seed, epoch, index). The same sample has the same bytes under
-      torch's loader, minato's process workers and its native workers, in any order, and
-      after a resume. Call set_epoch(n) before each epoch, or every epoch repeats the
-      augmentations of the first. Where the sampler names an index twice in an epoch both
-      get the same augmentation. Seeds given by a loader (seed_sample) are not used.
-    - "sample": from the seed that the loader gives the next sample by seed_sample, as
-      minato's loader does. A loader that never calls it (torch's) leaves the key to one
-      64-bit draw from torch's default generator, so that torch's seeding of its workers
-      governs; the bytes then depend on the worker, as with any torch dataset.
-
-    `resident`: with `device=` all cases are copied to the device, once, as far as half of its
-    free memory is enough for them, and samples are cropped there. That needs a pipeline of
-    ReadNpy, one crop, and operators that can be done on a device. The bytes are the same; files
-    that change later are not seen. `stats()["device"]` says whether it is so (resident,
-    operators_why). Keep the boxes (RandBalancedCrop, `keep_boxes`), or each sample still reads
-    its label.
-
-    set_epoch reaches workers that live across epochs (persistent_workers) where they were
-    started by fork or by multiprocessing's spawn: the number is in shared memory. Picklable;
-    the boxes found so far travel along.
-    """
-
-    def __init__(self, cases: Iterable[Any], pipeline: Pipeline, *, seed: int = 0,
-                 keyed_by: str = "epoch", output: str = "torch", repeat: int = 1,
-                 with_index: bool = False, resident: bool = False) -> None:
-        if keyed_by not in _KEYINGS:
-            raise ValueError(f"keyed_by must be 'epoch' or 'sample', got {keyed_by!r}")
-        if output not in ("torch", "numpy"):
-            raise ValueError(f"output must be 'torch' or 'numpy', got {output!r}")
-        if repeat < 1:
-            raise ValueError(f"repeat must be at least 1, got {repeat!r}")
-        if not pipeline.operators or not isinstance(pipeline.operators[0], ReadNpy):
-            raise ValueError("the pipeline of a dataset must begin with ReadNpy")
-        self.cases = [_case_paths(case) for case in cases]
-        if not self.cases:
-            raise ValueError("a dataset needs at least one case")
-        self.pipeline = pipeline
-        self.seed = int(seed)
-        self.keyed_by = keyed_by
-        self.output = output
-        self.repeat = repeat
-        self.with_index = with_index
-        self.resident = resident
-        self._epoch = _sharedctypes.RawValue("Q", 0)
-        self._start()
-
-    _tail = 0  # operators at the end that are left out, see _unfinished
-    _places = False  # samples have the place of their crop, and no voxels, see _windows
-
-    def _start(self) -> None:
-        self._lock = threading.Lock()
-        self._sample_seed = _SampleSeed()
-        self._native: _ops.Cases | None = None
-        self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
-        self._resident: dict[str, Any] = {}  # by device: its cases there, or why they are not
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for name in ("_lock", "_sample_seed", "_native", "_outputs", "_resident"):
-            del state[name]
-        if _mp_context.get_spawning_popen() is None:
-            # Shared memory can be inherited only; a plain pickle carries the number.
-            state["_epoch"] = self._epoch.value
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self._epoch, int):
-            self._epoch = _sharedctypes.RawValue("Q", self._epoch)
-        self._start()
-
-    def _get(self) -> _ops.Cases:
-        native = self._native
-        if native is None:
-            with self._lock:
-                if self._native is None:
-                    made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
-                                      self.with_index, _KEYINGS[self.keyed_by],
-                                      self.seed & _MASK, self._epoch, self._tail,
-                                      self._places)
-                    self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
-                    self._native = made
-                native = self._native
-        return native
-
-    def __len__(self) -> int:
-        return len(self.cases) * self.repeat
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose samples are made."""
-        return int(self._epoch.value)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Name the epoch whose samples are asked for next (keyed_by="epoch")."""
-        self._epoch.value = int(epoch) & _MASK
-
-    def seed_sample(self, seed: int) -> None:
-        """Key the next __getitem__ of this thread (keyed_by="sample")."""
-        self._sample_seed.value = int(seed) & _MASK
-
-    def _key(self, index: int) -> tuple[int, int]:
-        sample_seed = self._sample_seed.value
-        self._sample_seed.value = None
-        if self.keyed_by == "sample" and sample_seed is None:
-            sample_seed = _random_bits()
-        return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & _MASK, self.epoch, index,
-                               sample_seed or 0)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Make a sample. Raises IndexError, and what the pipeline raises (OSError,
-        ValueError, MemoryError), naming the file."""
-        length, index = len(self), operator.index(index)
-        place = index + length if index < 0 else index
-        if not 0 <= place < length:
-            raise IndexError(f"sample {index} is not among {length}")
-        native = self._get()
-        arrays = tuple(np.empty(shape, dtype) for shape, dtype in self._outputs)
-        native.read(place, *self._key(place), arrays)
-        volumes = arrays[:-1] if self.with_index else arrays
-        made = volumes if self.output == "numpy" else _as_tensors(volumes)
-        return (*made, place) if self.with_index else tuple(made)
-
-    def warm(self) -> None:
-        """Find the boxes of all cases now (one pass over each label), so that no sample
-        waits for them. Workers started afterwards have them too."""
-        native = self._get()
-        for case in range(len(self.cases)):
-            native.warm(case)
-
-    def _unfinished(self) -> _Unfinished | None:
-        """The same samples up to the first place in the pipeline from which on they do not
-        become smaller, for somebody who does the rest; None where that is nothing. Shares
-        its epoch with this one. Raises what reading the first case's headers raises."""
-        native = self.pipeline._get()
-
-        def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
-            cases = _ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, tail)
-            found = cases.fields()[:-1] if tail else cases.fields()
-            return [(np.dtype(name).name, shape) for name, shape in found]
-
-        at = [volumes(tail) for tail in range(native.steps() + 1)]
-        sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
-        tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
-        before, after = at[tail], at[0]
-        fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
-        if tail == 0 or not fits:  # torch does little with uint16
-            return None
-        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
-        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
-        return _Unfinished(self._twin(tail), names, both)
-
-    def _windows(self) -> _Unfinished | None:
-        """The same samples as windows of their cases, for somebody who has those; None where
-        that is not asked for, or more than a crop and steps makes them. Raises what reading
-        the first case's headers raises."""
-        native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
-        operators = self.pipeline.operators[1:]
-        tail = len(operators) - 1
-        asked = self.resident and operators and isinstance(operators[0], crops)
-        if not asked or native.steps() != tail:
-            return None
-        before, after = (_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n).fields()
-                         for n in (tail, 0))
-        both = [(np.dtype(b[0]).name, np.dtype(a[0]).name, b[1]) for b, a in zip(before, after)]
-        if any(math.prod(shape) >= 2**32 for _, _, shape in both):
-            return None
-        twin = self._twin(tail)
-        twin._places = True
-        return _Unfinished(twin, [type(op).__name__ for op in operators], both)
-
-    def _twin(self, tail: int) -> VolumeDataset:
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._start()
-        twin._tail = tail
-        return twin
-
-    def native_pipeline(self) -> Any:
-        """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads.
-
-        It keeps everything that it needs alive. Whoever runs it gives each sample's key,
-        by mn_native_key. Raises what reading the first case's headers raises.
-        """
-        return self._get().native()
-
-
-def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    import torch  # here, so that the operators alone need no torch
-
-    return [torch.from_numpy(array) for array in arrays]

@@ -1,0 +1,259 @@
+"""Volumes in files as a dataset whose samples a pipeline makes."""
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from multiprocessing import context as _mp_context
+from multiprocessing import sharedctypes as _sharedctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._system import CORE, Absent
+from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, random_bits
+
+if CORE:
+    from .. import _ops
+else:
+    _ops = Absent("minato.ops")  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import torch
+
+_KEYINGS = {"epoch": 0, "sample": 1}
+
+
+def _case_paths(case: Any) -> tuple[str, str | None]:
+    """(image, label) from a pair, one path, or an object with these attributes."""
+    if isinstance(case, (str, os.PathLike)):
+        return os.fspath(case), None
+    if hasattr(case, "image") and hasattr(case, "label"):
+        image, label = case.image, case.label
+    else:
+        image, label = case
+    return os.fspath(image), None if label is None else os.fspath(label)
+
+
+class _SampleSeed(threading.local):
+    value: int | None = None
+
+
+class Unfinished(NamedTuple):
+    """A dataset whose samples end before the last operators of their pipeline."""
+
+    #: of it the samples are (image, label, recipe), with the index behind them if with_index;
+    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says, and so is
+    #: the window, int64 [4], that _windows has in the place of image and label
+    dataset: VolumeDataset
+    operators: list[str]  # those that are left out
+    volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
+
+
+class VolumeDataset:
+    """A map-style dataset of .npy volumes behind a pipeline, for any loader.
+
+    cases: pairs (image path, label path), single image paths, or objects with attributes
+    `image` and `label`. pipeline: begins with ReadNpy and gives the same shape for every
+    case, so it ends with a crop or Resample(size). Sample i is case i mod len(cases),
+    `repeat` times over.
+
+    A sample is (image, label), e.g. float32 [1, P, P, P] and uint8 [1, P, P, P], without
+    the label where there is none, and with the index (int) behind them if `with_index`.
+    `output`: "torch" tensors or "numpy" arrays; they share memory with nothing.
+
+    keyed_by says where the random numbers of a sample come from:
+
+    - "epoch" (default): from (seed, epoch, index). The same sample has the same bytes under
+      torch's loader, minato's process workers and its native workers, in any order, and
+      after a resume. Call set_epoch(n) before each epoch, or every epoch repeats the
+      augmentations of the first. Where the sampler names an index twice in an epoch both
+      get the same augmentation. Seeds given by a loader (seed_sample) are not used.
+    - "sample": from the seed that the loader gives the next sample by seed_sample, as
+      minato's loader does. A loader that never calls it (torch's) leaves the key to one
+      64-bit draw from torch's default generator, so that torch's seeding of its workers
+      governs; the bytes then depend on the worker, as with any torch dataset.
+
+    `resident`: with `device=` all cases are copied to the device, once, as far as half of its
+    free memory is enough for them, and samples are cropped there. That needs a pipeline of
+    ReadNpy, one crop, and operators that can be done on a device. The bytes are the same; files
+    that change later are not seen. `stats()["device"]` says whether it is so (resident,
+    operators_why). Keep the boxes (RandBalancedCrop, `keep_boxes`), or each sample still reads
+    its label.
+
+    set_epoch reaches workers that live across epochs (persistent_workers) where they were
+    started by fork or by multiprocessing's spawn: the number is in shared memory. Picklable;
+    the boxes found so far travel along.
+    """
+
+    def __init__(self, cases: Iterable[Any], pipeline: Pipeline, *, seed: int = 0,
+                 keyed_by: str = "epoch", output: str = "torch", repeat: int = 1,
+                 with_index: bool = False, resident: bool = False) -> None:
+        if keyed_by not in _KEYINGS:
+            raise ValueError(f"keyed_by must be 'epoch' or 'sample', got {keyed_by!r}")
+        if output not in ("torch", "numpy"):
+            raise ValueError(f"output must be 'torch' or 'numpy', got {output!r}")
+        if repeat < 1:
+            raise ValueError(f"repeat must be at least 1, got {repeat!r}")
+        if not pipeline.operators or not isinstance(pipeline.operators[0], ReadNpy):
+            raise ValueError("the pipeline of a dataset must begin with ReadNpy")
+        self.cases = [_case_paths(case) for case in cases]
+        if not self.cases:
+            raise ValueError("a dataset needs at least one case")
+        self.pipeline = pipeline
+        self.seed = int(seed)
+        self.keyed_by = keyed_by
+        self.output = output
+        self.repeat = repeat
+        self.with_index = with_index
+        self.resident = resident
+        self._epoch = _sharedctypes.RawValue("Q", 0)
+        self._start()
+
+    _tail = 0  # operators at the end that are left out, see _unfinished
+    _places = False  # samples have the place of their crop, and no voxels, see _windows
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._sample_seed = _SampleSeed()
+        self._native: _ops.Cases | None = None
+        self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        self._resident: dict[str, Any] = {}  # by device: its cases there, or why they are not
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("_lock", "_sample_seed", "_native", "_outputs", "_resident"):
+            del state[name]
+        if _mp_context.get_spawning_popen() is None:
+            # Shared memory can be inherited only; a plain pickle carries the number.
+            state["_epoch"] = self._epoch.value
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self._epoch, int):
+            self._epoch = _sharedctypes.RawValue("Q", self._epoch)
+        self._start()
+
+    def _get(self) -> _ops.Cases:
+        native = self._native
+        if native is None:
+            with self._lock:
+                if self._native is None:
+                    made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
+                                      self.with_index, _KEYINGS[self.keyed_by],
+                                      self.seed & MASK, self._epoch, self._tail,
+                                      self._places)
+                    self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
+                    self._native = made
+                native = self._native
+        return native
+
+    def __len__(self) -> int:
+        return len(self.cases) * self.repeat
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose samples are made."""
+        return int(self._epoch.value)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch whose samples are asked for next (keyed_by="epoch")."""
+        self._epoch.value = int(epoch) & MASK
+
+    def seed_sample(self, seed: int) -> None:
+        """Key the next __getitem__ of this thread (keyed_by="sample")."""
+        self._sample_seed.value = int(seed) & MASK
+
+    def _key(self, index: int) -> tuple[int, int]:
+        sample_seed = self._sample_seed.value
+        self._sample_seed.value = None
+        if self.keyed_by == "sample" and sample_seed is None:
+            sample_seed = random_bits()
+        return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK, self.epoch, index,
+                               sample_seed or 0)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Make a sample. Raises IndexError, and what the pipeline raises (OSError,
+        ValueError, MemoryError), naming the file."""
+        length, index = len(self), operator.index(index)
+        place = index + length if index < 0 else index
+        if not 0 <= place < length:
+            raise IndexError(f"sample {index} is not among {length}")
+        native = self._get()
+        arrays = tuple(np.empty(shape, dtype) for shape, dtype in self._outputs)
+        native.read(place, *self._key(place), arrays)
+        volumes = arrays[:-1] if self.with_index else arrays
+        made = volumes if self.output == "numpy" else _as_tensors(volumes)
+        return (*made, place) if self.with_index else tuple(made)
+
+    def warm(self) -> None:
+        """Find the boxes of all cases now (one pass over each label), so that no sample
+        waits for them. Workers started afterwards have them too."""
+        native = self._get()
+        for case in range(len(self.cases)):
+            native.warm(case)
+
+    def _unfinished(self) -> Unfinished | None:
+        """The same samples up to the first place in the pipeline from which on they do not
+        become smaller, for somebody who does the rest; None where that is nothing. Shares
+        its epoch with this one. Raises what reading the first case's headers raises."""
+        native = self.pipeline._get()
+
+        def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
+            cases = _ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, tail)
+            found = cases.fields()[:-1] if tail else cases.fields()
+            return [(np.dtype(name).name, shape) for name, shape in found]
+
+        at = [volumes(tail) for tail in range(native.steps() + 1)]
+        sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
+        tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
+        before, after = at[tail], at[0]
+        fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
+        if tail == 0 or not fits:  # torch does little with uint16
+            return None
+        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
+        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
+        return Unfinished(self._twin(tail), names, both)
+
+    def _windows(self) -> Unfinished | None:
+        """The same samples as windows of their cases, for somebody who has those; None where
+        that is not asked for, or more than a crop and steps makes them. Raises what reading
+        the first case's headers raises."""
+        native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
+        operators = self.pipeline.operators[1:]
+        tail = len(operators) - 1
+        asked = self.resident and operators and isinstance(operators[0], crops)
+        if not asked or native.steps() != tail:
+            return None
+        before, after = (_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n).fields()
+                         for n in (tail, 0))
+        both = [(np.dtype(b[0]).name, np.dtype(a[0]).name, b[1]) for b, a in zip(before, after)]
+        if any(math.prod(shape) >= 2**32 for _, _, shape in both):
+            return None
+        twin = self._twin(tail)
+        twin._places = True
+        return Unfinished(twin, [type(op).__name__ for op in operators], both)
+
+    def _twin(self, tail: int) -> VolumeDataset:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._start()
+        twin._tail = tail
+        return twin
+
+    def native_pipeline(self) -> Any:
+        """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads.
+
+        It keeps everything that it needs alive. Whoever runs it gives each sample's key,
+        by mn_native_key. Raises what reading the first case's headers raises.
+        """
+        return self._get().native()
+
+
+def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    import torch  # here, so that the operators alone need no torch
+
+    return [torch.from_numpy(array) for array in arrays]
