@@ -47,7 +47,8 @@ LONGEST = (
     "test_benchmarks", "test_c_primitives", "test_sanitized", "test_processes", "test_native",
     "test_leaks", "test_resume", "test_exit", "test_collate", "test_packaging", "test_start_methods",
     "test_kills", "test_memory", "test_iterable", "test_random_streams", "test_same_data",
-    "test_locality", "test_unet3d_train", "test_examples", "test_docs",
+    "test_locality", "test_unet3d_train", "test_worker_numbers", "test_thread_workers", "test_sendable",
+    "test_unet3d_loaders", "test_unet3d_gpu", "test_examples", "test_docs",
 )  # fmt: skip
 LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
