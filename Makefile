@@ -34,10 +34,11 @@ setup: $(VENV)/.ready
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
 
-# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py).
+# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py). They start
+# hundreds of programs: what one has compiled, the others find.
 JOBS ?= 2
 test: build
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
 
 QUICK := --preset quick --data data/quick
 train: build

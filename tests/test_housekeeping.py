@@ -31,6 +31,37 @@ def run(folder: Path, text: str, *options: str, **environment: str) -> str:
     return f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}\n"
 
 
+def anonymous_mib() -> int:
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(re.search(r"^Anonymous:\s+(\d+) kB", rollup, re.M)[1]) >> 10  # type: ignore[index]
+
+
+FREES = """
+from test_housekeeping import anonymous_mib
+
+kept = []
+
+def test_it_frees_what_lies_below_something():
+    memory = [bytes(4000) for _ in range(25_000)]
+    kept.append(bytes(4000))
+    assert anonymous_mib() > 90
+
+def test_that_is_gone():
+    assert anonymous_mib() < 60
+"""
+
+
+def test_free_memory_goes_back_between_tests(tmp_path: Path) -> None:
+    text = run(tmp_path, FREES)
+    assert "2 passed" in text, text
+
+
+def test_what_collapses_stays_what_it_was() -> None:
+    memory = bytearray(range(256)) * (64 << 10)
+    housekeeping.collapse()
+    assert memory == bytearray(range(256)) * (64 << 10)
+
+
 def test_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
     living, killed, begins, others = (tmp_path / name for name in (
         "minato-tests-1", "minato-tests-2", "minato-tests-3", "minato-4"))  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from contract.support import search_path
 
 #: how long stress bodies run; the default keeps the folder under three minutes
-SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 2)
+SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 1)
 SEED = int(os.environ.get("MINATO_TEST_SEED", 0))
 #: where a wait that should end at once is given up
 PATIENCE = 30.0

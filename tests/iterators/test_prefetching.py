@@ -81,7 +81,9 @@ def second(loader: minato.DataLoader) -> Any:
 
 
 def complete(iterator: Any, batches: int) -> None:
-    wait_for(lambda: iterator._finished() >= batches)
+    """So many are, and none before them is under way while others were made past the window."""
+    wait_for(lambda: iterator._finished() >= batches
+             and not any(worker["running"] for worker in iterator._engine.workers()))
 
 
 def firsts(batches: Iterator[torch.Tensor]) -> list[int]:
