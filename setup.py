@@ -8,17 +8,20 @@ install -e, build_ext --inplace) also has minato._policy and what else only the 
 simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
 """
 
+import gzip
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from glob import glob
 
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 C_ONLY = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 flags = ["-std=c11", os.environ.get("MINATO_OPTIMIZE", "-O3"), "-fvisibility=hidden"]
@@ -30,6 +33,8 @@ flags += ["-Wstrict-prototypes", "-Wmissing-prototypes"]
 # Warnings inside other people's headers are not ours to turn into errors.
 for folder in (sysconfig.get_path("include"), numpy.get_include()):
     flags += ["-isystem", folder]
+if "SOURCE_DATE_EPOCH" in os.environ:  # what is built does not say in which folder
+    flags.append(f"-ffile-prefix-map={os.getcwd()}=.")
 links = []
 if os.environ.get("MINATO_WERROR"):
     flags.append("-Werror")
@@ -193,7 +198,35 @@ class BuildKernels(build_ext):
         return super().get_outputs() + ([built] if os.path.exists(built) else [])
 
 
+class PackSources(sdist):
+    """The same bytes of the same sources, whoever packs them, where SOURCE_DATE_EPOCH names a
+    time for all of them, as it does for wheels."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **others):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, **others)
+
+        def anybodys(info):
+            info.mtime, info.mode = int(epoch), 0o755 if info.mode & 0o100 else 0o644
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            return info
+
+        name = base_name + ".tar.gz"
+        with (
+            open(name, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=int(epoch)) as packed,
+            tarfile.open(fileobj=packed, mode="w") as tar,
+        ):
+            tar.add(base_dir, filter=anybodys)  # in the order of their names
+        return name
+
+
 # The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
 # loader serves (minato/_system.py): a program for a Linux machine then starts on a laptop.
 pure = sys.platform != "linux" or os.environ.get("MINATO_PURE", "0") != "0"
-setup(ext_modules=[] if pure else extensions, cmdclass={"build_ext": BuildKernels})
+setup(
+    ext_modules=[] if pure else extensions,
+    cmdclass={"build_ext": BuildKernels, "sdist": PackSources},
+)

@@ -400,6 +400,44 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     assert not [n for n in names if n.endswith((".so", ".o"))]
 
 
+def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
+    """The archive of the sources and a wheel of Python alone, of two copies that differ in the
+    times of their files. `make reproduced` compares wheels with extensions, too."""
+    found = []
+    for name, time in ("one", 10**9), ("two", 10**9 + 86_400):
+        source = tree(tmp_path / name)
+        for path in source.rglob("*"):
+            os.utime(path, (time, time))
+        run(
+            sys.executable, "-c",
+            "from setuptools import build_meta as b; b.build_sdist('out'); b.build_wheel('out')",
+            cwd=source,
+            env={**os.environ, "MINATO_PURE": "1", "SOURCE_DATE_EPOCH": "1700000000"},
+        )  # fmt: skip
+        found.append({path.name: path.read_bytes() for path in (source / "out").iterdir()})
+    assert len(found[0]) == 2 and found[0].keys() == found[1].keys()
+    assert [name for name, packed in found[0].items() if packed != found[1][name]] == []
+
+
+# ---- what is installed to test and to build ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["test", "wheels"])
+def test_all_that_is_installed_is_pinned(name: str) -> None:
+    """By versions and hashes, and nothing is asked for that is not."""
+    pinned = re.split(r"\n(?=\S)", (ROOT / "requirements" / f"{name}.txt").read_text().strip())
+    assert len(pinned) > 10
+    for one in pinned:
+        assert re.match(r"[\w-]+==[\w.]+( ; .*)? \\\n", one) and "--hash=sha256:" in one, one[:99]
+    versions = {one.split("==")[0] for one in pinned}
+    text = re.sub(r"#.*", "", (ROOT / "requirements" / f"{name}.in").read_text())
+    asked = {re.split(r"[>=]", word)[0] for word in text.split()}
+    assert asked - versions == set()
+    if name == "test":
+        extra = re.search(r"^test = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
+        assert extra is not None and set(re.findall(r"[\w-]+", extra[1])) <= asked
+
+
 # ---- the map of csrc -------------------------------------------------------------------
 
 
