@@ -171,10 +171,16 @@ fuzz-properties: build
 # In an environment of their own, beside the torch that is there, and one by one: not all are there
 # for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
 # and for old versions of what the others need; the few packages that they use here are named.
+# torchvision itself lies beside the others, for tests that make do with one that is for a GPU.
 LIBRARIES ?= accelerate av datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
   skorch torch_geometric torchdata transformers webdataset \
-  boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd
-ALONE ?= litdata mosaicml-streaming
+  boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd \
+  beartype importlib-metadata mosaicml-cli opencv-python-headless pandas py-cpuinfo scikit-learn \
+  tabulate
+ALONE ?= litdata mosaicml-streaming timm ultralytics ultralytics-thop \
+  mosaicml coolname torch_optimizer \
+  fastai fastcore fastdownload "fastprogress<1.1" fasttransform "plum-dispatch<2.10"
+TORCHVISION ?= torchvision==0.28.0
 LIBRARIES_VENV ?= .venv-libraries
 PIP_LIBRARIES := $(LIBRARIES_VENV)/bin/pip install -q --disable-pip-version-check
 libraries:
@@ -185,6 +191,8 @@ libraries:
 	@for name in $(ALONE); do \
 	  $(PIP_LIBRARIES) --no-deps $$name || echo "left out, does not install: $$name"; \
 	done
+	@$(PIP_LIBRARIES) --no-deps --target $(LIBRARIES_VENV)/torchvision $(TORCHVISION) || \
+	  echo "left out, does not install: $(TORCHVISION)"
 	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py \
 	  tests/test_examples.py tests/test_docs.py
 

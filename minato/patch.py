@@ -1,15 +1,15 @@
-"""``patch_torch()``: code that names ``torch.utils.data.DataLoader`` gets minato's class."""
+"""``patch_torch()``: loaders of torch's class load as minato's do."""
 
 from __future__ import annotations
 
+import inspect
 import threading
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-import torch.utils.data
-import torch.utils.data.dataloader
-
 from .loader import DataLoader
+from .options import Options
 
 _MISSING = object()
 
@@ -87,29 +87,50 @@ class Patch:
         self.undo()
 
 
+def _get_iterator(loader: Any) -> Any:
+    """Of a loader of torch's class. It keeps its options, which persistent workers ask for in
+    each epoch, also after the patch has been undone."""
+    options = Options.of(loader)
+    options.check(loader.num_workers, loader.persistent_workers)
+    options.check_effect(loader)
+    options.put(loader)
+    return DataLoader._get_iterator(loader)
+
+
+#: What torch's class takes over. A class below it that has one of these itself keeps its own.
+_METHODS = (
+    "_new_iterator", "_why_torch", "_shares_a_stateful_dataset",
+    "set_epoch", "state_dict", "load_state_dict", "stats",
+)  # fmt: skip
+
+
 def patch_torch() -> Patch:
-    """Makes ``torch.utils.data.DataLoader`` minato's class, for code that names torch's.
+    """Makes loaders of torch's own class load as minato's do, for code that names that class.
 
     >>> minato.patch_torch()            # until the program ends, or:
     >>> with minato.patch_torch():      # until the block ends
-    ...     import library_that_makes_its_own_loaders
+    ...     train(...)                  # which makes its own loaders
 
-    ``torch.utils.data.DataLoader`` and ``torch.utils.data.dataloader.DataLoader`` are
-    replaced. A module that ran ``from torch.utils.data import DataLoader`` before keeps
-    torch's class: patch first, import it afterwards. ``isinstance(loader, DataLoader)``
-    through the patched name is false for loaders made from torch's class before, and such
-    loaders cannot be pickled while the patch lasts.
+    The class stays what it is (so loaders are pickled, compared and rebuilt as ever), and its
+    ``_get_iterator`` is replaced. So it does not matter whether a library, a class below torch's,
+    or a loader is there already: what counts is when an epoch begins. A class that has a
+    ``_get_iterator`` of its own which does not call torch's (torchdata's ``StatefulDataLoader``)
+    keeps that.
 
-    Calling it again changes nothing; the replacement lasts until each call has been undone,
-    by leaving its ``with`` block or by ``undo()`` of what it returned.
+    Loaders have minato's methods (``stats()``, ``state_dict()``, ``load_state_dict()``,
+    ``set_epoch()``) as long as the patch lasts. Its options are attributes that may be set before
+    the first epoch (``loader.on_error = "skip"``); the constructor stays torch's and knows none.
+
+    Calling it again changes nothing; the patch lasts until each call has been undone, by leaving
+    its ``with`` block or by ``undo()`` of what it returned. Epochs that have begun, and the
+    persistent workers of a loader, stay what they were before.
 
     Returns:
         A context manager with ``undo()``. The patch is in place when the call returns.
     """
-    _torch.acquire(
-        [
-            (torch.utils.data, "DataLoader", DataLoader),
-            (torch.utils.data.dataloader, "DataLoader", DataLoader),
-        ]
-    )
+    (torchs,) = DataLoader.__bases__
+    wanted = [(torchs, name, getattr(DataLoader, name)) for name in _METHODS]
+    given = inspect.signature(DataLoader).parameters
+    wanted += [(torchs, field.name, given[field.name].default) for field in fields(Options)]
+    _torch.acquire([*wanted, (torchs, "_get_iterator", _get_iterator)])
     return Patch(_torch)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 LIBRARIES = (
-    "accelerate|av|datasets|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|rich|skorch|"
-    "streaming|torch_geometric|torchdata|transformers"
+    "accelerate|av|composer|datasets|fastai|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|"
+    "rich|skorch|streaming|timm|torch_geometric|torchdata|torchvision|transformers|ultralytics"
 )
 
 LISTED: dict[str, str] = {

@@ -66,7 +66,9 @@ def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
     text = commands("nightly")
     assert ".venv-libraries/bin/pytest -q -rs tests/integrations" in text
     installed = {name.split("[")[0].lower() for name in re.findall(r"[\w\[\]-]+", text)}
-    packages = {"ignite": "pytorch-ignite", "streaming": "mosaicml-streaming"}
+    packages = {
+        "composer": "mosaicml", "ignite": "pytorch-ignite", "streaming": "mosaicml-streaming",
+    }  # fmt: skip
     missing = {packages.get(name, name.lower()) for name in skips.LIBRARIES.split("|")}
     assert missing - installed == set()
     named = re.findall(

@@ -2,80 +2,211 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch.utils.data
-import torch.utils.data.dataloader
+from torch.utils.data import DataLoader as Torchs, IterableDataset, TensorDataset
 
 import minato
 from minato.patch import Swaps
 
-TORCHS = minato.DataLoader.__bases__[0]
+Torchs.__reduce_ex__(Torchs([]), 2)  # by which Python writes something into the class
+BEFORE = dict(vars(Torchs))
+GET_ITERATOR = Torchs._get_iterator
 
 
-def named() -> set[type]:
-    return {torch.utils.data.DataLoader, torch.utils.data.dataloader.DataLoader}
+def is_patched() -> bool:
+    return Torchs._get_iterator is not GET_ITERATOR
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    assert named() == {TORCHS}
+    assert dict(vars(Torchs)) == BEFORE
     yield
-    assert named() == {TORCHS}
+    assert dict(vars(Torchs)) == BEFORE
 
 
-def test_both_names_are_replaced_and_put_back() -> None:
+def numbers(kind: Callable[..., Any] = Torchs, **options: Any) -> Any:
+    return kind(TensorDataset(torch.arange(8)), **{"batch_size": 2, "num_workers": 1, **options})
+
+
+def made_by(loader: Any) -> str:
+    """The package of what loads; and the batches are right."""
+    iterator = iter(loader)
+    assert [batch[0].tolist() for batch in iterator] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    return type(iterator).__module__.partition(".")[0]
+
+
+class Below(Torchs):
+    """A library's class, which is there before the patch."""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Torchs, Below])
+def test_what_was_there_before_loads_as_minato_does(kind: type, workers: int) -> None:
+    loader = numbers(kind, num_workers=workers)
+    assert made_by(loader) == "torch"
     with minato.patch_torch():
-        assert named() == {minato.DataLoader}
-        from torch.utils.data import DataLoader
+        assert made_by(loader) == "minato"
+        assert loader.stats()["delivered"] == 4
+        assert made_by(numbers(kind, num_workers=workers)) == "minato"
+    assert made_by(loader) == "torch" and not hasattr(loader, "stats")
 
-        assert DataLoader is minato.DataLoader
-    assert named() == {TORCHS}
+
+def test_the_class_stays_torchs() -> None:
+    with minato.patch_torch():
+        assert torch.utils.data.DataLoader is torch.utils.data.dataloader.DataLoader is Torchs
+        loader = numbers()
+        assert type(loader) is Torchs
+        list(loader)
+        again = pickle.loads(pickle.dumps(loader))
+        assert type(again) is Torchs and made_by(again) == "minato"
+        data = pickle.dumps(loader)
+    assert made_by(pickle.loads(data)) == "torch"
+
+
+def test_a_pickled_loader_may_go_where_there_is_no_patch_and_no_minato() -> None:
+    with minato.patch_torch():
+        loader = numbers()
+        list(loader)
+        data = pickle.dumps(loader)
+    program = (
+        "import pickle, sys; loader = pickle.loads(sys.stdin.buffer.read())\n"
+        "assert not any(name.startswith('minato') for name in sys.modules)\n"
+        "print(len(list(loader)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
+    assert done.stdout.strip() == b"4", done.stderr
+
+
+def test_minatos_own_class_is_as_before() -> None:
+    with minato.patch_torch():
+        loader = numbers(minato.DataLoader, scheduling="static")
+        assert type(loader) is minato.DataLoader and made_by(loader) == "minato"
+        assert loader.scheduling == "static"
+
+
+class Pipe(torch.utils.data.IterDataPipe):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_what_torchs_workers_must_serve_they_do() -> None:
+    with minato.patch_torch():
+        for kind in (Torchs, minato.DataLoader):
+            iterator = iter(kind(Pipe(), batch_size=2, num_workers=1))
+            assert type(iterator).__module__.startswith("torch")
+            assert [batch.tolist() for batch in iterator] == [[0, 1], [2, 3]]
+
+
+def test_options_are_attributes() -> None:
+    with minato.patch_torch():
+        loader = numbers()
+        loader.scheduling = "static"
+        assert made_by(loader) == "minato"
+        assert loader.stats()["scheduler"] is None  # nobody balances
+        loader.scheduling = "fast"
+        with pytest.raises(ValueError, match="'balanced' or 'static'"):
+            iter(loader)
+        loader.scheduling = "static"
+        loader.max_retries = 3
+        with pytest.raises(ValueError, match="has no effect"):
+            iter(loader)
+
+
+def test_its_state_goes_on_in_another_loader() -> None:
+    with minato.patch_torch():
+        options = {"shuffle": True, "generator": torch.Generator().manual_seed(1)}
+        first = numbers(**options)
+        iterator = iter(first)
+        taken = [next(iterator)[0].tolist()]
+        state = first.state_dict()
+        rest = [batch[0].tolist() for batch in iterator]
+        second = numbers(shuffle=True, generator=torch.Generator())
+        second.load_state_dict(state)
+        assert [batch[0].tolist() for batch in second] == rest and len(taken + rest) == 4
+
+
+class OfItsOwn(Torchs):
+    """As torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> str:
+        return "mine"
+
+    def _get_iterator(self) -> Any:
+        return iter(["mine"])
+
+
+def test_a_class_with_its_own_iterators_and_states_keeps_them() -> None:
+    with minato.patch_torch():
+        loader = numbers(OfItsOwn)
+        assert list(loader) == ["mine"] and loader.state_dict() == "mine"
+
+
+def test_persistent_workers_outlive_it() -> None:
+    """Those of the time before it, too."""
+    theirs = numbers(persistent_workers=True)
+    assert made_by(theirs) == "torch"
+    with minato.patch_torch():
+        assert made_by(theirs) == "torch"
+        ours = numbers(persistent_workers=True)
+        assert made_by(ours) == "minato"
+    assert made_by(ours) == "minato"
+
+
+class Counted(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_iterable_datasets() -> None:
+    with minato.patch_torch():
+        iterator = iter(Torchs(Counted(), batch_size=4, num_workers=1))
+        assert type(iterator).__module__.startswith("minato")
+        assert [batch.tolist() for batch in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# ---- when it is undone -------------------------------------------------------------------------
 
 
 def test_as_a_function_until_undone() -> None:
     patch = minato.patch_torch()
-    assert named() == {minato.DataLoader}
+    assert is_patched()
     patch.undo()
     patch.undo()
-    assert named() == {TORCHS}
+    assert not is_patched()
 
 
 def test_undone_after_an_exception() -> None:
     with pytest.raises(KeyError), minato.patch_torch():
         raise KeyError
-    assert named() == {TORCHS}
+    assert not is_patched()
 
 
 def test_a_block_does_not_undo_what_was_on_before() -> None:
     outer = minato.patch_torch()
     with minato.patch_torch(), minato.patch_torch():
         pass
-    assert named() == {minato.DataLoader}
+    assert is_patched()
     outer.undo()
 
 
-def test_loaders_work_while_patched() -> None:
-    with minato.patch_torch():
-        data = torch.utils.data.TensorDataset(torch.arange(6))
-        loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)
-        assert type(loader) is minato.DataLoader
-        assert [b[0].tolist() for b in loader] == [[0, 1], [2, 3], [4, 5]]
-
-
 def test_someone_elses_later_patch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(TORCHS):
-        pass
+    def other(loader: Any) -> Any:
+        return iter(())
 
     with minato.patch_torch():
-        monkeypatch.setattr(torch.utils.data, "DataLoader", Other)
-    assert torch.utils.data.DataLoader is Other
-    assert torch.utils.data.dataloader.DataLoader is TORCHS
+        monkeypatch.setattr(Torchs, "_get_iterator", other)
+    assert Torchs._get_iterator is other and not hasattr(Torchs, "stats")
     # what monkeypatch will put back is minato's; leave the world as it was
     monkeypatch.undo()
-    torch.utils.data.DataLoader = TORCHS
+    Torchs._get_iterator = GET_ITERATOR
 
 
 def test_a_name_that_was_not_there_is_removed_again() -> None:
@@ -92,15 +223,15 @@ def test_a_name_that_was_not_there_is_removed_again() -> None:
 
 
 def test_threads_share_it() -> None:
-    """While any thread is inside, all see minato's class."""
+    """While any thread is inside, all see it."""
     inside = threading.Barrier(8)
-    seen: list[set[type]] = []
+    seen: list[bool] = []
 
     def use() -> None:
         for _ in range(50):
             with minato.patch_torch():
                 inside.wait(60)
-                seen.append(named())
+                seen.append(is_patched())
                 inside.wait(60)
 
     threads = [threading.Thread(target=use) for _ in range(8)]
@@ -108,4 +239,4 @@ def test_threads_share_it() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 400 and all(names == {minato.DataLoader} for names in seen)
+    assert len(seen) == 400 and all(seen)

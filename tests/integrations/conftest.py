@@ -145,6 +145,19 @@ def same(fit: Callable[[str], torch.Tensor], watch: Watch) -> None:
         assert watch.all_ours(), watch.iterators
 
 
+def same_when_patched(run: Callable[[], Any], watch: Watch) -> None:
+    """The result with loaders that a library makes itself is the same with minato's workers."""
+    torch.manual_seed(0)
+    expected = run()
+    assert watch.iterators and not watch.all_ours()
+    watch.iterators.clear()
+    with minato.patch_torch(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchLoader, "scheduling", "static")
+        torch.manual_seed(0)
+        assert run() == expected
+    assert watch.all_ours(), watch.iterators
+
+
 def printed(program: str, **environment: str) -> str:
     """What a program prints in a process of its own, which may import these tests."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

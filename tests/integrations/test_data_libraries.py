@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from .conftest import KINDS, Points, Watch, model, printed, weights
+from .conftest import KINDS, Points, Watch, model, printed, same_when_patched, weights
 
 
 def plain(value: Any) -> Any:
@@ -86,55 +86,16 @@ def test_webdataset(watch: Watch, tmp_path: Path) -> None:
     assert watch.all_ours()
 
 
-WEBLOADER = """
-import minato
-if PATCH:
-    minato.patch_torch()
-import webdataset as wds
-stream = wds.WebDataset(SHARDS, shardshuffle=False).decode().to_tuple("cls").batched(2)
-loader = wds.WebLoader(stream, batch_size=None, num_workers=2)
-assert isinstance(loader.pipeline[0], minato.DataLoader) == PATCH
-print([[batch[0].tolist() for batch in loader] for _ in range(2)])
-"""
+def test_webdatasets_own_loader(watch: Watch, tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset", exc_type=ImportError)
+    given = shards(tmp_path)
 
+    def run() -> list[Any]:
+        stream = wds.WebDataset(given, shardshuffle=False).decode().to_tuple("cls").batched(2)
+        loader = wds.WebLoader(stream, batch_size=None, num_workers=2)
+        return [plain(batch) for _epoch in range(2) for batch in loader]
 
-def test_webdatasets_own_loader_when_patched_first(tmp_path: Path) -> None:
-    pytest.importorskip("webdataset", exc_type=ImportError)
-    given = f"SHARDS = {shards(tmp_path)!r}\n"
-    torchs = printed(f"PATCH = False\n{given}{WEBLOADER}")
-    assert len(torchs) > 20 and printed(f"PATCH = True\n{given}{WEBLOADER}") == torchs
-
-
-#: Makes shards, then the library's own loader: two epochs, and one that is left in the middle and
-#: gone on with by the library's own state.
-OWN_LOADER = """
-import minato
-if PATCH:
-    minato.patch_torch()
-from tests.integrations.test_data_libraries import {module}
-
-def made(folder):
-    return {module}.loader(folder)
-
-if __name__ == "__main__":
-    {module}.write(FOLDER)
-    whole = made(FOLDER)
-    assert isinstance(whole, minato.DataLoader) == PATCH
-    epochs = [[batch["x"].tolist() for batch in whole] for _ in range(2)]
-    del whole
-    first, part = made(FOLDER), []
-    for batch in first:
-        part.append(batch["x"].tolist())
-        if len(part) == 3:
-            state = first.state_dict()
-            break
-    del first
-    second = made(FOLDER)
-    second.load_state_dict(state)
-    part += [batch["x"].tolist() for batch in second]
-    assert part == epochs[0], (part, epochs)
-    print(epochs)
-"""
+    same_when_patched(run, watch)
 
 
 class Litdata:
@@ -153,12 +114,6 @@ class Litdata:
         import litdata
 
         return litdata.StreamingDataset(folder, shuffle=True, seed=3, drop_last=False)
-
-    @staticmethod
-    def loader(folder: str) -> Any:
-        import litdata
-
-        return litdata.StreamingDataLoader(Litdata.dataset(folder), batch_size=4, num_workers=2)
 
 
 def stand_in_for_torchvision() -> None:
@@ -217,16 +172,48 @@ def test_litdata(watch: Watch, tmp_path: Path) -> None:
         assert watch.all_ours()
 
 
-@pytest.mark.parametrize("library", [Litdata, Streaming])
-def test_a_librarys_own_loader_when_patched_first(library: Any, tmp_path: Path) -> None:
-    """They are classes below torch's with a state of their own, by which they go on."""
-    name = library.__name__
-    if importlib.util.find_spec(name.lower()) is None:
-        pytest.importorskip(name.lower(), exc_type=ImportError)
-    program = OWN_LOADER.format(module=name)
+#: Makes shards, then Streaming's own loader: two epochs, and one that is left in the middle and
+#: gone on with by the library's own state.
+OWN_LOADER = """
+import minato
+from tests.integrations.test_data_libraries import Streaming
+if PATCH:
+    minato.patch_torch()
+
+def made(folder):
+    return Streaming.loader(folder)
+
+if __name__ == "__main__":
+    Streaming.write(FOLDER)
+    whole = made(FOLDER)
+    makes, iterators = type(whole)._get_iterator, []
+    type(whole)._get_iterator = lambda self: iterators.append(makes(self)) or iterators[-1]
+    epochs = [[batch["x"].tolist() for batch in whole] for _ in range(2)]
+    assert all(type(it).__module__.startswith("minato") == PATCH for it in iterators)
+    iterators.clear()
+    del whole
+    first, part = made(FOLDER), []
+    for batch in first:
+        part.append(batch["x"].tolist())
+        if len(part) == 3:
+            state = first.state_dict()
+            break
+    del first
+    second = made(FOLDER)
+    second.load_state_dict(state)
+    part += [batch["x"].tolist() for batch in second]
+    assert part == epochs[0], (part, epochs)
+    print(epochs)
+"""
+
+
+def test_streamings_own_loader(tmp_path: Path) -> None:
+    """It is a class below torch's with a state of its own, by which it goes on."""
+    if importlib.util.find_spec("streaming") is None:
+        pytest.importorskip("streaming", exc_type=ImportError)
     torchs, ours = (
         printed(
-            f"FOLDER, PATCH = {str(tmp_path / str(patch))!r}, {patch}\n" + program,
+            f"FOLDER, PATCH = {str(tmp_path / str(patch))!r}, {patch}\n{OWN_LOADER}",
             TMPDIR=str(tmp_path),  # Streaming leaves files for locks there
         )
         for patch in (False, True)

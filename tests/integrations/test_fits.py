@@ -20,8 +20,8 @@ from .conftest import (
     loader,
     loss_of,
     model,
-    printed,
     same,
+    same_when_patched,
     step,
     weights,
 )
@@ -116,22 +116,17 @@ def test_ignite(watch: Watch) -> None:
     same(fit, watch)
 
 
-PATCHED = """
-import minato
-minato.patch_torch()
-import ignite.distributed
-from tests.integrations.conftest import Points
-loader = ignite.distributed.auto_dataloader(Points(), batch_size=4, num_workers=2)
-assert type(loader) is minato.DataLoader, type(loader)
-assert type(iter(loader)).__module__.startswith("minato")
-print(sum(len(x) for x, y in loader))
-"""
-
-
-def test_ignite_makes_minatos_loaders_when_patched_first() -> None:
-    """auto_dataloader names torch's class, bound when ignite is imported: a new process."""
+def test_ignites_own_loaders(watch: Watch) -> None:
     pytest.importorskip("ignite", exc_type=ImportError)
-    assert printed(PATCHED).strip() == "24"
+    import ignite.distributed
+
+    def run() -> list[Any]:
+        batches = ignite.distributed.auto_dataloader(
+            Noisy(), batch_size=4, num_workers=2, shuffle=True
+        )
+        return [[x.tolist(), y.tolist()] for _epoch in range(2) for x, y in batches]
+
+    same_when_patched(run, watch)
 
 
 def test_monai(watch: Watch) -> None:
@@ -180,34 +175,25 @@ def test_monai_trainer(watch: Watch) -> None:
     same(fit, watch)
 
 
-MONAI_PATCHED = """
-import minato
-if PATCH:
-    minato.patch_torch()
-import torch
-import monai.data
-import monai.transforms as transforms
-
-items = [{"image": torch.arange(36.0).reshape(1, 6, 6) + i} for i in range(8)]
-steps = transforms.Compose([
-    transforms.RandFlipd("image", prob=0.5, spatial_axis=0),
-    transforms.RandGaussianNoised("image", prob=0.5),
-    transforms.RandSpatialCropd("image", roi_size=(4, 4), random_size=False),
-])
-torch.manual_seed(4)
-loader = monai.data.DataLoader(monai.data.Dataset(items, steps), batch_size=2, num_workers=2)
-assert isinstance(loader, minato.DataLoader) == PATCH
-iterator = iter(loader)
-assert type(iterator).__module__.startswith("minato") == PATCH
-print([batch["image"].tolist() for batch in iterator])
-"""
-
-
-def test_monais_own_loader_when_patched_first() -> None:
+def test_monais_own_loader(watch: Watch) -> None:
     """It is a class below torch's, and seeds MONAI's transforms in each worker."""
-    pytest.importorskip("monai.data", exc_type=ImportError)
-    torchs = printed("PATCH = False" + MONAI_PATCHED)
-    assert printed("PATCH = True" + MONAI_PATCHED, MINATO_SCHEDULING="static") == torchs
+    monai_data = pytest.importorskip("monai.data", exc_type=ImportError)
+    transforms = pytest.importorskip("monai.transforms", exc_type=ImportError)
+    items = [{"image": torch.arange(36.0).reshape(1, 6, 6) + i} for i in range(8)]
+    steps = transforms.Compose(
+        [
+            transforms.RandFlipd("image", prob=0.5, spatial_axis=0),
+            transforms.RandGaussianNoised("image", prob=0.5),
+            transforms.RandSpatialCropd("image", roi_size=(4, 4), random_size=False),
+        ]
+    )
+
+    def run() -> list[Any]:
+        data = monai_data.Dataset(items, steps)
+        batches = monai_data.DataLoader(data, batch_size=2, num_workers=2, shuffle=True)
+        return [batch["image"].tolist() for _epoch in range(2) for batch in batches]
+
+    same_when_patched(run, watch)
 
 
 def test_monai_metatensors_travel_whole(watch: Watch) -> None:
@@ -262,54 +248,42 @@ def test_torch_geometric(watch: Watch) -> None:
     same(fit, watch)
 
 
-GEOMETRIC_PATCHED = """
-import minato
-minato.patch_torch()
-import torch
-from torch_geometric.data import Data
-from torch_geometric.loader import DataLoader
-graphs = [Data(x=torch.ones(1 + i % 3, 2), y=torch.tensor([i])) for i in range(8)]
-loader = DataLoader(graphs, batch_size=4, num_workers=2)
-assert isinstance(loader, minato.DataLoader)
-iterator = iter(loader)
-assert type(iterator).__module__.startswith("minato")
-print([(batch.num_nodes, batch.y.tolist()) for batch in iterator])
-"""
-
-
-def test_torch_geometrics_own_loader_when_patched_first() -> None:
+def test_torch_geometrics_own_loader(watch: Watch) -> None:
     pytest.importorskip("torch_geometric", exc_type=ImportError)
-    want = [(7, [0, 1, 2, 3]), (8, [4, 5, 6, 7])]
-    assert printed(GEOMETRIC_PATCHED).strip() == str(want)
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+
+    class Graphs(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Data:
+            return Data(x=torch.rand(1 + index % 3, 2), y=torch.tensor([index]))
+
+    def run() -> list[Any]:
+        batches = DataLoader(Graphs(), batch_size=4, num_workers=2, shuffle=True)
+        return [[b.x.tolist(), b.y.tolist()] for _epoch in range(2) for b in batches]
+
+    same_when_patched(run, watch)
 
 
 def test_transformers_trainer(watch: Watch, tmp_path: Path) -> None:
-    """The Trainer makes its loader by torch's name and hands it to Accelerate."""
+    """The Trainer makes a loader of torch's class, of which Accelerate makes another."""
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
-    trainer_module = pytest.importorskip("transformers.trainer", exc_type=ImportError)
-    from minato.integrations import accelerate as integration
+    pytest.importorskip("transformers.trainer", exc_type=ImportError)
 
-    def fit(kind: str) -> torch.Tensor:
+    def run() -> list[float]:
         arguments = transformers.TrainingArguments(
             str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True,
             dataloader_num_workers=2, report_to=[], save_strategy="no", disable_tqdm=True,
-            logging_strategy="no", seed=3,
+            logging_strategy="steps", logging_steps=1, seed=3,
         )  # fmt: skip
-        net, data = NamedNet(), Named(Noisy() if "noise" in kind else Points())
-        trainer = transformers.Trainer(net, arguments, train_dataset=data)
+        net = NamedNet()
+        trainer = transformers.Trainer(net, arguments, train_dataset=Named(Noisy()))
         trainer.train()
-        return weights(net.net)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 12
+        return [*losses, *weights(net.net).tolist()]
 
-    def with_minato(kind: str) -> torch.Tensor:
-        if kind.startswith("torch"):
-            return fit(kind)
-        integration.install()
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(trainer_module, "DataLoader", KINDS[kind])
-                return fit(kind)
-        finally:
-            integration.uninstall()
-
-    same(with_minato, watch)
+    same_when_patched(run, watch)

@@ -74,6 +74,12 @@ def test_batches_equal_torchs(prepare: Callable[[Any], Any], watch: Watch) -> No
     assert watch.all_ours()
 
 
+def test_patched(prepare: Callable[[Any], Any], watch: Watch) -> None:
+    with minato.patch_torch():
+        assert len([x for x, _y in prepare(loader("torch"))]) == 3
+    assert watch.all_ours()
+
+
 def test_uninstall_puts_everything_back() -> None:
     before = [first.DataLoader, first._TorchAccelerator.prepare_data_loader, second.DataLoader]
     integration.install()
