@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test train gpu lint bench clean
-.PHONY: stress soak sanitize nightly mutants fuzz libraries reference wheels installed docs
-.PHONY: pinned reproduced
+.PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
+.PHONY: wheels installed docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
 .PHONY: fuzz-differential fuzz-properties
 
@@ -146,7 +146,12 @@ SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
-	  mutants fuzz stress soak sanitize reference reproduced installed libraries
+	  mutants fuzz stress soak sanitize reference reproduced installed aarch64 libraries
+
+# With a compiler and an emulator for it: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
+aarch64: build
+	MINATO_TEST_AARCH64=1 $(BIN)/pytest -q -rs -k "emulator or processor" \
+	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build

@@ -18,6 +18,10 @@ LISTED: dict[str, str] = {
     "clang is not installed|there is no clang":
         "gcc builds all of it there; a developer's clang, or one installed for make nightly, "
         "builds it a second time.",
+    "(aarch64-linux-gnu-gcc|aarch64|qemu-aarch64) is not installed":
+        "The kernels for AArch64 are tested where a compiler and an emulator for it are.",
+    "takes minutes: set MINATO_TEST_AARCH64":
+        "make aarch64, a part of make nightly, runs them.",
     "there is no CUDA device":
         "The emulated driver of the other tests of that folder runs the same code.",
     "no accelerator":

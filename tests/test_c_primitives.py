@@ -3,11 +3,13 @@
 One program a primitive. Each is built with gcc and with clang and run in full, then built
 with sanitizers and run again: all of it with AddressSanitizer, and with ThreadSanitizer what
 that can see. A program that hangs ends by its own deadline and fails, and so does one that is
-asked for cases that it does not have.
+asked for cases that it does not have. `make aarch64` builds them for AArch64, too, and runs
+them in an emulator.
 
 Environment:
     MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
     MINATO_TEST_SEED: seed of the random parts; printed by the programs.
+    MINATO_TEST_AARCH64: set it for the programs in the emulator (some minutes).
     MINATO_TEST_MUTANTS: set it to break the sources in known ways, one at a time, and
         see that the tests notice (some minutes).
 """
@@ -84,13 +86,16 @@ def find_compiler(*names: str) -> str | None:
 COMPILERS = {
     "gcc": find_compiler("gcc"),
     "clang": find_compiler("clang", "clang-19", "clang-18", "clang-16", "clang-15", "clang-14"),
+    "aarch64": find_compiler("aarch64-linux-gnu-gcc"),
 }
+EMULATOR = find_compiler("qemu-aarch64-static", "qemu-aarch64")
 #: name -> (compiler, sanitizers)
 BUILDS = {
     "gcc": ("gcc", ""),
     "clang": ("clang", ""),
     "tsan": ("gcc", "thread"),
     "asan": ("gcc", "address,undefined"),
+    "aarch64": ("aarch64", ""),
 }
 
 
@@ -126,7 +131,9 @@ class Builder:
         self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}",
                         f"-I{ROOT / 'minato' / 'include'}"]  # fmt: skip
         self.warnings = WARNINGS if warnings else ["-w"]
-        self.prefix = self.find_prefix()
+        emulated = name == "aarch64"  # without libraries of that machine's
+        self.links = ["-static"] if emulated else []
+        self.prefix = [str(EMULATOR)] if emulated else self.find_prefix()
         sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("*.c"))]
         if made is not None and not changed.endswith(".h"):
             sources = [source for source in sources if source.name == changed]
@@ -172,7 +179,7 @@ class Builder:
             source = str(self.tests / f"{name}.c")
             # no-builtin: clang assumes that a malloc whose memory it can see freed succeeds
             check_call([*self.command, *self.warnings, "-fno-builtin", f"-I{self.tests}",
-                        source, *objects, *wraps, "-o", str(out)])  # fmt: skip
+                        source, *objects, *wraps, *self.links, "-o", str(out)])  # fmt: skip
         return out
 
     def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -225,6 +232,22 @@ def test_program_under_sanitizer(
 ) -> None:  # fmt: skip
     builder = builder_for(build, builders, tmp_path_factory)
     must_pass(builder.run(program, *kinds_under(build, program)))
+
+
+@pytest.mark.limit(LIMIT_S + 1200)  # the first builds all floors
+@pytest.mark.parametrize("program", sorted(set(RUN) - {"mn_memfd", "mn_proc"}))
+def test_program_in_emulator(
+    program: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    """The same for another processor. An emulator takes no pages back from a mapping, and no
+    process goes on in it whose first thread has ended; two programs are about just that."""
+    if not os.environ.get("MINATO_TEST_AARCH64"):
+        pytest.skip("takes minutes: set MINATO_TEST_AARCH64")
+    if EMULATOR is None:
+        pytest.skip("qemu-aarch64 is not installed")
+    builder = builder_for("aarch64", builders, tmp_path_factory)
+    kinds = ("thread", "fork") if program == "mn_engine" else ()  # the others look at pages, too
+    must_pass(builder.run(program, *kinds, MINATO_TEST_DEADLINE=str(LIMIT_S)))
 
 
 @pytest.mark.parametrize("program", RUN)

@@ -22,8 +22,12 @@
 #define MN_JOIN(a, b) MN_JOIN_(a, b)
 #define MN_K(name) MN_JOIN(name, MN_K_SUFFIX)
 
-/* The plain twin: what the others are compared with. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
+#define MN_K_TWINS 1
+#endif
+
+/* The plain twin: what the others are compared with, and what runs where there are none. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(MN_K_TWINS)
 #pragma GCC push_options
 #pragma GCC optimize("no-tree-vectorize")
 #endif
@@ -37,12 +41,14 @@
 #undef MN_K_NAME
 #undef MN_LANES
 #undef MN_SQRT
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(MN_K_TWINS)
 #pragma GCC pop_options
 #endif
 
 #if defined(__x86_64__)
 #include "ops/mn_kernels_x86.h"
+#elif defined(__aarch64__)
+#include "ops/mn_kernels_arm.h"
 #endif
 
 const struct mn_kernels *
@@ -62,6 +68,9 @@ mn_kernels_get(int level)
                        && __builtin_cpu_supports("avx512dq")
                    ? &mn_kernels_avx512
                    : NULL;
+#elif defined(__aarch64__)
+    case 1:
+        return &mn_kernels_neon;
 #endif
     default:
         return NULL;

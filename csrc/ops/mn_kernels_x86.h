@@ -1,8 +1,8 @@
 /* The copies of the inner loops for x86-64; part of mn_kernels.c, included nowhere else.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Other architectures run the plain copy, which their compilers vectorise but for the
- * normals.
+ * Architectures without such a file run the plain copy, which their compilers vectorise but
+ * for the normals.
  */
 #include <immintrin.h>
 

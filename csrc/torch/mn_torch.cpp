@@ -144,6 +144,9 @@ exec(PyObject *module)
 
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(exec)},
+#ifdef Py_MOD_GIL_NOT_USED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* it keeps nothing */
+#endif
     {0, nullptr},
 };
 

@@ -37,6 +37,7 @@ TESTS: dict[str, str] = {
     "MINATO_FUZZ_SECONDS": "New random examples at each run, for that long a test.",
     "MINATO_KITS19": "Folder with real KiTS19 labels.",
     "MINATO_STRESS_SECONDS": "How long a stress test repeats itself.",
+    "MINATO_TEST_AARCH64": "1: run the programs of tests/c for AArch64, in an emulator.",
     "MINATO_TEST_DEADLINE": "Seconds after which a program of tests/c gives up.",
     "MINATO_TEST_FAULTS": "How often each fault point is tried; without it none is.",
     "MINATO_TEST_LOADERS": "The kinds of loader that tests/contract is run with, by commas.",

@@ -1,4 +1,5 @@
-"""csrc/ops under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+"""csrc/ops under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, and built for
+another processor, in an emulator.
 
 `make stress` and `make sanitize` set MINATO_STRESS_SECONDS for longer runs; a failure
 prints the seed that repeats it.
@@ -19,17 +20,17 @@ FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-p
          "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 
 
-def build(folder, kind: str) -> str:
-    compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+def build(folder, kind: str, *compilers: str) -> str:
+    compiler = next(filter(None, map(shutil.which, compilers or ("gcc", "cc", "clang"))), None)
     if compiler is None:
-        pytest.skip("no C compiler")
-    target = folder / f"drive_{kind.replace(',', '_')}"
+        pytest.skip(f"{compilers[0]} is not installed" if compilers else "no C compiler")
+    target = folder / f"drive_{len(os.listdir(folder))}"
     sources = sorted(str(path) for path in (ROOT / "csrc" / "ops").glob("*.c"))
-    command = [compiler, *FLAGS, f"-fsanitize={kind}", f"-I{ROOT / 'csrc'}",
+    command = [compiler, *FLAGS, kind, f"-I{ROOT / 'csrc'}",
                f"-I{ROOT / 'minato/include'}", str(DRIVER), *sources, "-lm", "-o", str(target)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "cannot find" in built.stderr and "san" in built.stderr:
-        pytest.skip(f"this compiler has no -fsanitize={kind}")
+        pytest.skip(f"this compiler has no {kind}")
     assert built.returncode == 0, built.stderr
     return str(target)
 
@@ -44,25 +45,28 @@ def plain_layout() -> list[str]:
     return prefix if works else []
 
 
-def drive(program: str, mode: str, folder) -> None:
+def drive(program: str, mode: str, folder, *emulator: str) -> str:
+    """What it prints."""
     seed = os.environ["MINATO_TEST_SEED"]  # tests/conftest.py draws one where none is given
-    command = [*plain_layout(), program, mode, seed, str(STRESS), str(folder)]
+    prefix = emulator or plain_layout()
+    command = [*prefix, program, mode, seed, str(STRESS), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=STRESS * 3 + 300,
                           env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
     assert done.returncode == 0, f"MINATO_TEST_SEED={seed}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("asan"), "address,undefined")
+    return build(tmp_path_factory.mktemp("asan"), "-fsanitize=address,undefined")
 
 
 @pytest.fixture(scope="module")
 def thread(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("tsan"), "thread")
+    return build(tmp_path_factory.mktemp("tsan"), "-fsanitize=thread")
 
 
-@pytest.mark.parametrize("mode", ["header", "random", "threads", "mapped"])
+@pytest.mark.parametrize("mode", ["header", "random", "kernels", "threads", "mapped"])
 def test_fuzz_asan(address, mode, tmp_path):
     drive(address, mode, tmp_path)
 
@@ -70,3 +74,16 @@ def test_fuzz_asan(address, mode, tmp_path):
 @pytest.mark.parametrize("mode", ["threads", "mapped"])
 def test_threads_tsan(thread, mode, tmp_path):
     drive(thread, mode, tmp_path)
+
+
+def test_another_processor_makes_the_same_bytes(address, tmp_path):
+    """Each of its instruction sets, and it and this one."""
+    program = build(tmp_path, "-static", "aarch64-linux-gnu-gcc")
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if emulator is None:
+        pytest.skip("qemu-aarch64 is not installed")
+    told = drive(program, "kernels", tmp_path, emulator)
+    assert told.split()[0] == drive(address, "kernels", tmp_path).split()[0]
+    assert told.split(" of ")[1].startswith("2 sets, the best neon")
+    drive(program, "random", tmp_path, emulator)
+    drive(program, "header", tmp_path, emulator)

@@ -18,9 +18,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/mn_atomic.h"
 #include "base/mn_fault.h"
 
-static unsigned passed;
+static mn_a32 passed; /* threads are workers, too */
 
 static void
 die_here(const char *name)
@@ -34,7 +35,7 @@ die_here(const char *name)
         || strcmp(label, name) != 0) {
         return;
     }
-    if (++passed >= n) {
+    if (mn_a32_add_relaxed(&passed, 1) + 1 >= n) {
         int fd = open(file, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
         if (fd >= 0) {
             (void)dprintf(fd, "%d", (int)getpid());

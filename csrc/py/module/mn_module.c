@@ -58,6 +58,7 @@ bind_torch(PyObject *module, PyObject *args)
     Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
     Py_XSETREF(st->expired, Py_NewRef(expired));
     Py_XSETREF(st->free_weak, Py_NewRef(free_weak));
+    mn_pending_bind(st);
     return PyBool_FromLong(api != NULL);
 }
 
@@ -257,6 +258,9 @@ static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, core_exec},
 #ifdef Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_MOD_GIL_NOT_USED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_shared.h */
 #endif
     {0, NULL},
 };

@@ -135,7 +135,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
 struct mn_hold *
 mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes);
 
-/* Gives it back; from any thread, with or without the GIL, also in a forked child. */
+/* Gives it back; from any thread, of Python's or not, also in a forked child. */
 void
 mn_hold_release(struct mn_hold *hold);
 
@@ -146,12 +146,16 @@ mn_hold_data(const struct mn_hold *hold);
 int
 mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
 
-/* Frees what has become unseen since. With the GIL. */
+/* Frees what has become unseen since. Calls Python. */
 void
 mn_pending_reclaim(struct mn_state *st);
 
 int
 mn_pending_open(struct mn_state *st);
+
+/* From now on holds may be guarded: by what bind_torch() was told. */
+void
+mn_pending_bind(struct mn_state *st);
 
 /* fork_begins() -> count of this fork, 0 when nothing of any arena is out */
 PyObject *

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "py/module/mn_shared.h"
 #include "py/seeding/mn_seed_target.h"
 
 /* A dataset that makes generators again and again is left to itself after so many. */
@@ -196,31 +197,41 @@ is_one_of(PyObject *types, PyTypeObject *type)
     return false;
 }
 
-/* Of the types of attributes that may hold something, with generators' addresses; and of the lengths of lists
- * and dicts among them. No code of the program's runs. */
+/* As prints_of, of one of the dicts. */
+static void
+add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint64_t *lengths)
+{
+    PyObject *value;
+    Py_ssize_t place = 0;
+    while (PyDict_Next(dict, &place, NULL, &value)) {
+        PyTypeObject *type = Py_TYPE(value);
+        if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
+            || type == &PyUnicode_Type) {
+            continue; /* what holds nothing comes and goes */
+        }
+        uint64_t one = (uint64_t)(uintptr_t)type;
+        if (is_one_of(w->types, type)) {
+            one += (uint64_t)(uintptr_t)value;
+        }
+        /* sums, whose parts the processor computes side by side */
+        *types += one * UINT64_C(0x9E3779B97F4A7C15);
+        *lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
+                    : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
+                                           : 0;
+    }
+}
+
+/* Of the types of attributes that may hold something, with generators' addresses; and of the
+ * lengths of lists and dicts among them. No code of the program's runs. */
 static void
 prints_of(const struct mn_seed_watch *w, uint64_t prints[NCHANGES])
 {
     uint64_t types = 0, lengths = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
-        PyObject *value, *dict = PyTuple_GET_ITEM(w->dicts, i);
-        Py_ssize_t place = 0;
-        while (PyDict_Next(dict, &place, NULL, &value)) {
-            PyTypeObject *type = Py_TYPE(value);
-            if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
-                || type == &PyUnicode_Type) {
-                continue; /* what holds nothing comes and goes */
-            }
-            uint64_t one = (uint64_t)(uintptr_t)type;
-            if (is_one_of(w->types, type)) {
-                one += (uint64_t)(uintptr_t)value;
-            }
-            /* sums, whose parts the processor computes side by side */
-            types += one * UINT64_C(0x9E3779B97F4A7C15);
-            lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
-                       : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
-                                              : 0;
-        }
+        PyObject *dict = PyTuple_GET_ITEM(w->dicts, i);
+        Py_BEGIN_CRITICAL_SECTION(dict);
+        add_prints(w, dict, &types, &lengths);
+        Py_END_CRITICAL_SECTION();
     }
     prints[TYPES] = types;
     prints[LENGTHS] = lengths;

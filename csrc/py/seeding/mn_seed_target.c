@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "py/module/mn_shared.h"
+
 #define MT_TOP_BIT 0x80000000u
 
 /* torch's legacy state: seed, left, seeded, next, 624 words of 64 bits, then the caches
@@ -363,16 +365,12 @@ seed_fill(struct mn_seed_target *t, const struct mn_seed_stream *stream,
     if (lock != NULL && take_lock(lock) < 0) {
         return -1;
     }
-#if PY_VERSION_HEX >= 0x030d0000
     Py_BEGIN_CRITICAL_SECTION(s->obj);
-#endif
     put_words(s, stream, isa);
     if (t->owner != NULL) {
         put_fixed(t->owner, &t->owner_fixed);
     }
-#if PY_VERSION_HEX >= 0x030d0000
     Py_END_CRITICAL_SECTION();
-#endif
     if (lock != NULL && drop_lock(lock) < 0) {
         return -1;
     }

@@ -7,8 +7,8 @@
  * earlier still show the old one.  Such an array keeps its tensor alive, and the tensor its
  * storage.  So the rule is: the deleter was called AND the storage is dead, which a weak
  * reference to the storage tells (torch.UntypedStorage._weak_ref, _expired).  Where the
- * deleter runs without the GIL, or the storage lives on, the hold waits on the pending list
- * until somebody with the GIL looks again.
+ * deleter runs where Python must not be called, or the storage lives on, the hold waits on the
+ * pending list until somebody who may call Python looks again.
  *
  * A fork copies holds.  The child's copies never free: they compare process ids.  And what
  * the child sees must not change under it: a range that was out when the trainer forked waits
@@ -50,7 +50,7 @@ struct mn_pending {
     /* Forks of these counts, both included, go on for all that is known: Python has not said so
      * yet, or had no memory to. 0: none. */
     uint64_t untold, untold_last;
-    PyObject *expired;   /* NULL once the module is gone */
+    PyObject *expired;   /* set once, before there is a guard */
     PyObject *free_weak;
 };
 
@@ -65,6 +65,13 @@ mn_pending_open(struct mn_state *st)
     }
     st->pending = p;
     return 0;
+}
+
+void
+mn_pending_bind(struct mn_state *st)
+{
+    Py_XSETREF(st->pending->expired, Py_NewRef(st->expired));
+    Py_XSETREF(st->pending->free_weak, Py_NewRef(st->free_weak));
 }
 
 struct mn_hold *
@@ -136,8 +143,6 @@ mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor)
         return 0;
     }
     hold->guard = PyObject_CallOneArg(st->weak_ref, tensor);
-    hold->pending->expired = st->expired;
-    hold->pending->free_weak = st->free_weak;
     return hold->guard != NULL ? 0 : -1;
 }
 
@@ -178,7 +183,7 @@ forked(struct mn_hold *h)
     return seen;
 }
 
-/* With the GIL: whether the guarded storage is dead; frees the weak reference if so. */
+/* In a thread of Python's: whether the guarded storage is dead; frees the weak reference if so. */
 static bool
 unseen(struct mn_hold *h)
 {
@@ -224,10 +229,13 @@ void
 mn_pending_reclaim(struct mn_state *st)
 {
     struct mn_pending *p = st->pending;
-    if (p->first == NULL) { /* a hold that comes this moment is met next time */
+    mn_mutex_lock(&p->mutex);
+    bool any = p->first != NULL, forks = p->nliving != 0 || p->untold_last != 0;
+    mn_mutex_unlock(&p->mutex);
+    if (!any) {
         return;
     }
-    if ((p->nliving != 0 || p->untold_last != 0) && st->poll_forks != NULL) {
+    if (forks && st->poll_forks != NULL) {
         PyObject *type, *value, *tb;
         PyErr_Fetch(&type, &value, &tb);
         Py_XDECREF(PyObject_CallNoArgs(st->poll_forks)); /* calls living_forks() */
@@ -277,11 +285,11 @@ mn_py_forked(PyObject *module, PyObject *ignored)
 {
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
-    /* A deleter without the GIL may have held the lock at the moment of the fork, in a thread
+    /* A deleter in another thread may have held the lock at the moment of the fork, in a thread
      * that is not here. Nobody else is: the lock is made anew, and what the list and the counts
      * say is the parent's. */
     int rc = mn_mutex_init(&p->mutex);
-    free(p->living); /* written with the GIL only */
+    free(p->living); /* read under the lock only */
     p->living = NULL;
     p->nliving = 0;
     p->first = NULL;

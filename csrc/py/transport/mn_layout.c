@@ -7,6 +7,7 @@
 
 #define NO_IMPORT_ARRAY
 #include "py/module/mn_numpy.h"
+#include "py/module/mn_shared.h"
 
 uint32_t
 mn_layout_nfields(const struct mn_layout *l)
@@ -36,12 +37,11 @@ set_shape(struct mn_node *n, PyObject *shape)
         PyErr_SetString(PyExc_ValueError, "layout: bad shape");
         return -1;
     }
-    int64_t *dims = PyMem_Calloc((size_t)nd + 1, sizeof(*dims));
-    if (dims == NULL) {
+    n->shape = PyMem_Calloc((size_t)nd + 1, sizeof(*n->shape));
+    if (n->shape == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    n->shape = dims + 1;
     n->ndim = (int)nd;
     n->bytes = n->itemsize;
     for (Py_ssize_t i = 0; i < nd; i++) {
@@ -194,7 +194,7 @@ layout_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     layout_clear(self);
     for (uint32_t i = 0; i < l->nnodes; i++) {
-        PyMem_Free(l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL);
+        PyMem_Free(l->nodes[i].shape);
     }
     type->tp_free(self);
     Py_DECREF(type);
@@ -240,14 +240,14 @@ copy_strided(char *dst, const char *src, int nd, const int64_t *shape, const int
  * ten microseconds, far more than to let go of it and to take it again. */
 #define COPY_WITHOUT_GIL (256u * 1024u)
 
-/* Copies what lies in o as a row's field. No strides: it is dense. */
+/* Copies a row's field out of an object that the caller has a reference of. No strides: it is
+ * dense. */
 static void
-copy_values(struct encoder *en, const struct mn_node *n, PyObject *o, const char *src,
+copy_values(struct encoder *en, const struct mn_node *n, const char *src,
             const int64_t *strides)
 {
     char *dst = row_of(en, n);
     PyThreadState *saved = NULL;
-    Py_INCREF(o); /* whoever holds it may let go of it meanwhile */
     if (n->bytes >= COPY_WITHOUT_GIL) {
         saved = PyEval_SaveThread();
     }
@@ -260,7 +260,6 @@ copy_values(struct encoder *en, const struct mn_node *n, PyObject *o, const char
     if (saved != NULL) {
         PyEval_RestoreThread(saved);
     }
-    Py_DECREF(o);
 }
 
 /* True of an attribute or of a method without arguments. 1, 0, -1 with an exception. */
@@ -339,7 +338,7 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
     for (int i = 0; !dense && i < n->ndim; i++) {
         strides[i] = t.strides[i] * n->itemsize;
     }
-    copy_values(en, n, o, src, dense ? NULL : strides);
+    copy_values(en, n, src, dense ? NULL : strides);
     return 1;
 }
 
@@ -364,7 +363,7 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
         return 1;
     }
     if (PyArray_IS_C_CONTIGUOUS(a)) {
-        copy_values(en, n, o, PyArray_DATA(a), NULL);
+        copy_values(en, n, PyArray_DATA(a), NULL);
         return 1;
     }
     int64_t strides[MN_LAYOUT_MAX_DIMS];
@@ -374,7 +373,7 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
             return 0; /* torch refuses negative strides, in its own words */
         }
     }
-    copy_values(en, n, o, PyArray_DATA(a), strides);
+    copy_values(en, n, PyArray_DATA(a), strides);
     return 1;
 }
 
@@ -413,6 +412,31 @@ encode_scalar(struct encoder *en, const struct mn_node *n, PyObject *o)
 static int
 encode_node(struct encoder *en, uint32_t at, PyObject *o);
 
+/* PyDict_Next with references of our own: what is called, and other threads, may change it. */
+static int
+next_entry(PyObject *dict, Py_ssize_t *pos, PyObject **key, PyObject **value)
+{
+    int more;
+    Py_BEGIN_CRITICAL_SECTION(dict);
+    more = PyDict_Next(dict, pos, key, value);
+    if (more) {
+        Py_INCREF(*key);
+        Py_INCREF(*value);
+    }
+    Py_END_CRITICAL_SECTION();
+    return more;
+}
+
+/* Whether it is the key that the layout has in this place: the batch's order is that of its
+ * first sample. */
+static bool
+is_key(PyObject *key, PyObject *want)
+{
+    return key == want
+           || (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(want)
+               && PyUnicode_Compare(key, want) == 0);
+}
+
 static int
 encode_dict(struct encoder *en, uint32_t at, PyObject *o)
 {
@@ -424,23 +448,30 @@ encode_dict(struct encoder *en, uint32_t at, PyObject *o)
     PyObject *key, *value;
     uint32_t child = at + 1;
     for (uint32_t i = 0; i < n->children; i++) {
-        PyObject *want = PyTuple_GET_ITEM(n->extra, i);
-        if (!PyDict_Next(o, &pos, &key, &value)) {
+        if (!next_entry(o, &pos, &key, &value)) {
             return 0;
         }
-        if (key != want) { /* the batch's order is that of its first sample */
-            if (!PyUnicode_CheckExact(key) || !PyUnicode_CheckExact(want)
-                || PyUnicode_Compare(key, want) != 0) {
-                return 0;
-            }
-        }
-        int rc = encode_node(en, child, value);
+        int rc = is_key(key, PyTuple_GET_ITEM(n->extra, i)) ? encode_node(en, child, value) : 0;
+        Py_DECREF(key);
+        Py_DECREF(value);
         if (rc <= 0) {
             return rc;
         }
         child = en->l->nodes[child].end;
     }
     return 1;
+}
+
+/* Of a list, or of a tuple or what is one. NULL where a list has become shorter. */
+static PyObject *
+item_of(PyObject *o, uint32_t i)
+{
+    PyObject *item = PyList_CheckExact(o) ? PyList_GetItemRef(o, i)
+                                          : Py_NewRef(PyTuple_GET_ITEM(o, i));
+    if (item == NULL) {
+        PyErr_Clear();
+    }
+    return item;
 }
 
 static int
@@ -452,10 +483,11 @@ encode_sequence(struct encoder *en, uint32_t at, PyObject *o)
                                             : (PyObject *)Py_TYPE(o) == n->extra;
     uint32_t child = at + 1;
     for (uint32_t i = 0; right && i < n->children; i++) {
-        if (PySequence_Fast_GET_SIZE(o) != (Py_ssize_t)n->children) {
-            return 0; /* or no more: what is called, and other threads, may change a list */
-        }
-        int rc = encode_node(en, child, PySequence_Fast_GET_ITEM(o, i));
+        /* or no more: what is called, and other threads, may change a list */
+        bool fits = PySequence_Fast_GET_SIZE(o) == (Py_ssize_t)n->children;
+        PyObject *item = fits ? item_of(o, i) : NULL;
+        int rc = item != NULL ? encode_node(en, child, item) : 0;
+        Py_XDECREF(item);
         if (rc <= 0) {
             return rc;
         }

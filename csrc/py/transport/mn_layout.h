@@ -37,7 +37,7 @@ struct mn_node {
     uint32_t field;
     struct mn_dl_dtype dtype;
     int ndim;
-    int64_t *shape;    /* one place free before it, for the batch dimension */
+    int64_t *shape;
     uint64_t bytes;    /* of one row */
     uint32_t itemsize;
     PyObject *extra;   /* DICT: keys; NAMED: class; ARRAY: dtype; SCALAR: type;

@@ -9,6 +9,7 @@
 
 #define NO_IMPORT_ARRAY
 #include "py/module/mn_numpy.h"
+#include "py/module/mn_shared.h"
 
 struct decoder {
     struct mn_state *st;
@@ -35,8 +36,8 @@ static PyObject *
 batch_field(struct decoder *d, const struct mn_node *n)
 {
     uint64_t bytes = n->bytes * d->nrows;
-    int64_t *shape = n->shape - 1; /* the free place before it */
-    shape[0] = d->nrows;
+    int64_t shape[MN_LAYOUT_MAX_DIMS + 1] = {d->nrows};
+    memcpy(shape + 1, n->shape, (size_t)n->ndim * sizeof(*shape));
     if (d->copy || bytes < MN_FIELD_BIG) {
         return mn_tensor_copy(d->st, field_at(d, n), n->dtype, n->ndim + 1, shape, bytes);
     }
@@ -90,7 +91,7 @@ row_field(struct decoder *d, const struct mn_node *n)
     return s;
 }
 
-/* One object of those that have travelled beside a row, borrowed. Which these are a worker says,
+/* One object of those that have travelled beside a row. Which these are a worker says,
  * and may have lost. */
 static PyObject *
 beside_row(PyObject *row, uint32_t which)
@@ -101,7 +102,7 @@ beside_row(PyObject *row, uint32_t which)
                         "worker writes to memory where it must not");
         return NULL;
     }
-    return PyList_GET_ITEM(row, which);
+    return PyList_GetItemRef(row, which);
 }
 
 /* The OBJECT leaf of every row as a list or tuple, of one row as itself. */
@@ -110,17 +111,18 @@ object_leaf(struct decoder *d, const struct mn_node *n)
 {
     uint32_t which = d->object++;
     if (!d->whole) {
-        return Py_XNewRef(beside_row(d->objects, which));
+        return beside_row(d->objects, which);
     }
     PyObject *out = PyList_New(d->nrows);
     for (uint32_t r = 0; out != NULL && r < d->nrows; r++) {
-        PyObject *row = PyList_GetItem(d->objects, r);
+        PyObject *row = PyList_GetItemRef(d->objects, r);
         PyObject *o = row != NULL ? beside_row(row, which) : NULL;
+        Py_XDECREF(row);
         if (o == NULL) {
             Py_CLEAR(out);
             break;
         }
-        PyList_SET_ITEM(out, r, Py_NewRef(o));
+        PyList_SET_ITEM(out, r, o);
     }
     if (out != NULL && n->extra == Py_True) {
         Py_SETREF(out, PyList_AsTuple(out));

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "engine/mn_shared_costs.h"
+#include "py/module/mn_shared.h"
 #include "py/module/mn_state.h"
 
 struct costs_object {
@@ -16,14 +17,16 @@ struct costs_object {
 
 /* In a forked child the model is a copy. The lock is made anew: the engine's thread may have held
  * it at the moment of the fork, and is not here. What it was about to write are numbers, and any
- * will do. With the GIL. */
+ * will do. */
 static struct mn_shared_costs *
 own(PyObject *self)
 {
     struct costs_object *o = (struct costs_object *)self;
+    Py_BEGIN_CRITICAL_SECTION(self); /* the first of the child's threads does it */
     if (o->pid != getpid() && mn_mutex_init(&o->shared.mutex) == 0) {
         o->pid = getpid();
     }
+    Py_END_CRITICAL_SECTION();
     return &o->shared;
 }
 

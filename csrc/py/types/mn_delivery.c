@@ -6,31 +6,63 @@
  * received long ago. So the iterator says when it takes some ahead how many of them may be
  * given out with nothing else to do, and those are, here.
  *
- * Owner: whoever holds the GIL. Nothing here lets it go before all is written that belongs
- * together.
+ * What is granted is changed, and one batch of it given, in critical sections of the iterator,
+ * which end for a moment where something of Python's makes the thread wait.
  */
+#include "py/module/mn_shared.h"
 #include "py/types/mn_engine_object.h"
 
 #include <stddef.h>
 #include <structmember.h>
 
+/* What batches may be given of. */
+struct grant {
+    PyObject *prefetched; /* deque of [what, batch] */
+    PyObject *engine;
+    PyObject *progress; /* what was delivered, its .head counts on */
+};
+
 struct mn_delivery {
     PyObject_HEAD
     struct mn_state *st;
-    PyObject *prefetched;  /* deque of [what, batch] */
-    PyObject *engine;
-    PyObject *progress; /* what was delivered, its .head counts on */
-    Py_ssize_t granted; /* so many may be handed out here; 0: the three above are NULL */
+    struct grant grant;
+    Py_ssize_t granted; /* so many may be handed out here */
     Py_ssize_t yielded;
 };
 
 static void
-revoke(struct mn_delivery *h)
+drop(struct grant *g)
 {
-    h->granted = 0;
-    Py_CLEAR(h->prefetched);
-    Py_CLEAR(h->engine);
-    Py_CLEAR(h->progress);
+    Py_CLEAR(g->prefetched);
+    Py_CLEAR(g->engine);
+    Py_CLEAR(g->progress);
+}
+
+/* Puts another grant in the place of the one there is. */
+static void
+exchange(PyObject *self, Py_ssize_t count, struct grant *g)
+{
+    struct mn_delivery *h = (struct mn_delivery *)self;
+    struct grant old;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    old = h->grant;
+    h->grant = *g;
+    h->granted = count;
+    Py_END_CRITICAL_SECTION();
+    drop(&old); /* may run code of the program's */
+}
+
+/* One batch of what is granted, with references of the caller's own. False: there is none. */
+static bool
+take_one(struct mn_delivery *h, struct grant *g)
+{
+    if (h->granted == 0) {
+        return false;
+    }
+    h->granted--;
+    *g = (struct grant){Py_NewRef(h->grant.prefetched), Py_NewRef(h->grant.engine),
+                        Py_NewRef(h->grant.progress)};
+    return true;
 }
 
 /* Whether each batch must go through torch's __next__: somebody has put his own in its place,
@@ -59,22 +91,33 @@ count_on(struct mn_state *st, PyObject *progress)
     return rc;
 }
 
-static PyObject *
-deliver(struct mn_delivery *h)
+/* Tells the engine of one batch that is handed out. 0, or -1 with an exception. */
+static int
+tell(PyObject *engine)
 {
-    struct mn_engine *e = mn_engine_get(h->engine);
-    if (e == NULL || count_on(h->st, h->progress) < 0) {
+    struct mn_engine *e;
+    Py_BEGIN_CRITICAL_SECTION(engine); /* not closed meanwhile */
+    e = mn_engine_get(engine);
+    if (e != NULL) {
+        mn_engine_handed(e);
+    }
+    Py_END_CRITICAL_SECTION();
+    return e != NULL ? 0 : -1;
+}
+
+static PyObject *
+deliver(struct mn_delivery *h, const struct grant *g)
+{
+    if (mn_engine_get(g->engine) == NULL || count_on(h->st, g->progress) < 0) {
         return NULL;
     }
-    PyObject *entry = PyObject_CallMethodNoArgs(h->prefetched, h->st->str_popleft);
+    PyObject *entry = PyObject_CallMethodNoArgs(g->prefetched, h->st->str_popleft);
     if (entry == NULL) {
         return NULL;
     }
-    mn_engine_handed(e);
-    PyObject *batch = Py_NewRef(PyList_GET_ITEM(entry, 1));
-    h->granted--;
-    h->yielded++;
+    PyObject *batch = tell(g->engine) == 0 ? Py_NewRef(PyList_GET_ITEM(entry, 1)) : NULL;
     Py_DECREF(entry);
+    h->yielded += batch != NULL;
     return batch;
 }
 
@@ -83,7 +126,7 @@ dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    revoke((struct mn_delivery *)self);
+    drop(&((struct mn_delivery *)self)->grant);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -97,7 +140,17 @@ next(PyObject *self)
         return seen < 0 ? NULL
                         : PyObject_CallMethodOneArg(h->st->torch_iterator, h->st->str_next, self);
     }
-    return h->granted > 0 ? deliver(h) : PyObject_CallMethodNoArgs(self, h->st->str__next);
+    struct grant g = {0};
+    PyObject *batch = NULL;
+    bool any;
+    Py_BEGIN_CRITICAL_SECTION(self); /* the order of batches is that of their counts */
+    any = take_one(h, &g);
+    if (any) {
+        batch = deliver(h, &g);
+    }
+    Py_END_CRITICAL_SECTION();
+    drop(&g);
+    return any ? batch : PyObject_CallMethodNoArgs(self, h->st->str__next);
 }
 
 static PyObject *
@@ -122,19 +175,18 @@ PyDoc_STRVAR(grant_doc,
 static PyObject *
 grant(PyObject *self, PyObject *args)
 {
-    struct mn_delivery *h = (struct mn_delivery *)self;
-    PyObject *prefetched = NULL, *engine = NULL, *progress = NULL;
+    struct grant g = {0};
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "n|OOO", &count, &prefetched, &engine, &progress)) {
+    if (!PyArg_ParseTuple(args, "n|OOO", &count, &g.prefetched, &g.engine, &g.progress)) {
         return NULL;
     }
-    revoke(h);
     if (count > 0) {
-        h->prefetched = Py_NewRef(prefetched);
-        h->engine = Py_NewRef(engine);
-        h->progress = Py_NewRef(progress);
-        h->granted = count;
+        g = (struct grant){Py_NewRef(g.prefetched), Py_NewRef(g.engine), Py_NewRef(g.progress)};
     }
+    else {
+        g = (struct grant){0};
+    }
+    exchange(self, count > 0 ? count : 0, &g);
     Py_RETURN_NONE;
 }
 
@@ -143,16 +195,17 @@ traverse(PyObject *self, visitproc visit, void *arg)
 {
     struct mn_delivery *h = (struct mn_delivery *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(h->prefetched);
-    Py_VISIT(h->engine);
-    Py_VISIT(h->progress);
+    Py_VISIT(h->grant.prefetched);
+    Py_VISIT(h->grant.engine);
+    Py_VISIT(h->grant.progress);
     return 0;
 }
 
 static int
 clear(PyObject *self)
 {
-    revoke((struct mn_delivery *)self);
+    struct grant none = {0};
+    exchange(self, 0, &none);
     return 0;
 }
 

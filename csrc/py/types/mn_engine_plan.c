@@ -8,6 +8,7 @@
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
 #include "py/module/mn_named_tuples.h"
+#include "py/module/mn_shared.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
 
@@ -437,13 +438,14 @@ mn_engine_py_place(PyObject *self, PyObject *args)
     int rc = 1;
     mn_engine_pin(e);
     for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
-        PyObject *own = PyList_GetItem(objects, i);
-        PyObject *sample = own != NULL ? PyList_GetItem(samples, i) : NULL;
-        Py_XINCREF(sample); /* what is called may change the lists */
+        /* what is called may change the lists */
+        PyObject *own = PyList_GetItemRef(objects, i);
+        PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;
         rc = sample == NULL
                  ? -1
                  : mn_layout_encode(st, l, sample, shm, mn_block_at(shm, to), i, own);
         Py_XDECREF(sample);
+        Py_XDECREF(own);
     }
     bool open = ((struct mn_engine_object *)self)->engine == e;
     if (open && rc != 1) {

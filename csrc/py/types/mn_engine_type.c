@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * One Engine belongs to one iterator and to the process that made it.  Its methods are
- * called by the thread that iterates; wait() and close() release the GIL.
+ * called by the thread that iterates; wait() and close() release the GIL. Whoever else calls
+ * one waits until nobody is in one but where it sleeps (mn_shared.h).
  */
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
@@ -11,6 +12,7 @@
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_memfd.h"
+#include "py/module/mn_shared.h"
 #include "py/types/mn_engine_object.h"
 
 /* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
@@ -244,72 +246,128 @@ engine_retire(PyObject *self, PyObject *block)
     Py_RETURN_NONE;
 }
 
+MN_METHOD_ALONE(engine_start)
+MN_METHOD_ALONE(engine_stop)
+MN_METHOD_ALONE(engine_close)
+MN_FAST_METHOD_ALONE(mn_engine_py_submit)
+MN_METHOD_ALONE(mn_engine_py_resume)
+MN_FAST_METHOD_ALONE(mn_engine_py_plan)
+MN_METHOD_ALONE(mn_engine_py_set_form)
+MN_METHOD_ALONE(mn_engine_py_plan_end)
+MN_METHOD_ALONE(mn_engine_py_plan_clear)
+MN_METHOD_ALONE(mn_engine_py_next)
+MN_METHOD_ALONE(mn_engine_py_refused)
+MN_METHOD_ALONE(mn_engine_py_taken)
+MN_METHOD_ALONE(mn_engine_py_formed)
+MN_METHOD_ALONE(mn_engine_py_displaced)
+MN_METHOD_ALONE(mn_engine_py_gather)
+MN_METHOD_ALONE(mn_engine_py_place)
+MN_METHOD_ALONE(mn_engine_py_scheduler)
+MN_METHOD_ALONE(mn_engine_py_timing)
+MN_METHOD_ALONE(mn_engine_py_post)
+MN_METHOD_ALONE(engine_poll)
+MN_METHOD_ALONE(engine_wait)
+MN_METHOD_ALONE(engine_done_ns)
+MN_METHOD_ALONE(mn_engine_py_decode)
+MN_FAST_METHOD_ALONE(mn_engine_py_take)
+MN_METHOD_ALONE(mn_engine_py_row)
+MN_METHOD_ALONE(engine_retire)
+MN_METHOD_ALONE(mn_engine_py_envelopes)
+MN_METHOD_ALONE(mn_engine_py_form)
+MN_METHOD_ALONE(mn_engine_py_reports)
+MN_METHOD_ALONE(mn_engine_py_lost)
+MN_METHOD_ALONE(mn_engine_py_workers)
+MN_METHOD_ALONE(mn_engine_py_kill_worker)
+MN_METHOD_ALONE(mn_engine_py_retire_worker)
+MN_METHOD_ALONE(mn_engine_py_end_worker)
+#ifdef MN_TEST_BINDINGS
+MN_METHOD_ALONE(mn_engine_py_move_to)
+#endif
+MN_METHOD_ALONE(mn_engine_py_let_go)
+MN_METHOD_ALONE(mn_engine_py_note_failed)
+MN_METHOD_ALONE(mn_engine_py_dismiss)
+MN_METHOD_ALONE(mn_engine_py_health)
+MN_METHOD_ALONE(mn_engine_py_memory)
+MN_METHOD_ALONE(mn_engine_py_waits)
+MN_METHOD_ALONE(mn_engine_py_wait_begins)
+MN_METHOD_ALONE(mn_engine_py_wait_ends)
+MN_METHOD_ALONE(mn_engine_py_delivered)
+MN_METHOD_ALONE(mn_engine_py_set_driver)
+MN_METHOD_ALONE(mn_engine_py_lock_pages)
+MN_METHOD_ALONE(mn_engine_py_unlock_pages)
+MN_METHOD_ALONE(mn_engine_py_page_locks)
+MN_METHOD_ALONE(mn_engine_py_spans)
+
 static PyMethodDef engine_methods[] = {
-    {"start", engine_start, METH_VARARGS,
+    {"start", MN_ALONE(engine_start), METH_VARARGS,
      PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
-    {"stop", engine_stop, METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
-    {"close", engine_close, METH_NOARGS, PyDoc_STR("Ends the engine; no worker may live.")},
-    {"submit", (PyCFunction)(void (*)(void))mn_engine_py_submit, METH_FASTCALL,
+    {"stop", MN_ALONE(engine_stop), METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
+    {"close", MN_ALONE(engine_close), METH_NOARGS,
+     PyDoc_STR("Ends the engine; no worker may live.")},
+    {"submit", MN_FAST_ALONE(mn_engine_py_submit), METH_FASTCALL,
      mn_engine_submit_doc},
-    {"resume", mn_engine_py_resume, METH_VARARGS,
+    {"resume", MN_ALONE(mn_engine_py_resume), METH_VARARGS,
      PyDoc_STR("resume(epoch, worker) -> Block | None: of what a worker does when it begins a new\n"
                "epoch, as torch's marker tells it")},
-    {"plan", (PyCFunction)(void (*)(void))mn_engine_py_plan, METH_FASTCALL, mn_engine_plan_doc},
-    {"set_form", mn_engine_py_set_form, METH_O, mn_engine_set_form_doc},
-    {"plan_end", mn_engine_py_plan_end, METH_NOARGS,
+    {"plan", MN_FAST_ALONE(mn_engine_py_plan), METH_FASTCALL, mn_engine_plan_doc},
+    {"set_form", MN_ALONE(mn_engine_py_set_form), METH_O, mn_engine_set_form_doc},
+    {"plan_end", MN_ALONE(mn_engine_py_plan_end), METH_NOARGS,
      PyDoc_STR("plan_end(): no more batches in this epoch")},
-    {"plan_clear", mn_engine_py_plan_clear, METH_NOARGS,
+    {"plan_clear", MN_ALONE(mn_engine_py_plan_clear), METH_NOARGS,
      PyDoc_STR("plan_clear(): abandons all batches")},
-    {"next", mn_engine_py_next, METH_VARARGS, mn_engine_next_doc},
-    {"refused", mn_engine_py_refused, METH_O, mn_engine_refused_doc},
-    {"taken", mn_engine_py_taken, METH_O,
+    {"next", MN_ALONE(mn_engine_py_next), METH_VARARGS, mn_engine_next_doc},
+    {"refused", MN_ALONE(mn_engine_py_refused), METH_O, mn_engine_refused_doc},
+    {"taken", MN_ALONE(mn_engine_py_taken), METH_O,
      PyDoc_STR("taken(block): the batch that next() gave was read, frees it")},
-    {"formed", mn_engine_py_formed, METH_NOARGS, mn_engine_formed_doc},
-    {"displaced", mn_engine_py_displaced, METH_NOARGS, mn_engine_displaced_doc},
-    {"gather", mn_engine_py_gather, METH_O, mn_engine_gather_doc},
-    {"place", mn_engine_py_place, METH_VARARGS, mn_engine_place_doc},
-    {"scheduler", mn_engine_py_scheduler, METH_NOARGS, mn_engine_scheduler_doc},
-    {"timing", mn_engine_py_timing, METH_NOARGS, mn_engine_timing_doc},
-    {"post", mn_engine_py_post, METH_VARARGS, mn_engine_post_doc},
-    {"poll", engine_poll, METH_O, PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
-    {"wait", engine_wait, METH_VARARGS, wait_doc},
-    {"done_ns", engine_done_ns, METH_O, PyDoc_STR("When the block's last task finished.")},
-    {"decode", mn_engine_py_decode, METH_VARARGS, mn_engine_decode_doc},
-    {"take", (PyCFunction)(void (*)(void))mn_engine_py_take, METH_FASTCALL, mn_engine_take_doc},
-    {"row", mn_engine_py_row, METH_VARARGS,
+    {"formed", MN_ALONE(mn_engine_py_formed), METH_NOARGS, mn_engine_formed_doc},
+    {"displaced", MN_ALONE(mn_engine_py_displaced), METH_NOARGS, mn_engine_displaced_doc},
+    {"gather", MN_ALONE(mn_engine_py_gather), METH_O, mn_engine_gather_doc},
+    {"place", MN_ALONE(mn_engine_py_place), METH_VARARGS, mn_engine_place_doc},
+    {"scheduler", MN_ALONE(mn_engine_py_scheduler), METH_NOARGS, mn_engine_scheduler_doc},
+    {"timing", MN_ALONE(mn_engine_py_timing), METH_NOARGS, mn_engine_timing_doc},
+    {"post", MN_ALONE(mn_engine_py_post), METH_VARARGS, mn_engine_post_doc},
+    {"poll", MN_ALONE(engine_poll), METH_O,
+     PyDoc_STR("poll(block): 0 busy, 1 done, 2 lost a task")},
+    {"wait", MN_ALONE(engine_wait), METH_VARARGS, wait_doc},
+    {"done_ns", MN_ALONE(engine_done_ns), METH_O,
+     PyDoc_STR("When the block's last task finished.")},
+    {"decode", MN_ALONE(mn_engine_py_decode), METH_VARARGS, mn_engine_decode_doc},
+    {"take", MN_FAST_ALONE(mn_engine_py_take), METH_FASTCALL, mn_engine_take_doc},
+    {"row", MN_ALONE(mn_engine_py_row), METH_VARARGS,
      PyDoc_STR("row(block, layout, row, objects): the sample that was written there.")},
-    {"retire", engine_retire, METH_O, PyDoc_STR("Frees a done block that was not planned.")},
-    {"envelopes", mn_engine_py_envelopes, METH_VARARGS, mn_engine_envelopes_doc},
-    {"form", mn_engine_py_form, METH_O, mn_engine_form_doc},
-    {"reports", mn_engine_py_reports, METH_O, mn_engine_reports_doc},
-    {"lost", mn_engine_py_lost, METH_O, mn_engine_lost_doc},
-    {"workers", mn_engine_py_workers, METH_NOARGS, mn_engine_workers_doc},
-    {"kill_worker", mn_engine_py_kill_worker, METH_VARARGS, mn_engine_kill_worker_doc},
-    {"retire_worker", mn_engine_py_retire_worker, METH_O,
+    {"retire", MN_ALONE(engine_retire), METH_O,
+     PyDoc_STR("Frees a done block that was not planned.")},
+    {"envelopes", MN_ALONE(mn_engine_py_envelopes), METH_VARARGS, mn_engine_envelopes_doc},
+    {"form", MN_ALONE(mn_engine_py_form), METH_O, mn_engine_form_doc},
+    {"reports", MN_ALONE(mn_engine_py_reports), METH_O, mn_engine_reports_doc},
+    {"lost", MN_ALONE(mn_engine_py_lost), METH_O, mn_engine_lost_doc},
+    {"workers", MN_ALONE(mn_engine_py_workers), METH_NOARGS, mn_engine_workers_doc},
+    {"kill_worker", MN_ALONE(mn_engine_py_kill_worker), METH_VARARGS, mn_engine_kill_worker_doc},
+    {"retire_worker", MN_ALONE(mn_engine_py_retire_worker), METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
-    {"end_worker", mn_engine_py_end_worker, METH_O, mn_engine_end_worker_doc},
+    {"end_worker", MN_ALONE(mn_engine_py_end_worker), METH_O, mn_engine_end_worker_doc},
 #ifdef MN_TEST_BINDINGS
-    {"move_to", mn_engine_py_move_to, METH_O, mn_engine_move_to_doc},
+    {"move_to", MN_ALONE(mn_engine_py_move_to), METH_O, mn_engine_move_to_doc},
 #endif
-    {"let_go", mn_engine_py_let_go, METH_O, mn_engine_let_go_doc},
-    {"note_failed", mn_engine_py_note_failed, METH_O, mn_engine_note_failed_doc},
-    {"dismiss", mn_engine_py_dismiss, METH_NOARGS, mn_engine_dismiss_doc},
-    {"health", mn_engine_py_health, METH_NOARGS, mn_engine_health_doc},
-    {"memory", mn_engine_py_memory, METH_NOARGS, mn_engine_memory_doc},
-    {"waits", mn_engine_py_waits, METH_NOARGS, mn_engine_waits_doc},
-    {"wait_begins", mn_engine_py_wait_begins, METH_NOARGS,
+    {"let_go", MN_ALONE(mn_engine_py_let_go), METH_O, mn_engine_let_go_doc},
+    {"note_failed", MN_ALONE(mn_engine_py_note_failed), METH_O, mn_engine_note_failed_doc},
+    {"dismiss", MN_ALONE(mn_engine_py_dismiss), METH_NOARGS, mn_engine_dismiss_doc},
+    {"health", MN_ALONE(mn_engine_py_health), METH_NOARGS, mn_engine_health_doc},
+    {"memory", MN_ALONE(mn_engine_py_memory), METH_NOARGS, mn_engine_memory_doc},
+    {"waits", MN_ALONE(mn_engine_py_waits), METH_NOARGS, mn_engine_waits_doc},
+    {"wait_begins", MN_ALONE(mn_engine_py_wait_begins), METH_NOARGS,
      PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
                "begins to wait for a batch; next() does it by itself")},
-    {"wait_ends", mn_engine_py_wait_ends, METH_O,
+    {"wait_ends", MN_ALONE(mn_engine_py_wait_ends), METH_O,
      PyDoc_STR("wait_ends(got): with a batch or without")},
-    {"delivered", mn_engine_py_delivered, METH_NOARGS,
+    {"delivered", MN_ALONE(mn_engine_py_delivered), METH_NOARGS,
      PyDoc_STR("delivered(): both, for a batch that was taken before its turn")},
-    {"set_page_driver", mn_engine_py_set_driver, METH_VARARGS, mn_engine_set_driver_doc},
-    {"lock_pages", mn_engine_py_lock_pages, METH_VARARGS, mn_engine_lock_pages_doc},
-    {"unlock_pages", mn_engine_py_unlock_pages, METH_NOARGS,
+    {"set_page_driver", MN_ALONE(mn_engine_py_set_driver), METH_VARARGS, mn_engine_set_driver_doc},
+    {"lock_pages", MN_ALONE(mn_engine_py_lock_pages), METH_VARARGS, mn_engine_lock_pages_doc},
+    {"unlock_pages", MN_ALONE(mn_engine_py_unlock_pages), METH_NOARGS,
      PyDoc_STR("unlock_pages(): none from now on; one that is in use goes with its PageLock.")},
-    {"page_locks", mn_engine_py_page_locks, METH_NOARGS, mn_engine_page_locks_doc},
-    {"spans", mn_engine_py_spans, METH_O, mn_engine_spans_doc},
+    {"page_locks", MN_ALONE(mn_engine_py_page_locks), METH_NOARGS, mn_engine_page_locks_doc},
+    {"spans", MN_ALONE(mn_engine_py_spans), METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,14 +3,12 @@
  */
 #include "py/types/mn_index.h"
 
-/* A list of exact ints as the bytes of machine integers; NULL without an exception for
- * anything else. */
+#include "py/module/mn_shared.h"
+
+/* As as_int64, of a list that nobody changes meanwhile. */
 static PyObject *
-as_int64(PyObject *indices)
+list_as_int64(PyObject *indices)
 {
-    if (!PyList_CheckExact(indices)) {
-        return NULL;
-    }
     Py_ssize_t n = PyList_GET_SIZE(indices);
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(int64_t));
     if (bytes == NULL) {
@@ -31,6 +29,20 @@ as_int64(PyObject *indices)
     return bytes;
 }
 
+/* A list of exact ints as the bytes of machine integers; NULL without an exception for
+ * anything else. */
+static PyObject *
+as_int64(PyObject *indices)
+{
+    PyObject *bytes = NULL;
+    if (PyList_CheckExact(indices)) {
+        Py_BEGIN_CRITICAL_SECTION(indices);
+        bytes = list_as_int64(indices);
+        Py_END_CRITICAL_SECTION();
+    }
+    return bytes;
+}
+
 PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
               PyObject *indices, PyObject *dumps)
@@ -38,7 +50,7 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     PyObject *owned = as_int64(indices);
     *kind = MN_INDEX_INT64;
     if (owned != NULL) {
-        *nrows = (uint32_t)PyList_GET_SIZE(indices);
+        *nrows = (uint32_t)(PyBytes_GET_SIZE(owned) / (Py_ssize_t)sizeof(int64_t));
     }
     else if (!PyErr_Occurred()) {
         *kind = MN_INDEX_PICKLE;

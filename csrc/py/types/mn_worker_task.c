@@ -9,6 +9,7 @@
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
+#include "py/module/mn_shared.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
@@ -59,7 +60,7 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     if (b->index_kind == MN_INDEX_INT64) {
         return PyLong_FromLongLong(((const int64_t *)mn_block_index(b))[row]);
     }
-    return Py_XNewRef(PyList_GetItem(o->indices, row));
+    return PyList_GetItemRef(o->indices, row);
 }
 
 /* The sample of a row, or NULL with an exception. Made twice where it has made a generator of
@@ -172,7 +173,7 @@ mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *
     struct mn_layout *layout = layout_of(st, o, b);
     int rc = layout != NULL ? 1 : -1;
     for (uint32_t row = 0; rc == 1 && row < n; row++) {
-        PyObject *sample = Py_XNewRef(PyList_GetItem(samples, row));
+        PyObject *sample = PyList_GetItemRef(samples, row);
         rc = sample != NULL ? place_row(st, layout, sample, &o->side.shm, b, row, objects) : -1;
         Py_XDECREF(sample);
     }

@@ -4,6 +4,8 @@
  * header   mutated .npy headers through the parser, in buffers of exactly their length
  * random   random pipelines over random volumes, from strided memory and from files
  * threads  four threads on one pipeline and its files, compared with one thread's bytes
+ * kernels  every instruction set's inner loops, compared with the plain ones bit by bit; prints
+ *          a hash of their results, which is the same for a seed whatever the machine
  * mapped   four threads that share a table of mappings with too little room, of files that one
  *          of them shortens while it reads them
  *
@@ -260,6 +262,132 @@ drive_random(double end)
     printf("%ld samples, %ld without an error\n", tried, worked);
 }
 
+/* -- kernels ----------------------------------------------------------------------------- */
+
+#define MOST_VOXELS 400
+#define HASHED_ROUNDS 200
+
+enum { FIND_NONZERO, FIND_OTHER, REVERSE_1, REVERSE_4, SCALE, NORMALIZE, ADD_NOISE, NORMALS,
+       MIX, LOOPS };
+
+/* What a loop is called with. Nothing is aligned better than it must be. */
+struct call {
+    int64_t n, from;
+    uint64_t number;
+    struct mn_key key;
+    float a[MOST_VOXELS + 1], b[MOST_VOXELS + 1], low, high, mean, std, t;
+    double factor;
+};
+
+static float
+any_float(void)
+{
+    static const float odd[] = {0.0f, -0.0f, 1e-45f, -1e-39f, 3e38f, __builtin_inff(),
+                                -__builtin_inff(), __builtin_nanf("")};
+    if (below(12) == 0) {
+        return odd[below(sizeof(odd) / sizeof(odd[0]))];
+    }
+    return ((float)below(1u << 24) - 0x1p23f) / (float)(1u << below(24));
+}
+
+static void
+draw_call(struct call *c)
+{
+    c->n = (int64_t)below(MOST_VOXELS + 1);
+    c->from = (int64_t)below((uint64_t)c->n + 1);
+    c->number = below(UINT64_C(1) << 33); /* of the first normal; past 2^32 they repeat */
+    c->key = (struct mn_key){below(UINT64_MAX), below(UINT64_MAX), (uint32_t)below(1 << 16)};
+    c->low = any_float();
+    c->high = c->low + 1;
+    c->mean = (float)below(100) / 7;
+    c->std = (float)(1 + below(100)) / 9;
+    c->t = (float)below(101) / 100;
+    c->factor = (double)below(1000) / 333;
+    bool flat = below(2) == 0; /* long runs of one byte, for the searches */
+    for (int i = 0; i <= MOST_VOXELS; i++) {
+        c->a[i] = flat && i != c->n / 4 ? 0.0f : any_float();
+        c->b[i] = any_float();
+    }
+}
+
+/* The bytes that a loop gives, in out[MOST_VOXELS], which starts as the call's a. */
+static void
+run_loop(const struct mn_kernels *k, int loop, struct call *c, float *out)
+{
+    const uint8_t *bytes = (const uint8_t *)c->a + c->number % 4;
+    int64_t found = -1, first = (int64_t)c->number;
+    memcpy(out, c->a, MOST_VOXELS * sizeof(float));
+    switch (loop) {
+    case FIND_NONZERO:
+        found = k->find_nonzero(bytes, c->from, 4 * c->n);
+        break;
+    case FIND_OTHER:
+        found = k->find_other(bytes, c->from, 4 * c->n, (uint8_t)(c->number >> 32));
+        break;
+    case REVERSE_1:
+        k->reverse_1(out, bytes, 4 * c->n);
+        break;
+    case REVERSE_4:
+        k->reverse_4(out, bytes, c->n);
+        break;
+    case SCALE:
+        k->scale(out, c->n, c->factor);
+        break;
+    case NORMALIZE:
+        k->normalize(out, c->n, c->low, c->high, c->mean, c->std);
+        break;
+    case ADD_NOISE:
+        k->add_noise(out, c->n, first, &c->key, c->mean, c->std);
+        break;
+    case NORMALS:
+        k->normals(out, c->n, first, &c->key);
+        break;
+    default:
+        k->mix(out, c->a, c->b, c->t, c->n);
+    }
+    if (found >= 0) {
+        memcpy(out, &found, sizeof(found));
+    }
+}
+
+static uint64_t
+hash_of(uint64_t hash, const float *values)
+{
+    for (int i = 0; i < MOST_VOXELS; i++) {
+        uint32_t bits = 0x7fc00000; /* processors differ in the sign of the NaNs that they make */
+        if (values[i] == values[i]) {
+            memcpy(&bits, &values[i], sizeof(bits));
+        }
+        hash = (hash ^ bits) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+static void
+drive_kernels(double end)
+{
+    static struct call call;
+    static float plain[MOST_VOXELS], other[MOST_VOXELS];
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    int levels = 0;
+    for (long round = 0; round < HASHED_ROUNDS || seconds() < end; round++) {
+        draw_call(&call);
+        for (int loop = 0; loop < LOOPS; loop++) {
+            run_loop(mn_kernels_get(0), loop, &call, plain);
+            hash = round < HASHED_ROUNDS ? hash_of(hash, plain) : hash;
+            for (levels = 1; mn_kernels_get(levels) != NULL; levels++) {
+                run_loop(mn_kernels_get(levels), loop, &call, other);
+                if (memcmp(plain, other, sizeof(plain)) != 0) {
+                    fprintf(stderr, "loop %d of %s\n", loop, mn_kernels_get(levels)->name);
+                    abort();
+                }
+            }
+        }
+    }
+    printf("%016llx of %d sets, the best %s\n", (unsigned long long)hash, levels,
+           mn_kernels_best()->name);
+}
+
 /* -- threads ----------------------------------------------------------------------------- */
 
 #define CASES 3
@@ -508,6 +636,9 @@ main(int argc, char **argv)
     }
     else if (strcmp(argv[1], "random") == 0) {
         drive_random(end);
+    }
+    else if (strcmp(argv[1], "kernels") == 0) {
+        drive_kernels(end);
     }
     else if (strcmp(argv[1], "mapped") == 0) {
         drive_mapped(end, argv[4]);
