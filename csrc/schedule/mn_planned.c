@@ -14,7 +14,8 @@ mn_planned_make(const struct mn_plan_batch *b)
     starts = (starts + 7) & ~(size_t)7;
     size_t rows = ((size_t)b->nrows + 1 + 7) & ~(size_t)7;
     size_t flags = rows * (sizeof(*q->sent) + sizeof(*q->border));
-    size_t bytes = sizeof(struct mn_planned) + starts + b->index_bytes + flags;
+    size_t index_bytes = (b->index_bytes + 7) & ~(size_t)7; /* of a pickle it is any number */
+    size_t bytes = sizeof(struct mn_planned) + starts + index_bytes + flags;
     q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
     if (q == NULL) {
         return NULL;

@@ -100,7 +100,7 @@ close_world(struct world *w)
 static int
 add(struct world *w, uint32_t nrows, const uint8_t *begins)
 {
-    int64_t index[64];
+    int64_t index[65] = {0};
     for (uint32_t i = 0; i < nrows; i++) {
         index[i] = (int64_t)(w->planned_rows + i) % SAMPLES;
     }
@@ -109,7 +109,7 @@ add(struct world *w, uint32_t nrows, const uint8_t *begins)
                               .nrows = nrows,
                               .integers = true,
                               .index = index,
-                              .index_bytes = nrows * sizeof(*index),
+                              .index_bytes = nrows * sizeof(*index) + 3, /* as of a pickle */
                               .begins = begins};
     int rc = mn_plan_add(w->p, &b);
     w->planned_rows += rc == MN_OK ? nrows : 0;
