@@ -1,12 +1,15 @@
 """Runs programs as if each were started by itself, in processes forked from one that has imported
 torch: to import it costs more than most of them do.
 
-``run(jobs)`` is for the tests; below it is what runs in that process.
+``run(jobs)`` is for tests of many programs, ``Programs`` for those of one each; below them is what
+runs in the process that forks.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -14,6 +17,7 @@ import io
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -62,6 +66,41 @@ def run(jobs: list[Job], folder: Path) -> list[Done]:
         outputs = [part.read_text() for part in sorted(place.parent.glob(f"{number}.out.*"))]
         found.append(Done(status, outputs, place.with_suffix(".err").read_text()))
     return found
+
+
+#: of a program and of all that it starts: by it those are found that it leaves behind
+TOKEN = "MINATO_TEST_TOKEN"
+NO_TOKEN = 32 * "0"
+
+
+class Programs:
+    """Runs scripts one by one. (housekeeping.py knows the process by its command line.)"""
+
+    def __init__(self, path: str) -> None:
+        """path: where they import from."""
+        self._path = path
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), "serve"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, TOKEN: NO_TOKEN},
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        atexit.register(self._process.stdin.close)
+
+    def start(self, script: Path, token: str, out: Path, err: Path) -> None:
+        """In the script's folder, with this process's environment; output goes to files."""
+        assert self._process.stdin is not None
+        environment = {**os.environ, "PYTHONPATH": self._path, TOKEN: token}
+        job = [str(script), environment, str(out), str(err)]
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status; TimeoutError where it does not end."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            raise TimeoutError
+        return int(self._process.stdout.readline())
 
 
 # ---- in the process that forks ---------------------------------------------------------------
@@ -119,5 +158,42 @@ def _main(jobs: list[dict[str, Any]], folder: str) -> None:
     print(json.dumps(statuses))
 
 
+def _serve() -> list[Any] | None:
+    """Forks for each job. Returns there with the job, and here at the end."""
+    import torch.utils.data  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            job: list[Any] = json.loads(line)
+            return job
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return None
+
+
+def _become(script: str, environment: dict[str, str], out: str, err: str) -> None:
+    """As if Python had been started with the script in this environment."""
+    c = ctypes.CDLL(None)
+    c.getenv.restype = ctypes.c_void_p
+    # What /proc tells of the environment is that memory, whatever is set later.
+    ctypes.memmove(c.getenv(TOKEN.encode()), environment[TOKEN].encode(), len(NO_TOKEN))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(os.path.dirname(script))
+    _redirect(0, os.devnull)
+    _redirect(1, out)
+    _redirect(2, err)
+    sys.argv[:] = [script]
+    sys.path[0] = os.path.dirname(script)
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__file__ = script
+    exec(compile(Path(script).read_text(), script, "exec"), vars(module))
+
+
 if __name__ == "__main__":
-    _main(json.load(sys.stdin), sys.argv[1])
+    if sys.argv[1:] != ["serve"]:
+        _main(json.load(sys.stdin), sys.argv[1])
+    elif (job := _serve()) is not None:
+        _become(*job)

@@ -174,13 +174,14 @@ def _has_children() -> bool:
 
 
 def _processes() -> dict[str, int]:
-    """Those below this one but the start methods' servers, which stay as long as it does."""
+    """Those below this one but servers that fork, which stay as long as it does."""
     found = {}
     for process in psutil.Process().children(recursive=True) if _has_children() else []:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline()) or process.status()
-            # what the fork server has forked has its command line, too
-            server = "forkserver" in line and process.ppid() == os.getpid()
+            # what a server has forked has its command line, too
+            server = (("forkserver" in line or line.endswith("forked.py serve"))
+                      and process.ppid() == os.getpid())
             if not server and "resource_tracker" not in line:
                 found[f"process {process.pid}: {line}"] = 1
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import os
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +18,8 @@ import numpy as np
 import psutil
 import torch
 import torch.utils.data as tud
+
+from forked import TOKEN, Programs
 
 import minato
 
@@ -248,7 +250,7 @@ def search_path() -> str:
 
 def _carries(process: psutil.Process, token: str) -> bool:
     try:
-        return process.environ().get("MINATO_TEST_TOKEN") == token
+        return process.environ().get(TOKEN) == token
     except psutil.Error:
         return False
 
@@ -268,36 +270,48 @@ class Outcome:
     left: list[int]
 
 
+@functools.cache
+def _programs() -> Programs:
+    return Programs(search_path())
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def _killed(programs: Programs, token: str) -> bool:
+    """Whether the script has ended. One that has just been forked has no token yet."""
+    _kill(processes_with(token))
+    try:
+        programs.wait(0.1)
+    except TimeoutError:
+        return False
+    return True
+
+
 def run_script(
     kind: Kind, body: str, folder: Path, timeout: float = 50.0, grace: float = 12.0
 ) -> Outcome:
-    """Run ``body`` after the loader's head in a fresh interpreter.
+    """Run ``body`` after the loader's head, as a program of its own.
 
     ``grace`` is how long processes may outlive the script before they count as left.
     """
     token = uuid.uuid4().hex
     path = folder / f"script_{token[:8]}.py"
     path.write_text(kind.script_head + body)
-    env = {**os.environ, "MINATO_TEST_TOKEN": token, "PYTHONPATH": search_path()}
-    out, err = folder / f"{token}.out", folder / f"{token}.err"
     # Files, not pipes: a process left behind would keep a pipe open and hide itself.
-    with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, str(path)], env=env, stdout=stdout, stderr=stderr,
-            cwd=folder,
-        )
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            for pid in processes_with(token):
-                psutil.Process(pid).kill()
-            process.wait()
-            raise AssertionError(f"script hangs: {err.read_text()}") from None
+    out, err = folder / f"{token}.out", folder / f"{token}.err"
+    programs = _programs()
+    programs.start(path, token, out, err)
+    try:
+        code = programs.wait(timeout)
+    except TimeoutError:
+        while not _killed(programs, token):
+            continue
+        raise AssertionError(f"script hangs: {err.read_text()}") from None
     wait_for(lambda: not processes_with(token), grace)
     left = processes_with(token)
-    for pid in left:
-        try:
-            psutil.Process(pid).kill()
-        except psutil.NoSuchProcess:
-            continue
+    _kill(left)
     return Outcome(code, out.read_text(), err.read_text(), left)

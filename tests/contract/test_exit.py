@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .support import Kind, run_script, selected
+from .support import Kind, all_gone, run_script, selected
 
 HEAD = """
 import os, signal, sys, threading, warnings
@@ -178,3 +178,28 @@ print("both")
     outcome = run_script(loader, body, tmp_path)
     assert outcome.stdout == "both\n", outcome.stderr
     assert (outcome.returncode, outcome.stderr, outcome.left) == (0, "", [])
+
+
+LEAVES = """
+import subprocess
+print(os.environ["MINATO_TEST_TOKEN"])
+process = subprocess.Popen(["sleep", "1000"])
+pid = os.fork()
+if pid == 0:
+    signal.pause()
+print(process.pid, pid)
+"""
+
+
+def test_what_a_script_leaves_behind_is_seen(tmp_path: Path) -> None:
+    """By what it has started, and by what it has forked; both are ended."""
+    outcome = run_script(Kind("minato"), "import os, signal, sys" + LEAVES, tmp_path, grace=0.1)
+    token, *pids = outcome.stdout.split()
+    assert sorted(map(int, pids)) == sorted(outcome.left) and int(token, 16)
+    assert all_gone(outcome.left)
+
+
+def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="script hangs"):
+        run_script(Kind("minato"), "import signal\nsignal.pause()", tmp_path, timeout=0.5)
+    assert run_script(Kind("minato"), "print('next')", tmp_path).stdout == "next\n"
