@@ -85,7 +85,7 @@ start_one(struct mn_engine *e)
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY && !k->retired) {
-            mn_a32_store_release(&k->leave, 0);
+            mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_NOT);
             mn_a32_store_seqcst(&k->state, MN_WORKER_WANTED);
             return (int32_t)w;
         }
@@ -107,8 +107,7 @@ is_standby(const struct mn_autoscale *s, uint32_t workers, int32_t w)
 static void
 ask_to_leave(struct mn_engine *e, uint32_t w)
 {
-    struct mn_worker *k = mn_worker_at(&e->shm, w);
-    mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+    mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_SHRINK);
     e->crew.wakes.everybody = true;
 }
 

@@ -11,6 +11,7 @@
  *     mn_engine_plan  what the caller tells the plan
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
+ *     mn_claims       whose words and workers do not agree
  *     mn_autoscale    how many workers there should be
  *     mn_start_due    what the plan says should start: blocks, run queues
  *     mn_next_delivery   which batch is delivered next
@@ -82,6 +83,15 @@ struct mn_done {
     uint32_t n, at;
 };
 
+/* A task of which word and worker disagree: mn_claims.h. */
+struct mn_claims {
+    uint64_t looked_ns;
+    uint64_t word;
+    uint32_t task;
+    uint32_t looks; /* at which this was found so, in a row */
+    bool ending;    /* who was named is killed, and the task taken back then */
+};
+
 struct mn_engine {
     struct mn_shm shm;       /* the mapping, as the parts see it */
     struct mn_memory_file file; /* where it comes from */
@@ -110,6 +120,7 @@ struct mn_engine {
     uint64_t refs;           /* ranges handed out, pins, and one while it is open */
     uint64_t mended_ns;      /* when the queues were looked at last for damage */
     uint64_t idle_ns;        /* since when room waits for nothing but idle workers; 0: not */
+    struct mn_claims claims;
     bool closing;
 };
 

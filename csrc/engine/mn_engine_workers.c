@@ -15,6 +15,7 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
+    e->crew.members[worker].retired = true;
     mn_worker_at(&e->shm, worker)->retired = 1;
     mn_mutex_unlock(&e->mutex);
     return 0;
@@ -25,9 +26,10 @@ mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how)
 {
     int rc = mn_engine_retire_worker(e, worker);
     if (rc == 0) {
-        struct mn_worker *k = mn_worker_at(&e->shm, worker);
-        mn_a32_store_seqcst(&k->leave, how);
-        mn_event_notify(&k->event);
+        mn_mutex_lock(&e->mutex);
+        mn_crew_ask_to_leave(&e->crew, worker, how);
+        mn_mutex_unlock(&e->mutex);
+        mn_event_notify(&mn_worker_at(&e->shm, worker)->event);
     }
     return rc;
 }

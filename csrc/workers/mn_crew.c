@@ -86,7 +86,8 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     struct mn_member *m = &c->members[worker];
     bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
     bool damaged = m->damage != MN_SOUND; /* it was counted when that was found */
-    bool left = mn_a32_load_relaxed(&k->leave) != 0 && !damaged; /* ours */
+    bool asked = m->asked || !c->executor->processes; /* a thread's entry is believed */
+    bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
     struct mn_death death = {worker, k->pid, status_of(k->exit_status), -1};
     if (damaged) {
@@ -100,14 +101,23 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     }
     m->tasks = tasks;
     m->damage = MN_SOUND;
+    m->asked = false;
     m->pid = 0;
     m->dead = false;
     mn_a32_store_relaxed(&m->end, 0);
-    k->respawn = again && c->respawn && !k->retired;
+    k->retired = m->retired;
+    k->respawn = again && c->respawn && !m->retired;
     k->pause_ms = pause_after(m->crash_loop);
     k->began = 0;
     mn_a32_store_relaxed(&k->leave, 0);
     return death;
+}
+
+void
+mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how)
+{
+    c->members[worker].asked = how != MN_LEAVE_NOT;
+    mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->leave, how);
 }
 
 void

@@ -58,6 +58,8 @@ struct mn_crew {
         uint32_t crash_loop; /* deaths in a row without a finished task, */
         uint32_t unready; /* and how many of them, the last ones, while the worker started */
         uint64_t unready_ns; /* when the first of those was seen */
+        bool asked;      /* to leave, by the trainer: its entry may say anything */
+        bool retired;    /* by the user */
         uint64_t tasks;  /* finished in this place before the present worker came */
         /* What is known of its process: mn_process_watch.h, whose thread alone writes it, who and born
          * under the lock. */
@@ -97,6 +99,11 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
 /* The longest row of deaths in one place, up to now, in which no task was finished. */
 uint32_t
 mn_crew_crash_loop(const struct mn_crew *c);
+
+/* Asks a worker to leave when it has nothing in hand: it is no death, and not replaced.
+ * MN_LEAVE_NOT: never mind. */
+void
+mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void

@@ -39,23 +39,33 @@ mn_tasks_close(struct mn_tasks *t)
     *t = (struct mn_tasks){0};
 }
 
+/* What workers are told of it. They may have written over what they were told before. */
+static void
+fill(struct mn_tasks *t, uint32_t task)
+{
+    struct mn_task *d = mn_task_at(&t->shm, task);
+    const struct mn_result *r = &t->results[task];
+    d->block_off = r->block_off;
+    d->row0 = r->row0;
+    d->nrows = r->nrows;
+    d->kind = r->kind;
+    d->flags = 0;
+    d->env_off = d->env_len = 0;
+}
+
 static uint32_t
 take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint32_t nrows)
 {
     uint32_t task = t->free[--t->nfree];
-    struct mn_task *d = mn_task_at(&t->shm, task);
-    d->block_off = block_off;
-    d->row0 = row0;
-    d->nrows = nrows;
-    d->kind = kind;
-    d->flags = d->why = 0;
-    d->env_off = d->env_len = 0;
     struct mn_result *r = &t->results[task];
+    r->block_off = block_off;
     r->row0 = row0;
     r->nrows = nrows;
     r->kind = kind;
     r->flags = 0;
     r->accepted = false;
+    fill(t, task);
+    mn_task_at(&t->shm, task)->why = 0;
     /* Relaxed: nobody looks at its block yet. */
     mn_a32_store_relaxed(&r->published, MN_PUBLISHED_NOT);
     return task;
@@ -118,7 +128,7 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
                    const struct mn_death *death)
 {
     uint32_t attempt = mn_word_attempt(word);
-    mn_task_at(&t->shm, task)->flags = 0; /* an envelope of its worker's goes with the lease */
+    fill(t, task); /* an envelope of its worker's goes with the lease */
     t->results[task].flags = 0;
     t->results[task].accepted = false; /* what comes of it now is looked at anew */
     if (attempt < t->max_retries

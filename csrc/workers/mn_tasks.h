@@ -57,7 +57,8 @@ enum mn_published {
 /* A finished task's record, as it was when it was accepted, and what the trainer itself has
  * put there. */
 struct mn_result {
-    uint32_t row0, nrows; /* the trainer's */
+    uint64_t block_off;   /* the trainer's, as the next three */
+    uint32_t row0, nrows;
     uint32_t kind;
     uint32_t flags;
     uint32_t worker;

@@ -49,6 +49,18 @@ low_water(const struct mn_worker_side *w)
     }
 }
 
+/* Of a task that was just claimed. */
+static void
+hold(struct mn_worker_side *w, uint32_t task)
+{
+    const struct mn_task *t = mn_task_at(&w->shm, task);
+    w->held.block_off = t->block_off;
+    w->held.row0 = t->row0;
+    w->held.nrows = t->nrows;
+    w->held.kind = t->kind;
+    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* for people, and the trainer */
+}
+
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task)
 {
@@ -57,7 +69,7 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     }
     int rc = mn_runqueue_claim(&w->shm, w->number, task);
     if (rc == MN_OK) {
-        mn_a64_store_relaxed(&w->me->running, (uint64_t)*task + 1); /* for people */
+        hold(w, *task);
     }
     /* Also when there was nothing: two workers that claim at once may leave the hint behind,
      * and then neither saw the run queues run low. */
@@ -156,22 +168,23 @@ claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
     if (!mn_a64_cas_acqrel(&mn_task_at(&w->shm, task)->word, &seen, mine)) { /* [T2] */
         return false;
     }
-    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* for people */
+    hold(w, task);
     MN_FAULT("worker.collate.claimed");
     return true;
 }
 
 /* Says whether the task's first sample came right after the one this worker made last. */
 static void
-note_place(struct mn_worker_side *w, struct mn_task *t)
+note_place(struct mn_worker_side *w, struct mn_task *made)
 {
+    const struct mn_task *t = &w->held;
     if (t->kind == MN_KIND_RESUME || t->kind == MN_KIND_COLLATE) {
         return;
     }
     const struct mn_block *b = mn_block_at(&w->shm, t->block_off);
     uint64_t first = b->position + t->row0;
     bool follows = w->begun && b->epoch == w->epoch && first == w->position;
-    t->made = follows ? MN_MADE_NEXT : w->begun ? MN_MADE_APART : MN_MADE_FIRST;
+    made->made = follows ? MN_MADE_NEXT : w->begun ? MN_MADE_APART : MN_MADE_FIRST;
     w->begun = true;
     w->epoch = b->epoch;
     w->position = first + t->nrows;
@@ -182,10 +195,10 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
 {
     struct mn_ctl *c = w->shm.ctl;
     struct mn_task *t = mn_task_at(&w->shm, task);
-    uint64_t block_off = t->block_off, collate_word = 0;
+    uint64_t block_off = w->held.block_off, collate_word = 0;
     uint32_t ids[SIBLINGS], collate = MN_NO_TASK;
-    uint32_t n = siblings(w, t, ids);
-    if (t->kind == MN_KIND_PART) {
+    uint32_t n = siblings(w, &w->held, ids);
+    if (w->held.kind == MN_KIND_PART) {
         collate = ids[n - 1];
         collate_word = mn_a64_load_relaxed(&mn_task_at(&w->shm, collate)->word); /* CAS decides */
     }

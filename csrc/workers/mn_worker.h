@@ -14,6 +14,8 @@ struct mn_worker_side {
     struct mn_shm shm;
     uint32_t number;
     struct mn_worker *me;
+    struct mn_task held; /* of the task in hand what the trainer wrote, as it was when it was
+                          * claimed: what writes over the record leads nobody astray */
     uint64_t lease_off, lease_end, used_end;
     bool begun;         /* it has finished a task */
     uint64_t epoch;     /* of the last sample that it made, */

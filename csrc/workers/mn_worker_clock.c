@@ -16,11 +16,11 @@ mn_worker_waited(struct mn_worker_clock *clock)
 }
 
 void
-mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task)
+mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock)
 {
     clock->begin_ns = mn_now_ns();
     mn_a64_store_relaxed(&w->me->since_ns, clock->begin_ns); /* for people */
-    mn_a64_store_relaxed(&w->me->row, mn_task_at(&w->shm, task)->row0);
+    mn_a64_store_relaxed(&w->me->row, w->held.row0);
 }
 
 void
@@ -41,6 +41,6 @@ mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint3
     /* Relaxed: for people, written here alone. */
     mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
     mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
-    uint64_t rows = t->kind != MN_KIND_COLLATE ? t->nrows : 0; /* counted by its parts */
+    uint64_t rows = w->held.kind != MN_KIND_COLLATE ? w->held.nrows : 0; /* counted by its parts */
     mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + rows);
 }

@@ -20,7 +20,7 @@ mn_worker_waited(struct mn_worker_clock *clock);
 
 /* The claimed task's time begins. */
 void
-mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task);
+mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock);
 
 /* And ends: into the task and the entry's counters. Before mn_worker_done. */
 void

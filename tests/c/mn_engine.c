@@ -247,7 +247,7 @@ only_begun_tasks_have_an_age(void)
         CHECK_EQ(rig_submit(&r, 1, MN_QUEUE_WORKER, &b[i]), 0);
         CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
         CHECK_EQ(mn_a64_load_relaxed(&w.side.me->since_ns), 0);
-        mn_worker_begin(&w.side, &clock, task);
+        mn_worker_begin(&w.side, &clock);
         CHECK(mn_a64_load_relaxed(&w.side.me->since_ns) != 0);
         mn_worker_account(&w.side, &clock, task);
         CHECK_EQ(rig_run(&w, task), 0);

@@ -150,13 +150,13 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         if (rc != MN_OK) {
             continue;
         }
-        const struct mn_task *t = mn_task_at(&w->shm, *task);
+        const struct mn_task *t = &w->held;
         struct mn_block *b = mn_block_at(&w->shm, t->block_off);
         if (t->kind != MN_KIND_ROWS || b->index_kind != MN_INDEX_INT64
             || b->nfields != (uint32_t)n->pipeline->n_fields || !are_known(n, t, b)) {
             return MN_NATIVE_PYTHON;
         }
-        mn_worker_begin(w, clock, *task);
+        mn_worker_begin(w, clock);
         rc = do_rows(n, w, t, b, clock->begin_ns, failure);
         if (rc == MN_CLOSED || mn_entry_over(w)) {
             break; /* what nobody reads is not published: at exit it would wake a thread

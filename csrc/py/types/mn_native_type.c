@@ -172,7 +172,7 @@ static PyObject *
 hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(o));
-    const struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    const struct mn_task *t = &o->side.held;
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     PyObject *extras = failure != NULL ? extras_of(failure) : Py_NewRef(Py_None);
     if (st == NULL || extras == NULL) {
@@ -201,7 +201,7 @@ native_next(PyObject *self, PyObject *Py_UNUSED(ignored))
     }
     o->holding = true;
     if (event == MN_NATIVE_PYTHON) {
-        mn_worker_begin(&o->side, &o->clock, o->task);
+        mn_worker_begin(&o->side, &o->clock);
         o->mark_ns = o->clock.begin_ns;
     }
     return hand_over(o, event == MN_NATIVE_FAILED ? &failure : NULL);
@@ -249,7 +249,7 @@ native_mark(PyObject *self, PyObject *arg)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    const struct mn_task *t = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    const struct mn_task *t = o->holding ? &o->side.held : NULL;
     if (t != NULL && row >= t->row0 && row < t->row0 + t->nrows) {
         struct mn_report *r = mn_block_reports(mn_block_at(&o->side.shm, t->block_off));
         uint64_t now = mn_now_ns();

@@ -165,7 +165,7 @@ int
 mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *samples,
                      PyObject *objects)
 {
-    struct mn_block *b = mn_block_at(&o->side.shm, mn_task_at(&o->side.shm, o->task)->block_off);
+    struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
     Py_ssize_t n = PyList_CheckExact(samples) ? PyList_GET_SIZE(samples) : 0;
     if (b->layout == 0 || n == 0 || n > (Py_ssize_t)b->nrows) {
         return 0;
@@ -217,7 +217,7 @@ mn_worker_finish_task(struct mn_worker_object *o)
 /* Runs the rows of a task. The extras, or NULL with an exception that ends the worker; without
  * one: nobody wants the rest. */
 static PyObject *
-run_rows(struct mn_state *st, struct mn_worker_object *o, struct mn_task *t,
+run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *t,
          struct mn_block *b)
 {
     PyObject *extras = PyList_New(0);
@@ -284,10 +284,10 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
 PyObject *
 mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
 {
-    struct mn_task *t = mn_task_at(&o->side.shm, o->task);
+    const struct mn_task *t = &o->side.held;
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     o->holding = true;
-    mn_worker_begin(&o->side, &o->clock, o->task);
+    mn_worker_begin(&o->side, &o->clock);
     o->mark_ns = o->clock.begin_ns;
     if (tell_epoch(o, b) < 0) {
         return NULL;

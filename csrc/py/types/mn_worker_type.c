@@ -272,7 +272,7 @@ static PyObject *
 worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
-    struct mn_task *own = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    const struct mn_task *own = o->holding ? &o->side.held : NULL;
     if (own == NULL || own->kind != MN_KIND_COLLATE) {
         PyErr_SetString(PyExc_RuntimeError, "no collate task in hand");
         return NULL;
@@ -327,8 +327,7 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
         PyErr_SetString(PyExc_RuntimeError, "no task in hand");
         return NULL;
     }
-    const struct mn_task *t = mn_task_at(&o->side.shm, o->task);
-    struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
+    struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
     PyObject *indices = mn_worker_indices(o, b);
     return indices != NULL ? Py_BuildValue("(NI)", indices, b->spares) : NULL;
 }
@@ -345,7 +344,7 @@ worker_mark(PyObject *self, PyObject *arg)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    struct mn_task *t = o->holding ? mn_task_at(&o->side.shm, o->task) : NULL;
+    const struct mn_task *t = o->holding ? &o->side.held : NULL;
     if (o->thread && mn_entry_over(&o->side)) {
         PyErr_SetNone(PyExc_SystemExit);
         return NULL;

@@ -1,0 +1,224 @@
+"""Each field of each record that a worker may write, written over while it runs.
+
+An epoch in which a worker does so once ends with the right samples, or with an error in the place
+of the batch that it was at; the next one, by other workers, is whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import re
+import time
+from ctypes import c_int32, c_uint16, c_uint32, c_uint64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+
+from .support import PATIENCE, SECONDS
+from .test_damage import RUNNING, WORKERS_OFF, mapping, tasks_of, word
+
+U16, U32, I32, U64 = c_uint16, c_uint32, c_int32, c_uint64
+
+
+class Task(ctypes.Structure):
+    """struct mn_task"""
+
+    _fields_ = [
+        ("word", U64), ("block_off", U64), ("row0", U32), ("nrows", U32), ("kind", U32),
+        ("queue", U32), ("env_off", U64), ("env_len", U64), ("made", U32), ("pad0", U32),
+        ("flags", U32), ("why", U32), ("wall_ns", U64), ("cpu_ns", U64), ("done_ns", U64),
+        ("pad1", U64 * 5),
+    ]  # fmt: skip
+
+
+class Report(ctypes.Structure):
+    """struct mn_report"""
+
+    _fields_ = [("status", U32), ("pad0", U32), ("wall_ns", U64)]
+
+
+class Worker(ctypes.Structure):
+    """struct mn_worker"""
+
+    _fields_ = [
+        ("event", U32), ("state", U32), ("pid", U32), ("starts", U32), ("tid", U32),
+        ("began", U16), ("pause_ms", U16), ("exit_status", I32), ("respawn", U16),
+        ("retired", U16), ("born", U64), ("line1", U64 * 3), ("lease_state", U32), ("room", U32),
+        ("lease_off", U64), ("lease_len", U64), ("want_bytes", U64), ("used_end", U64),
+        ("init_states", U64 * 3), ("running", U64), ("since_ns", U64), ("row", U64),
+        ("tasks_done", U64), ("rows_done", U64), ("busy_ns", U64), ("cpu_ns", U64),
+        ("leave", U32), ("low_own", U32),
+    ]  # fmt: skip
+
+
+RECORDS: dict[str, type[ctypes.Structure]] = {"task": Task, "report": Report, "worker": Worker}
+SIZES = {"task": 128, "report": 16, "worker": 192}
+#: padding that is nobody's, and how the header lays the second line of an entry out
+UNNAMED = {"line1"}
+#: offset in the block that a task is of
+REPORTS_AT = 80
+QUEUED = 1
+HEADER = Path(__file__).resolve().parents[2] / "csrc" / "workers" / "mn_message.h"
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_field_is_here(record: str) -> None:
+    text = HEADER.read_text()
+    body = text[text.index(f"struct mn_{record} {{") :]
+    body = re.sub(r"/\*.*?\*/", "", body[: body.index("};")], flags=re.DOTALL)
+    names = re.findall(r"(\w+)(?:\[\d\])?;", body)
+    kind = RECORDS[record]
+    assert names == [name for name, *_ in kind._fields_ if name not in UNNAMED]
+    assert ctypes.sizeof(kind) == SIZES[record]
+
+
+def fields(record: str) -> list[tuple[str, int, int]]:
+    """(name, offset, bytes)"""
+    kind = RECORDS[record]
+    return [(name, getattr(kind, name).offset, getattr(kind, name).size)
+            for name, *_ in kind._fields_]  # fmt: skip
+
+
+def record_at(record: str) -> int:
+    """Where the record is that this worker may write now."""
+    base, me = mapping(), torch.utils.data.get_worker_info().id
+    if record == "worker":
+        return base + word(base + WORKERS_OFF) + me * SIZES["worker"]
+    [task] = tasks_of(base, RUNNING)
+    if record == "task":
+        return task
+    block = base + word(task + Task.block_off.offset)
+    row = ctypes.c_uint32.from_address(task + Task.row0.offset).value
+    reports = ctypes.c_uint32.from_address(block + REPORTS_AT).value
+    return block + reports + row * SIZES["report"]
+
+
+class Written(torch.utils.data.Dataset):
+    """Sample 37 writes over a field of its worker's records, if it is told to."""
+
+    def __init__(self) -> None:
+        self.told = multiprocessing.Array("q", 4)  # which record + 1, offset, bytes, which value
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == 37:
+            with self.told.get_lock():
+                which, offset, size, value = self.told
+                self.told[0] = 0
+            if which:
+                record = [*RECORDS][which - 1]
+                at = record_at(record) + offset
+                old = ctypes.string_at(at, size)
+                ctypes.memmove(at, VALUES[value](old), size)
+        return index
+
+
+VALUES = [
+    lambda old: b"\xff" * len(old),
+    lambda old: bytes([old[0] ^ 1]) + old[1:],
+    lambda old: bytes(len(old)),
+    lambda old: b"\x01" + bytes(len(old) - 1),
+    lambda old: old[:-1] + bytes([old[-1] ^ 0x80]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize("workers", [1, 2] if SECONDS >= 30 else [2])
+def test_a_field_that_is_written_over(record: str, workers: int) -> None:
+    dataset = Written()
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=workers, timeout=PATIENCE, persistent_workers=True, max_retries=1
+    )
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    wrong = []
+    for value in range(len(VALUES)) if SECONDS >= 30 else range(2):
+        for name, offset, size in fields(record):
+            dataset.told[:] = [1 + [*RECORDS].index(record), offset, size, value]
+            for turn in range(2):
+                got = epoch(loader)
+                if got != list(range(64)) and (turn or got != but_batch(9)):
+                    wrong.append((name, value, turn, got))
+            assert dataset.told[0] == 0
+    assert not wrong, wrong
+
+
+def but_batch(number: int) -> list[int]:
+    return [i for i in range(64) if i // 4 != number]
+
+
+def epoch(loader: Any) -> list[int | str]:
+    iterator, got = iter(loader), []
+    for _ in range(17):
+        try:
+            got += next(iterator).tolist()
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            if not isinstance(error, minato.WorkerLost):
+                got.append(str(error))
+    return got
+
+
+# ---- words that make sense, and that nobody finishes ------------------------------------------
+
+
+def running_by(worker: int) -> None:
+    """The task in hand is then another worker's, by its word."""
+    [task] = tasks_of(mapping(), RUNNING)
+    ctypes.c_uint16.from_address(task + 2).value = worker
+
+
+def queued() -> None:
+    """The task in hand then waits for somebody, on no queue."""
+    [task] = tasks_of(mapping(), RUNNING)
+    ctypes.c_uint8.from_address(task).value = QUEUED
+
+
+LIES = {
+    "of a living worker": lambda me: running_by(1 - me),
+    "of a worker that never was": lambda me: running_by(2),
+    "of nobody": lambda me: queued(),
+}
+
+
+class Lies(torch.utils.data.Dataset):
+    """Sample 37 writes over the word of its task, once, and then goes on or never ends."""
+
+    def __init__(self, lie: str, ends: bool) -> None:
+        self.lie, self.ends, self.left = lie, ends, multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        with self.left.get_lock():
+            lies = index == 37 and self.left.value > 0
+            self.left.value -= lies
+        if lies:
+            LIES[self.lie](torch.utils.data.get_worker_info().id)
+            time.sleep(0 if self.ends else 4 * PATIENCE)
+        return index
+
+
+@pytest.mark.parametrize("lie, ends", [
+    ("of a living worker", False), ("of a worker that never was", True), ("of nobody", True),
+])  # fmt: skip
+def test_a_word_that_no_worker_bears_out(lie: str, ends: bool) -> None:
+    """Without timeout=. All whom it names are ended, and another does the task."""
+    dataset = Lies(lie, ends)
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=2, persistent_workers=True, autoscale=(2, 3), max_retries=2
+    )
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    dataset.left.value = 1
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    assert dataset.left.value == 0
+    assert torch.cat(list(loader)).tolist() == list(range(64))
