@@ -334,8 +334,12 @@ fail__Py_BuildValue_SizeT(const char *format, ...)
 {
     va_list list;
     va_start(list, format);
-    PyObject *made = FAILS(_Py_BuildValue_SizeT) ? PyErr_NoMemory() : Py_VaBuildValue(format, list);
+    PyObject *made = Py_VaBuildValue(format, list);
     va_end(list);
+    if (FAILS(_Py_BuildValue_SizeT)) { /* which takes what it is given all the same */
+        Py_CLEAR(made);
+        PyErr_NoMemory();
+    }
     return made;
 }
 

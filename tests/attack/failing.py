@@ -364,7 +364,8 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
              "pipe at minato/transport/fork.py", "python3.11/subprocess.py")  # fmt: skip
 #: what a user may be told
-KINDS = (MemoryError, OSError, RuntimeError)
+KINDS = (MemoryError, OSError, RuntimeError, ImportError)
+NATIVE = "worker_type='native' cannot serve this loader: the dataset's native_pipeline() failed: "
 
 
 def fds() -> list[str]:
@@ -415,6 +416,11 @@ def attempt(
             amiss.append(f"wrong batches before the error: {error!r}")
         if not str(error) and not isinstance(error, MemoryError):
             amiss.append(f"an error without a text: {error!r}")
+        error.__traceback__ = None
+        del error
+    except ValueError as error:
+        if not str(error).startswith(NATIVE + "[Errno"):
+            amiss.append("another kind of error: " + traceback.format_exc(limit=-4))
         error.__traceback__ = None
         del error
     except BaseException:
@@ -534,7 +540,7 @@ def main() -> None:
                 tries += 1
                 fired += failing.table.failed
                 if any(file in what for file in FORGETFUL):
-                    amiss = [text for text in amiss if not text.startswith("left open")]
+                    amiss = [text for text in amiss if not text.startswith("left ")]
                 if amiss or os.environ.get("VERBOSE"):
                     where = f"{name}: call {call} of {calls} of {failing.describe(place, what)} ({way})"
                     print(where, *amiss, words if amiss else "", sep="\n", flush=True)
