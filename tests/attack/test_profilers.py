@@ -1,0 +1,128 @@
+"""Signals of profilers arrive a thousand times a second, in the trainer and in all that it starts.
+
+Each interrupts whatever system call is under way; nothing may come of it but the profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import minato
+
+from .datasets import Counting, Noisy, Ragged, Wordy, keep_list
+from .support import copied, kill, same
+
+PERIOD_S = 0.001
+#: of all processes, since the storm began
+ticks = torch.multiprocessing.get_context("fork").Value("q", 0)
+
+
+def note(*_: Any) -> None:
+    ticks.get_obj().value += 1  # without its lock, which the code that it interrupts may have
+
+
+def profiled(worker: int) -> None:
+    """A worker_init_fn as profilers have it. What a fork inherits is the handler, not the timer."""
+    signal.signal(signal.SIGPROF, note)
+    signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
+
+
+class Storm(threading.Thread):
+    """Sends the signal to this process and those below it, also while they wait and no time of
+    theirs passes that a timer would measure."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        me = psutil.Process()
+        while not self.over.wait(PERIOD_S):
+            if self.sent % 20 == 0:
+                pids = [me.pid, *(p.pid for p in me.children(recursive=True))]
+            for pid in pids:
+                kill(pid, signal.SIGPROF)
+            self.sent += 1
+
+
+@contextlib.contextmanager
+def storm() -> Iterator[None]:
+    before = signal.signal(signal.SIGPROF, note)
+    ticks.get_obj().value = 0
+    thread = Storm()
+    signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.over.set()
+        thread.join()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before or signal.SIG_DFL)
+    assert ticks.get_obj().value > 0 and thread.sent > 0
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "rows": (lambda: Noisy(60), {"shuffle": True, "persistent_workers": True}),
+    "envelopes": (lambda: Wordy(60), {"memory_limit": "3MiB"}),
+    "batches": (lambda: Ragged(60), {"collate_fn": keep_list}),
+    "static": (lambda: Noisy(60), {"scheduling": "static"}),
+    "iterable": (lambda: Counting(60, 0.001), {}),
+    "threads": (lambda: Squares(60), {"worker_type": "thread"}),
+}
+
+
+class Squares(torch.utils.data.Dataset):
+    """Needs no generators: threads share those."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((30_000,), float(index * index))
+
+
+def batches(kind: str, **more: Any) -> list[Any]:
+    dataset, options = KINDS[kind]
+    torch.manual_seed(11)
+    loader = minato.DataLoader(dataset(), batch_size=4, num_workers=2, **options, **more)
+    return [copied(batch) for _ in range(2) for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:worker_type='thread'. threads share")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_batches(kind: str) -> None:
+    threads = kind == "threads"  # which get no signals
+    expected = batches(kind, worker_init_fn=None if threads else nothing)
+    with storm():
+        got = batches(kind, worker_init_fn=None if threads else profiled)
+    assert same(got, expected)
+
+
+def nothing(worker: int) -> None:
+    """A worker_init_fn."""
+
+
+def test_stacks_that_are_written_now_and_then(tmp_path: Path) -> None:
+    """By a thread of faulthandler's, which looks at frames without the GIL."""
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.dump_traceback_later(0.005, repeat=True, file=file)
+        try:
+            assert same(batches("envelopes"), batches("envelopes"))
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    assert "batches" in (tmp_path / "stacks").read_text()
