@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from ..errors import Failure, timed_out
+from .._patience import Patience
+from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.shape import Shape
@@ -111,20 +111,16 @@ class Completions:
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
-        seconds = supervisor.timeout
-        deadline = time.monotonic() + seconds if seconds > 0 else None
+        patience = Patience(supervisor.timeout) if wait else None
         while True:
-            timeout = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            got = self.engine.next(timeout if wait else 0.0)
+            got = self.engine.next(0.0 if patience is None else patience.part())
             if got is True:
                 self.planner.fill(starved=True)
             elif got:
                 return got
-            elif not wait:
+            elif patience is None:
                 return None
-            elif got is None:
-                raise timed_out(seconds)
-            else:
+            elif got is False:
                 supervisor.check(lambda: False)
 
 
