@@ -8,11 +8,9 @@ accelerator there is no thread.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,8 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
-from ..errors import Failure, timed_out
+from .._patience import Patience
+from ..errors import Failure
 from ..workers.thread_pool import start_quietly
 
 #: how long closing waits for a batch in the thread's hands; a fork waits less
@@ -50,13 +49,11 @@ class Pinning:
         Raises RuntimeError in torch's words when the thread has died, or after timeout
         seconds (0: none).
         """
-        deadline = time.monotonic() + timeout if timeout > 0 else math.inf
+        patience = Patience(timeout)
         while not self.done.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise timed_out(timeout)
+            part = patience.part()
             alive = self.thread.is_alive()
-            if not self.done.wait(min(left, LOOK_SECONDS) if alive else 0) and not alive:
+            if not self.done.wait(min(part, LOOK_SECONDS) if alive else 0) and not alive:
                 raise RuntimeError(f"{self.what} exited unexpectedly")
         if isinstance(self.data, ExceptionWrapper):
             return Failure(self.data, None, self.note())

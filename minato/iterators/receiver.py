@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from ..errors import Failure, timed_out
+from .._patience import Patience
+from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
@@ -112,21 +112,17 @@ class Completions:
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
         seconds = supervisor.timeout
-        deadline = time.monotonic() + seconds if wait and seconds > 0 else None
+        patience = Patience(seconds) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
         while True:
-            if deadline is not None:
-                timeout = max(0.0, deadline - time.monotonic())
-            got = self.engine.next(timeout)
+            got = self.engine.next(timeout if patience is None else patience.part())
             if got is True:
                 self.planner.fill(starved=True)
             elif got:
                 return got
             elif not wait:
                 return None
-            elif got is None:
-                raise timed_out(seconds)
-            else:
+            elif got is False:
                 supervisor.check(lambda: False)
 
 

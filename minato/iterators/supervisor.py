@@ -13,8 +13,9 @@ from typing import Any
 from torch.utils.data import _utils
 
 from .._core import Block, Engine
+from .._patience import Patience
 from .._system_errors import NOT_STARTED
-from ..errors import DAMAGED, WorkerLost, describe_death, timed_out
+from ..errors import DAMAGED, WorkerLost, describe_death
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -99,14 +100,10 @@ class Supervisor:
     def wait_for(self, block: Block | None, done: Callable[[], object]) -> None:
         """Waits until done() is true, which says something of the block, or of any; raises
         torch's errors for timeouts and deaths."""
-        engine, timeout = self.engine, self.timeout
-        deadline = time.monotonic() + timeout if timeout > 0 else None
+        engine, patience = self.engine, Patience(self.timeout)
         while not done():
             self.check(done)
-            left = -1.0 if deadline is None else deadline - time.monotonic()
-            if deadline is not None and left <= 0:
-                raise timed_out(timeout)
-            engine.wait(block, left)
+            engine.wait(block, patience.part())
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises where workers have died and nobody does their work, unless done() is true."""

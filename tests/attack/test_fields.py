@@ -63,7 +63,7 @@ UNNAMED = {"line1"}
 #: offset in the block that a task is of
 REPORTS_AT = 80
 QUEUED = 1
-HEADER = Path(__file__).resolve().parents[2] / "csrc" / "workers" / "mn_message.h"
+HEADER = Path(__file__).resolve().parents[2] / "csrc" / "workers" / "mn_records.h"
 
 
 @pytest.mark.parametrize("record", RECORDS)
