@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup build test train gpu lint bench clean
+.PHONY: help setup build test fits train gpu lint bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
 .PHONY: wheels installed docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
@@ -12,6 +12,7 @@ TORCH ?= torch==2.13.0
 
 help:
 	@echo "make test      set up, build and run the tests"
+	@echo "make fits      the part of that with the most used libraries: Lightning, transformers, ..."
 	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
 	@echo "make gpu       how many cores a GPU needs, by loader: 40 minutes on a machine with one"
 	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
@@ -39,7 +40,27 @@ build: setup
 # hundreds of programs: what one has compiled, the others find.
 JOBS ?= 2
 test: build
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
+	@failed=0; $(MAKE) --no-print-directory -o build fits || failed=1; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  tests || failed=1; exit $$failed
+
+# The most used libraries, in an environment that also sees the packages of the first: all other
+# tests run without them. Where they cannot be had, so do these, which says so.
+MOST_USED ?= lightning==2.6.6 accelerate==1.15.0 transformers==5.23.0 datasets==5.2.0 \
+  pytorch-ignite==0.5.5
+MOST_USED_VENV ?= .venv-most-used
+PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+$(MOST_USED_VENV)/.ready: $(VENV)/.ready
+	@$(PYTHON) -m venv --clear --without-pip $(MOST_USED_VENV)
+	@$(BIN)/python $(PURELIB) > $$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth
+	@timeout 300 $(BIN)/pip --python $(MOST_USED_VENV)/bin/python install -q --retries 1 \
+	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
+	  echo "left out, do not install: $(MOST_USED)"
+
+FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py)
+fits: build $(MOST_USED_VENV)/.ready
+	@test ! -e $(MOST_USED_VENV)/.ready || \
+	  $(MOST_USED_VENV)/bin/python -m pytest -q -r fE --disable-warnings -n $(JOBS) --dist loadfile $(FITS)
 
 QUICK := --preset quick --data data/quick
 train: build
@@ -211,4 +232,4 @@ docs:
 
 clean:
 	rm -rf build dist site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) \
-	  minato/*.so minato/device/*.fatbin minato.egg-info data runs
+	  $(MOST_USED_VENV) minato/*.so minato/device/*.fatbin minato.egg-info data runs

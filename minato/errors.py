@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import os
 import pickle
@@ -99,6 +100,17 @@ def describe_death(pid: int, status: int) -> str:
     return text
 
 
+def never_began(pid: int | None) -> str:
+    """Of the process that starts workers and inherits nothing, which ended before it had one."""
+    return (
+        f"The process that starts DataLoader workers (pid {pid}) ended before it had started one; "
+        "what it has printed says why. With the start methods 'spawn' and 'forkserver' it imports "
+        "the program anew: what the program does belongs under if __name__ == '__main__':, and its "
+        "dataset and functions at the top of a module (a class of a notebook's cell or of a prompt "
+        "cannot be found there)."
+    )
+
+
 def native_impossible(reason: str) -> str:
     """Why worker_type="native" is refused, and what to do."""
     return (
@@ -157,5 +169,8 @@ class Failure:
         except Exception as error:
             if self.note:
                 add_note(error, self.note)
+            if self.wrapper.exc_type is bdb.BdbQuit:
+                add_note(error, "minato: a debugger has no terminal in a worker process. Set "
+                         "num_workers=0 to go through a dataset with one.")  # fmt: skip
             raise error from cause
         raise AssertionError("unreachable")

@@ -3,16 +3,20 @@ cell and run it again."""
 
 from __future__ import annotations
 
+import bdb
 import code
 import multiprocessing
 import os
+import pickle
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +26,8 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 
 import minato
 from minato import DataLoader
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -258,3 +264,50 @@ def test_who_catches_an_interrupt_may_go_on() -> None:
     data.let_go()
     seen += iterator
     assert torch.cat(seen).tolist() == list(range(40))
+
+
+# ---- programs that cannot work -----------------------------------------------------------------
+
+
+def notes(error: BaseException) -> str:
+    """Also where Python has none, and they are part of the text."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+class Debugged(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise bdb.BdbQuit  # as a breakpoint() does where nothing can be read from a terminal
+
+
+def test_a_breakpoint_in_a_worker_says_where_it_works() -> None:
+    with pytest.raises(bdb.BdbQuit) as caught:
+        next(iter(DataLoader(Debugged(), 4, num_workers=1)))
+    assert "num_workers=0" in notes(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dataset", "collate_fn", "worker_init_fn"])
+def test_what_spawn_cannot_send_is_named(name: str) -> None:
+    class Local(Numbers):
+        pass
+
+    bad = {"dataset": Local(), "collate_fn": lambda batch: batch, "worker_init_fn": lambda n: None}
+    given = {"dataset": Numbers(), name: bad[name]}
+    loader = DataLoader(num_workers=1, multiprocessing_context="spawn", **given)
+    with pytest.raises((AttributeError, pickle.PicklingError)) as caught:
+        with pytest.warns(UserWarning, match="pickle error"):
+            iter(loader)
+    assert re.findall(r"it is (\w+) that cannot be pickled", notes(caught.value)) == [name]
+
+
+def test_a_program_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import minato\n"
+        "list(minato.DataLoader(range(8), 4, num_workers=1, multiprocessing_context='spawn'))\n"
+    )
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": path}, timeout=100)  # fmt: skip
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: The process that starts DataLoader workers"), done.stderr
+    assert "if __name__ == '__main__':" in last and "bootstrapping phase" in done.stderr

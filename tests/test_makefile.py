@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,28 @@ def test_a_wheel_holds_nothing_of_an_earlier_build() -> None:
     """Setuptools puts all that lies in build/ into it, whoever has left that there."""
     before_the_wheel, _, _ = commands("wheels").partition(" --wheel ")
     assert re.search(r"^rm -rf .*\bbuild\b", before_the_wheel, re.M)
+
+
+def test_the_most_used_libraries_are_tested_with_the_rest(tmp_path: Path) -> None:
+    """Where they cannot be had, that is said, and the run goes on."""
+    assert "fits" in commands("test")
+    makefile = (ROOT / "Makefile").read_text()
+    names = {name: re.findall(r"^%s \?= ((?:.*\\\n)*.*)" % name, makefile, re.M)[0]
+             for name in ("MOST_USED", "LIBRARIES")}  # fmt: skip
+    used = re.findall(r"([\w-]+)==", names["MOST_USED"])
+    assert len(used) == 5 and set(used) <= set(names["LIBRARIES"].split())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin" / "pip").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "pip").chmod(0o755)
+    (tmp_path / ".ready").touch()
+    done = subprocess.run(
+        ["make", "-o", "build", "fits", f"VENV={tmp_path}", f"MOST_USED_VENV={tmp_path / 'used'}",
+         f"PYTHON={sys.executable}"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("left out, do not install: lightning")
 
 
 def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import _utils
 from .._core import Block, Engine
 from .._patience import Patience
 from .._system_errors import NOT_STARTED
-from ..errors import DAMAGED, WorkerLost, describe_death
+from ..errors import DAMAGED, WorkerLost, describe_death, never_began
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -113,10 +113,13 @@ class Supervisor:
         if health["zygote_lost"] and not unstarted:
             if not done():
                 pid = self.pool.starter() if self.pool is not None else None
+                began = self.engine.segment.start
                 self.stop()  # nobody could see them end, or replace them
                 how = "died unexpectedly"
                 if health["zygote_hung"]:
                     how = "was ended, because it had hung when a worker died"
+                elif not began:
+                    raise RuntimeError(never_began(pid))
                 raise RuntimeError(
                     f"The process that starts DataLoader workers (pid {pid}) {how}; workers "
                     "cannot be watched or replaced any more. Make a new iterator."

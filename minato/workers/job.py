@@ -12,6 +12,7 @@ import numpy  # noqa: F401  (its pool's threads are among those counted)
 from torch.utils.data import Subset
 
 from .. import _core
+from ..errors import add_note
 from .pickled import Pickled
 
 
@@ -117,7 +118,19 @@ class Job:
 
     def pickle(self) -> None:
         """For processes that inherit nothing. One pickle, so identities survive."""
-        self.pickled = Pickled((self.dataset, self.collate_fn, self.worker_init_fn))
+        parts = {"dataset": self.dataset, "collate_fn": self.collate_fn,
+                 "worker_init_fn": self.worker_init_fn}  # fmt: skip
+        try:
+            self.pickled = Pickled(tuple(parts.values()))
+        except Exception as error:
+            for name, part in parts.items():
+                try:
+                    Pickled(part).close()
+                except Exception:
+                    add_note(error, f"minato: it is {name} that cannot be pickled, which the start "
+                             "methods 'spawn' and 'forkserver' need. A function or class that lies "
+                             "at the top of a module can be.")  # fmt: skip
+            raise
 
     def load(self) -> None:
         """In a process that has not inherited them."""

@@ -25,8 +25,9 @@ class Pool:
     def __init__(self, fails: bool = False, **health: Any) -> None:
         self.health = {**HEALTHY, **health}
         self.engine: Any = SimpleNamespace(
-            health=lambda: self.health, workers=lambda: [], wait=lambda block, left: None
-        )
+            health=lambda: self.health, workers=lambda: [], wait=lambda block, left: None,
+            segment=SimpleNamespace(start=1),
+        )  # fmt: skip
         self.fails = fails
         self.stopped = self.started = False
         self.done: list[str] = []
@@ -126,6 +127,14 @@ def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
 def test_without_the_process_that_starts_them_they_are_stopped() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
     with pytest.raises(RuntimeError, match=r"The process that starts DataLoader workers \(pid 4711\)"):
+        supervisor.check(never)
+    assert pool.stopped
+
+
+def test_one_that_never_started_any_printed_why() -> None:
+    supervisor = supervisor_of(pool := Pool(zygote_lost=True))
+    pool.engine.segment.start = 0
+    with pytest.raises(RuntimeError, match="ended before it had started one.* printed .*__main__"):
         supervisor.check(never)
     assert pool.stopped
 
