@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help setup build test fits train gpu lint bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
-.PHONY: wheels installed docs pinned reproduced
+.PHONY: wheels installed try-wheel torches docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
 .PHONY: fuzz-differential fuzz-properties
 
@@ -19,6 +19,7 @@ help:
 	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
 	@echo "make soak      several loaders with kills and little memory, for an hour"
 	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
+	@echo "make torches   the contract tests on wheels, with each Python and several torches"
 	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
 	@echo "make pinned    newer versions in requirements/;  make reproduced: wheels twice, compared"
 	@echo "make lint      structure and style checks;  make clean: remove what was built"
@@ -124,10 +125,30 @@ pinned: setup
 # The contract tests on what a user would install, in an environment that has nothing else of here.
 INSTALLED_VENV ?= .venv-installed
 installed: wheels
+	$(MAKE) try-wheel
+try-wheel:
 	$(PYTHON) -m venv --clear $(INSTALLED_VENV)
 	$(INSTALLED_VENV)/bin/pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
 	  pytest hypothesis psutil dist/minato-*-manylinux*.whl
 	cd dist && $(abspath $(INSTALLED_VENV))/bin/pytest -q ../tests/contract
+
+# The same of minato's loaders with each Python that is here and the torches that install there:
+# the oldest that is served, the newest, and some between. SELF: make -n would run what names MAKE.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14 python3.14t
+TORCHES ?= torch==2.6.0 torch==2.9.1 torch==2.12.0 torch
+SELF := $(MAKE)
+torches:
+	@failed=; for python in $(PYTHONS); do \
+	  $$python -c "" 2>/dev/null || { echo "left out, is not here: $$python"; continue; }; \
+	  $(SELF) wheels PYTHON=$$python WHEELS_VENV=.venv-wheels-torches || exit 1; \
+	  for torch in $(TORCHES); do \
+	    echo "== $$python, $$torch"; \
+	    .venv-wheels-torches/bin/pip install -q --dry-run --no-deps $$torch 2>/dev/null || \
+	      { echo "left out, does not install: $$torch"; continue; }; \
+	    MINATO_TEST_LOADERS=minato,minato-static $(SELF) try-wheel PYTHON=$$python TORCH=$$torch \
+	      INSTALLED_VENV=.venv-torches || failed="$$failed $$python,$$torch"; \
+	  done; rm -rf .venv-wheels-torches .venv-torches; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: build
 	$(BIN)/pytest -q tests/test_lint.py
@@ -167,7 +188,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
-	  mutants fuzz stress soak sanitize reference reproduced installed aarch64 libraries
+	  mutants fuzz stress soak sanitize reference reproduced installed torches aarch64 libraries
 
 # With a compiler and an emulator for it: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
 aarch64: build

@@ -41,6 +41,8 @@ LISTED: dict[str, str] = {
         "The command is a shell's way to the module, which has been tested.",
     r"this file system does not (tell|let go of) .*":
         "What a file system keeps in the page cache is its own affair.",
+    "Python has a GIL":
+        "There is nothing to see: only builds without it can have it switched on.",
     # what does not apply to one of several loaders that a test is for
     "torch waits for ever: .*":
         "A fault of torch's own, by which its loader would hang in the test.",

@@ -31,7 +31,7 @@ def commands(target: str) -> str:
 
 
 @pytest.mark.parametrize("target", ["test", "train", "gpu", "bench", "stress", "soak", "sanitize",
-                                     "installed", "nightly"])  # fmt: skip
+                                     "installed", "torches", "aarch64", "nightly"])  # fmt: skip
 def test_what_is_run_is_there(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))

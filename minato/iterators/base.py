@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import traceback
 from typing import Any
 
@@ -85,6 +86,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
+        self._turn = threading.RLock()  # of the threads that ask this iterator for batches
         self._options = options = Options.of(loader)
         self._provider = provider_for(options.device)  # before anything is begun: it may fail
         memo.copies = None
@@ -228,9 +230,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         """torch's __next__ without the range that it marks for profilers: where none listens
         that would be a good part of a small batch's time. mn_delivery.c decides between them."""
         try:
-            if self._sampler_iter is None or self._iterable:
-                return _MultiProcessingDataLoaderIter.__next__(self)
-            data = self._next_data()  # type: ignore[no-untyped-call]
+            with self._turn:
+                if self._sampler_iter is None or self._iterable:
+                    return _MultiProcessingDataLoaderIter.__next__(self)
+                data = self._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
             _forget_locals(error)
             del self

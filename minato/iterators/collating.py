@@ -49,7 +49,7 @@ class CollatesHere:
             if shape.layout is None:
                 try:
                     proof = self.collate_fn(samples)
-                    shape.layout = Layout.prove(samples[0], proof, len(samples))
+                    shape.learn(Layout.prove(samples[0], proof, len(samples)))
                 except NoLayout:
                     shape.whole = True
             if shape.layout is not None:

@@ -92,7 +92,7 @@ def placed_batch(
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
-            shape.layout = received.layout(sent.worker, more[0])
+            shape.learn(received.layout(sent.worker, more[0]))
     return (status, data), stated
 
 

@@ -4,6 +4,7 @@ would help?
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +199,8 @@ def _cause(stats: dict[str, Any], facts: Facts) -> str:
         )
     if opens := _opens(stats):
         return opens
-    if _threads(stats) and _take_turns(stats, facts):
+    with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    if _threads(stats) and with_gil and _take_turns(stats, facts):
         return (
             "; the worker threads run Python code, one at a time, because that needs the GIL. "
             "worker_type='process' would help."

@@ -22,9 +22,15 @@ class Shape:
 
     def __init__(self) -> None:
         self.layout: Layout | None = None
+        self._found: dict[str, Layout] = {}
         self.whole = False
         self.unsure = False  # whole until a batch was looked at
         self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def learn(self, layout: Layout) -> None:
+        """The first layout that is found holds: iterators of several threads look for it at once,
+        and each has to read its rows by the one that it wrote them by."""
+        self.layout = self._found.setdefault("layout", layout)  # one step, whoever else is here
 
     def doubt(self) -> None:
         """Samples may be such as only the worker that makes them may collate."""
