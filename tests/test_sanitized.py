@@ -16,6 +16,7 @@ Environment:
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -129,6 +130,15 @@ def trees(tmp_path_factory: pytest.TempPathFactory):
     yield get
     for tree in made.values():
         shutil.rmtree(tree.root)
+
+
+def test_what_runs_there_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of fault points are collected in these runs alone, and can be imported in any."""
+    monkeypatch.setenv("MINATO_TEST_FAULTS", "1")
+    faults = importlib.import_module("attack.test_faults")
+    assert Path(faults.__file__) == ROOT / SHORT[0]
+    runs = [*LONG, *(mutant.run[0] for mutant in MUTANTS.values())]
+    assert [file for file in runs if not (ROOT / file).exists()] == []
 
 
 def must_pass(status: int, output: str, reports: list[str]) -> None:
