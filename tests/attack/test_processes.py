@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,10 @@ def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
     iterator = iter(make(dataset, persistent_workers=True))
     try:
         assert torch.cat(list(iterator)).tolist() == list(range(24))
+        process = Path(f"/proc/{dataset.pid.value}")
+        descriptors = [os.readlink(file) for file in (process / "fd").iterdir()]
+        assert [name for name in descriptors if "memfd" in name] == []
+        assert "minato" not in (process / "maps").read_text().replace(str(minato.__path__[0]), "")
         if zygote_dies:
             kill(iterator._pool.zygote.pid)
         begin = time.monotonic()
