@@ -12,7 +12,11 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
+from ._oom_kills import OomKills
 from ._system_errors import NOT_STARTED, advice
+
+#: from now on; what the system counted before is of others
+_oom_kills = OomKills()
 
 
 class WorkerLost(RuntimeError):
@@ -96,7 +100,7 @@ def describe_death(pid: int, status: int) -> str:
             "Please try to raise your shared memory limit."
         )
     elif -status == signal.SIGKILL:
-        text += "If you did not do this, the system may have run out of memory."
+        text += _oom_kills.said_of(pid)
     return text
 
 

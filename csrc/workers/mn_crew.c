@@ -4,6 +4,7 @@
 #include "workers/mn_crew.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include "base/mn_assert.h"
@@ -17,6 +18,8 @@
  * go away. Whoever kills at random, and a machine that is short of memory, hits one or two. */
 #define UNREADY_DEATHS 3u
 #define UNREADY_NS UINT64_C(3000000000)
+/* Where the last was killed: as a rule by somebody else, who may hit several in a row. */
+#define UNREADY_KILLED_NS UINT64_C(30000000000)
 
 int
 mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
@@ -75,7 +78,8 @@ may_go_on(struct mn_member *m, const struct mn_worker *k, bool finished, int32_t
         m->unready_ns = now_ns;
     }
     /* one that could not be made was tried for seconds already */
-    bool long_ago = status >= MN_STATUS_NOT_STARTED || now_ns - m->unready_ns >= UNREADY_NS;
+    uint64_t most_ns = status == -SIGKILL || status == -SIGTERM ? UNREADY_KILLED_NS : UNREADY_NS;
+    bool long_ago = status >= MN_STATUS_NOT_STARTED || now_ns - m->unready_ns >= most_ns;
     return m->unready < UNREADY_DEATHS || !long_ago;
 }
 

@@ -138,7 +138,11 @@ class ReadyReceiver(Receiver):
         batch = what[0][0]
         if len(what) == 1 and what[0][2] == len(batch.indices):
             del planned[batch.sequence]
-            return what, self._data_of(batch, got)
+            try:
+                return what, self._data_of(batch, got)
+            except BaseException:  # an interrupt: nobody gets it, and the end counts on it
+                self._is_lost(batch)
+                raise
         return what, self._mixed(runs, what)
 
     def named(self, what: Any) -> str:

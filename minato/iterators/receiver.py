@@ -3,6 +3,7 @@ to be collated here, or a failure."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import deque
@@ -155,8 +156,13 @@ class Receiver:
             return self.kept_back.popleft()
         planner = self.planner
         while (block := self.completions.next(wait)) is not None:
-            batch = planner.planned.pop(block.sequence)
-            data = self._data_of(batch, block)
+            batch = planner.planned[block.sequence]
+            try:
+                data = self._data_of(batch, block)
+                del planner.planned[block.sequence]
+            except BaseException:  # an interrupt
+                self._interrupted(batch, block)
+                raise
             if planner.early is None or self._of_this_epoch(batch):
                 if self._forgets:
                     batch.indices = None
@@ -211,10 +217,18 @@ class Receiver:
                     self.engine.taken(block)
         except Exception as error:
             data = Told(error)  # in its place: the end of the epoch counts on one
-        except BaseException:  # an interrupt: nobody gets it, and the end counts on it
-            self._is_lost(batch)
-            raise
         return data
+
+    def _interrupted(self, batch: Batch, block: Block) -> None:
+        """After an interrupt. Nobody gets a batch that the engine has let go of, and the end counts
+        on it; one that it has still comes with the next call."""
+        with contextlib.suppress(ValueError):  # nothing in flight, or taken
+            if block.made:
+                self.engine.poll(block)
+                return
+            self.engine.taken(block)
+        if self.planner.planned.pop(block.sequence, None) is not None:
+            self._is_lost(batch)
 
     def _is_lost(self, batch: Batch) -> None:
         if self._of_this_epoch(batch):

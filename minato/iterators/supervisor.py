@@ -176,7 +176,7 @@ class Supervisor:
             finally:
                 pool.stop()
         unstarted = health is not None and NOT_STARTED <= health["status"] < DAMAGED
-        if health is not None and health["deaths"] and unstarted:
+        if health is not None and health["live"] and health["deaths"] and unstarted:
             self._tell_of_fewer(describe_death(health["pid"], health["status"]))
 
     def _tell_last(self, pool: Executor) -> None:

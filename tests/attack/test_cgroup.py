@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from minato._oom_kills import MACHINE_SAYS, MAYBE, OomKills
+
 from .support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,12 +178,52 @@ def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
     assert 2 < int(workers) < 12
 
 
+def _counts(root: Path, group: int | None, machine: int) -> None:
+    """Files as of a process in a container of version 2, whose group's path is the host's."""
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/cgroup").write_text("0::/host/path\n")
+    (root / "proc/vmstat").write_text(f"nr_free 1\noom_kill {machine}\n")
+    if group is not None:
+        text = f"oom 9\noom_kill {group}\noom_group_kill 0\n"
+        (root / "sys/fs/cgroup/memory.events").write_text(text)
+
+
+def test_what_the_system_counts_is_told_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    """Of that one, however often it is asked, and of nobody who is killed later."""
+    _counts(tmp_path, 2, 5)
+    kills = OomKills(str(tmp_path))
+    assert kills.said_of(10) == MAYBE
+    _counts(tmp_path, 3, 6)
+    assert kills.said_of(10) == MAYBE
+    for _ in range(2):
+        assert "has reached its memory limit" in kills.said_of(11)
+        assert "sys/fs/cgroup/memory.events counts it" in kills.said_of(11)
+    assert kills.said_of(12) == MAYBE
+    _counts(tmp_path, 3, 7)
+    assert kills.said_of(13) == MACHINE_SAYS
+
+
+def test_where_nothing_is_counted_it_is_a_guess(tmp_path: Path) -> None:
+    kills = OomKills(str(tmp_path))
+    assert kills.said_of(1) == MAYBE
+    _counts(tmp_path, None, 7)
+    assert kills.said_of(2) == MAYBE  # all of it may have been before
+    version_1 = tmp_path / "sys/fs/cgroup/memory/jobs/7"
+    version_1.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:hugetlb,memory:/jobs/7\n0::/\n")
+    for count in (1, 2):
+        (version_1 / "memory.oom_control").write_text(f"under_oom 0\noom_kill {count}\n")
+        told = kills.said_of(count + 2)
+    assert "jobs/7/memory.oom_control counts it" in told
+
+
 if SECONDS >= 30:  # make stress: a group that runs out of memory is slow for a while
 
     def test_a_worker_that_the_system_kills_for_its_memory(group: Path) -> None:
         """It is replaced, and where that goes on the error names sample, signal and cause."""
         told = _run_inside(group, EATS)
         assert "killed by signal: Killed" in told
-        assert "the system may have run out of memory" in told
+        assert "Its control group has reached its memory limit" in told
         # cheap neighbours are one task by then
         assert re.search(r"sample index (37|\[[\d, ]*37[\d, ]*\]) of batch 9", told), told

@@ -8,7 +8,9 @@ import random
 import signal
 import struct
 import subprocess
+import threading
 import time
+import warnings
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ import torch
 
 import minato
 from minato.iterators.between_epochs import memo_of
+from minato.workers import zygote
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
@@ -166,24 +169,101 @@ def test_killed_trainer_beside_a_stopped_zygote(method):
         process.communicate()
 
 
-def test_a_replacement_that_is_refused_is_tried_again(monkeypatch):
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_replacement_that_is_refused_is_tried_again(number, monkeypatch):
     """It is no further death: there may be room for a process a moment later."""
-    fork, tries = Zygote._fork, []
+    fork, tries, refusal = Zygote._fork, [], number
 
     def refused(self, number):
         tries.append(number)  # in the zygote
         if 2 < len(tries) < 8:
-            raise BlockingIOError(errno.EAGAIN, "no")
+            raise OSError(refusal, "no")
         return fork(self, number)
 
     monkeypatch.setattr(Zygote, "_fork", refused)
-    iterator = iter(make(Slow(400, 0.001), num_workers=2, persistent_workers=True))
-    next(iterator)
+    loader = make(Slow(400, 0.001), shuffle=False, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    got = next(iterator).tolist()
     kill(workers_of(iterator)[0])
     wait_for(lambda: iterator._engine.health()["deaths"] == 1, "its death")
     wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "a replacement")
-    assert len(list(iterator)) == 49
+    assert got + torch.cat(list(iterator)).tolist() == list(range(400))
     assert iterator._engine.health()["deaths"] == 1
+
+
+@pytest.mark.parametrize("number, remedy", [
+    (errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "lower num_workers"), (errno.EMFILE, "ulimit -n"),
+])  # fmt: skip
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_replacement_that_is_refused_for_good(workers, number, remedy, monkeypatch):
+    """The others do its work, and say so; where there are none that is an error. Both with what
+    helps, and no sample is missing before that."""
+    fork, tries = Zygote._fork, []
+
+    def refused(self, worker):
+        tries.append(worker)  # in the zygote
+        if len(tries) > workers:
+            raise OSError(number, "no")
+        return fork(self, worker)
+
+    monkeypatch.setattr(Zygote, "_fork", refused)
+    monkeypatch.setattr(zygote, "REFUSED_SECONDS", 0.05)
+    iterator = iter(make(Slow(120, 0.01), batch_size=2, shuffle=False, num_workers=workers))
+    got = next(iterator).tolist()
+    kill(workers_of(iterator)[0])
+    if workers == 1:
+        with pytest.raises(minato.WorkerLost, match=f"could not be started: .*{remedy}"):
+            for batch in iterator:
+                got += batch.tolist()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # there are no others to do its work
+            iterator._shutdown_workers()
+        assert got == list(range(len(got))) and len(got) < 120
+    else:
+        with pytest.warns(UserWarning, match=f"could not be started: .*{remedy}.*do its work"):
+            got += torch.cat(list(iterator)).tolist()
+        assert got == list(range(120))
+
+
+class Everybody(threading.Thread):
+    """Kills the only worker of an iterator every 30 to 200 ms, whatever it is at; the fourth in a
+    row that has not come to be READY is spared until it is."""
+
+    def __init__(self, iterator, rng):
+        super().__init__(daemon=True)
+        self.iterator, self.rng, self.kills, self.end = iterator, rng, 0, threading.Event()
+
+    def run(self):
+        unready = 0
+        while not self.end.wait(self.rng.uniform(0.03, 0.2)):
+            try:
+                [entry] = worker_entries(self.iterator)
+            except RuntimeError:
+                return  # the iterator has come to its end
+            unready = unready + 1 if entry["state"] != 3 else 0
+            if entry["pid"] and unready < 4:
+                kill(entry["pid"])
+                self.kills += 1
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
+def test_the_only_worker_is_killed_again_and_again(seed):
+    """max_retries=1000: whoever kills at random ends no run."""
+    loader = make(Noisy(80), num_workers=1, persistent_workers=True, max_retries=1000)
+    calm = make(Noisy(80), persistent_workers=True)
+    rng, kills = random.Random(seed), 0
+    for epoch in epochs(SECONDS if SECONDS >= 30 else 0, enough=lambda: kills > 3):
+        torch.manual_seed(epoch)
+        expected = [copied(batch) for batch in calm]
+        torch.manual_seed(epoch)
+        hunter = Everybody(iterator := iter(loader), rng)
+        hunter.start()
+        try:
+            assert same([copied(batch) for batch in iterator], expected)
+        finally:
+            hunter.end.set()
+            hunter.join()
+        kills += hunter.kills
 
 
 def test_a_stopped_zygote_hides_no_death():
@@ -236,6 +316,59 @@ def test_stopped_workers_go_on(seed):
             got = list(iterator)
         assert same(got, expected)
         stops += stopper.stops
+
+
+def test_a_worker_that_is_stopped_for_good_is_waited_for():
+    """timeout= says so, and nobody else does its work; it goes on where it was."""
+    iterator = iter(make(Slow(40, 0.01), batch_size=2, shuffle=False, num_workers=2, timeout=1))
+    got = next(iterator).tolist()
+    wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
+    stopped = workers_of(iterator)[0]
+    kill(stopped, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeError, match="timed out"):
+            for batch in iterator:
+                got += batch.tolist()
+    finally:
+        kill(stopped, signal.SIGCONT)
+    while len(got) < 40:
+        try:
+            got += next(iterator).tolist()
+        except RuntimeError as error:  # a second is not much on a busy machine
+            assert "timed out" in str(error)
+    assert got == list(range(40))
+    assert iterator._engine.health()["deaths"] == 0
+
+
+def test_a_trainer_that_is_stopped_goes_on():
+    """Its workers look for it meanwhile, and one of them is killed."""
+    tell, told = os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        code = 1
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            iterator = iter(make(Slow(120, 0.01), batch_size=2, shuffle=False, num_workers=2))
+            got = next(iterator).tolist()
+            os.write(told, " ".join(map(str, workers_of(iterator))).encode())
+            got += torch.cat(list(iterator)).tolist()
+            code = 0 if got == list(range(120)) else 2
+        finally:
+            os._exit(code)
+    try:
+        pids = [int(pid) for pid in os.read(tell, 99).split()]
+        kill(trainer, signal.SIGSTOP)
+        kill(pids[0])
+        wait_for(lambda: psutil.Process(trainer).status() == psutil.STATUS_STOPPED, "it to stop")
+        time.sleep(2.5)  # more than one look of workers that idle
+        assert alive(pids[1])
+    finally:
+        kill(trainer, signal.SIGCONT)
+        os.close(tell)
+        os.close(told)
+        code = os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1])
+    assert code == 0
+    wait_for(lambda: not alive(pids[1]), "its workers to end")
 
 
 def test_stopped_workers_do_not_stop_the_end():

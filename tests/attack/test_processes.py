@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.data
 
 import minato
+import minato.iterators.prefetcher
+import minato.iterators.receiver
 from minato.workers import grace
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
@@ -114,6 +117,10 @@ def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
     iterator = iter(make(dataset, persistent_workers=True))
     try:
         assert torch.cat(list(iterator)).tolist() == list(range(24))
+        process = Path(f"/proc/{dataset.pid.value}")
+        descriptors = [os.readlink(file) for file in (process / "fd").iterdir()]
+        assert [name for name in descriptors if "memfd" in name] == []
+        assert "minato" not in (process / "maps").read_text().replace(str(minato.__path__[0]), "")
         if zygote_dies:
             kill(iterator._pool.zygote.pid)
         begin = time.monotonic()
@@ -799,3 +806,53 @@ def test_workers_are_seen_by_their_handles():
         worker.close()
     del workers, worker
     assert resources()["fds"] == before
+
+
+class Alarm:
+    """Interrupts what receives batches at its n-th line, once."""
+
+    WATCHED = (minato.iterators.receiver.__file__, minato.iterators.prefetcher.__file__)
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> None:
+        if self.left > 0:
+            sys.settrace(self.trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def trace(self, frame, event, _):
+        if frame.f_code.co_filename not in self.WATCHED:
+            return self.trace if event == "call" else None
+        self.left -= event == "line"
+        if self.left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.parametrize("dataset, options", [
+    (Slow(40, 0), {}), (Wordy(40, 3, 0), {}), (Slow(40, 0), {"collate_fn": list}),
+])  # fmt: skip
+def test_interrupt_while_a_batch_is_received(dataset, options):
+    """Iteration goes on to its end. What next() was about to give may be gone, and nothing else."""
+    loader = make(dataset, num_workers=1, prefetch_factor=4, persistent_workers=True,
+                  timeout=PATIENCE, **options)  # fmt: skip
+    interrupts = 0
+    for line in range(1, 200 if SECONDS >= 30 else 60):
+        iterator, alarm, got, given = iter(loader), Alarm(line), [], 0
+        while True:
+            try:
+                with alarm:
+                    batch = next(iterator)
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+                continue
+            given += 1
+            got += [int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)]
+        assert got == sorted(set(got)) and given in (9, 10), (line, got)
+    assert interrupts > 50

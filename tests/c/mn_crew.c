@@ -274,6 +274,24 @@ who_dies_while_starting_for_seconds_is_not_replaced(void)
     tear_down(&s);
 }
 
+/* Somebody else has done that, as a rule: whoever kills at random hits several in a row. */
+static void
+who_is_killed_while_starting_is_replaced_for_longer(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    s.fake.unready = true;
+    (void)die(&s, 1, -15, false); /* this one was READY */
+    for (uint32_t death = 0; death < 30; death++) {
+        (void)die(&s, 1, death % 2 == 0 ? -9 : -15, false);
+        CHECK_EQ(mn_crew_live(&s.crew), 3);
+        s.now_ns += 1000 * MS;
+    }
+    (void)die(&s, 1, -9, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 2);
+    tear_down(&s);
+}
+
 /* The zygote has tried for seconds to make each of them. */
 static void
 who_cannot_be_made_is_given_up_by_count(void)
@@ -482,6 +500,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_collate_task_is_not_left_over),
     MN_TEST("plain", a_row_of_deaths_makes_pauses),
     MN_TEST("plain", who_dies_while_starting_for_seconds_is_not_replaced),
+    MN_TEST("plain", who_is_killed_while_starting_is_replaced_for_longer),
     MN_TEST("plain", who_cannot_be_made_is_given_up_by_count),
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),

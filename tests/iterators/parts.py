@@ -93,6 +93,8 @@ class Engine:
         self.retired.append(block)
 
     def poll(self, block: Block) -> int:
+        if block in self.retired:
+            raise ValueError("of no batch in flight")
         return 1
 
     def form(self, block: Block) -> tuple[int, bool]:

@@ -150,6 +150,21 @@ def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
     assert got is not None and got[1] == "second" and engine.retired == [Block(0), Block(1)]
 
 
+def test_a_batch_that_an_interrupt_left_is_asked_for_again() -> None:
+    receiver, engine = cannot_be_read(KeyboardInterrupt())
+    take = engine.take  # type: ignore[attr-defined]
+
+    def interrupted(block: Block, layout: Any) -> Any:
+        engine.take = take  # type: ignore[attr-defined]
+        engine.ready.appendleft(block)
+        raise KeyboardInterrupt
+
+    engine.take = interrupted  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        receiver.receive()
+    assert receiver.planner.position.progress.count == 0 and 0 in receiver.planner.planned
+
+
 def test_one_of_the_next_epoch_is_kept_back() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
     planner: Any = receiver.planner

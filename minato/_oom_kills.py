@@ -1,0 +1,76 @@
+"""How often the system has ended a process because memory ran out, as far as it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: what says so, by the version of control groups, and how its line is called
+_GROUPS = {1: ("sys/fs/cgroup/memory", "memory.oom_control"), 2: ("sys/fs/cgroup", "memory.events")}
+_KEY = "oom_kill"
+
+GROUP_SAYS = (
+    "Its control group has reached its memory limit, and the system has ended a process for that "
+    "({file} counts it): lower num_workers, let samples take less memory, or raise the limit."
+)
+MACHINE_SAYS = (
+    "The machine has run out of memory, and the system has ended a process for that (/proc/vmstat "
+    "counts it): lower num_workers, or let samples take less memory."
+)
+MAYBE = "If you did not do this, the system may have run out of memory."
+
+
+def _counted(file: Path) -> int | None:
+    try:
+        for line in file.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == _KEY:
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _of_group(root: Path) -> tuple[Path, int] | None:
+    """The file of this process's group that counts, and what it says. In a container the group's
+    path may be the host's, and the mount point the group."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _number, controllers, path = line.split(":", 2)
+        version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
+        if version == 0:
+            continue
+        mount, name = _GROUPS[version]
+        for folder in (root / mount / path.lstrip("/"), root / mount):
+            count = _counted(folder / name)
+            if count is not None:
+                return folder / name, count
+    return None
+
+
+class OomKills:
+    """Whether a process that was killed was so for want of memory: whether the system counts more
+    of those than it did when it was asked last."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = Path(root)
+        self._group, self._machine = self._look()
+        self._told: tuple[int, str] | None = None  # of the process asked about last
+
+    def _look(self) -> tuple[tuple[Path, int] | None, int | None]:
+        return _of_group(self._root), _counted(self._root / "proc/vmstat")
+
+    def said_of(self, pid: int) -> str:
+        """What to add to the message that it was killed."""
+        if self._told is None or self._told[0] != pid:
+            group, machine = self._look()
+            text = MAYBE
+            if group and self._group and group[0] == self._group[0] and group[1] > self._group[1]:
+                text = GROUP_SAYS.format(file=group[0])
+            elif machine is not None and self._machine is not None and machine > self._machine:
+                text = MACHINE_SAYS
+            self._group, self._machine = group, machine
+            self._told = pid, text
+        return self._told[1]
