@@ -32,7 +32,8 @@ LONG = [
     "tests/attack/test_faults.py", "tests/attack/test_kills.py", "tests/attack/test_damage.py",
     "tests/test_loader.py", "tests/iterators/test_prefetching.py",
     "tests/transport/test_sendable.py", "tests/seeding/test_seeding.py",
-    *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")),
+    *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")
+            if path.name != "test_threads.py"),  # which forks beside threads: see ALONE
 ]  # fmt: skip
 #: GCC's AddressSanitizer does not prepare for forks: one made in the moment in which another
 #: thread of the process starts or ends may leave its child with a lock of the sanitizer's that
