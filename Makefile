@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
 .PHONY: wheels installed try-wheel torches docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
-.PHONY: fuzz-differential fuzz-properties
+.PHONY: fuzz-differential fuzz-properties fuzz-inputs
 
 help:
 	@echo "make test      set up, build and run the tests"
@@ -163,6 +163,7 @@ bench: build
 # From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
 STRESS_SECONDS ?= 30
 stress: stress-loader stress-programs stress-resume
+# It also makes every call of the extensions fail: another half hour.
 stress-loader: build
 	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
@@ -205,7 +206,7 @@ mutants: build
 	  tests/test_sanitized.py
 
 FUZZ_SECONDS ?= 300
-fuzz: fuzz-differential fuzz-properties
+fuzz: fuzz-differential fuzz-properties fuzz-inputs
 fuzz-differential: build
 	@echo "make fuzz SEED=$(SEED)"
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
@@ -214,6 +215,9 @@ fuzz-properties: build
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
+# Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev).
+fuzz-inputs: build
+	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) MINATO_TEST_SEED=$(SEED) $(BIN)/pytest -q -rs tests/fuzz
 
 # In an environment of their own, beside the torch that is there, and one by one: not all are there
 # for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,

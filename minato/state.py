@@ -211,7 +211,7 @@ def _check_form(state: Any) -> None:
             "this is not a state of minato.DataLoader (no 'version'); pass what "
             "state_dict() returned"
         )
-    if state["version"] not in READS:
+    if type(state["version"]) is not int or state["version"] not in READS:
         raise ValueError(
             f"the state was written by another version of minato (format {state['version']}, "
             f"this one reads {VERSION})"

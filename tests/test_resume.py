@@ -957,3 +957,51 @@ def test_an_early_epoch_thrown_away_leaves_no_trace() -> None:
         return [*found, rows(loader)]
 
     assert run(True) == run(False)
+
+
+# ---- damage ------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None, -1, 0, 2**80, -(2**63), 1.5, float("nan"), True, "x", b"\0" * 7, b"\0" * 8, [], {}, (),
+    [None], [2**70], torch.zeros(3), torch.zeros(0, dtype=torch.uint8), np.zeros(2), object(),
+]  # fmt: skip
+
+
+def spoiled(value: Any, rng: random.Random) -> Any:
+    """A copy in which one part, at any depth, is another or is missing."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        if rng.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        return {**value, key: spoiled(value[key], rng)}
+    if isinstance(value, (list, tuple)) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        parts = [*value[:at], spoiled(value[at], rng), *value[at + 1 :]]
+        return parts if isinstance(value, list) else tuple(parts)
+    return rng.choice(ODD)
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_spoiled_states_load_or_say_what_is_wrong(kind: str) -> None:
+    seed = int(os.environ["MINATO_TEST_SEED"])
+    rng = random.Random(seed)
+
+    def make() -> Any:
+        if kind == "map":
+            return minato.DataLoader(range(20), batch_size=3, shuffle=True)
+        return minato.DataLoader(Stream(20), batch_size=3)
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    refused = 0
+    for _ in range(400):
+        changed, other = spoiled(state, rng), make()
+        try:
+            other.load_state_dict(changed)
+            assert len(list(other)) <= 7, (seed, changed)
+        except (ValueError, TypeError) as error:
+            refused += 1
+            assert str(error), (seed, changed)
+    assert refused > 100

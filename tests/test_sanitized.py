@@ -36,7 +36,8 @@ LONG = [
     "tests/attack/test_faults.py", "tests/attack/test_kills.py", "tests/attack/test_damage.py",
     "tests/test_loader.py", "tests/iterators/test_prefetching.py",
     "tests/transport/test_sendable.py", "tests/seeding/test_seeding.py",
-    *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")),
+    *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")
+            if path.name != "test_threads.py"),  # which forks beside threads: see ALONE
 ]  # fmt: skip
 #: That these runs end is seen to by the deadlines of the tests in them; this is for what hangs
 #: outside of those. A machine that has much else to do may need long for all of them.

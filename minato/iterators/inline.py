@@ -61,9 +61,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             with global_generators(start["generators"] if again else {}):
                 super().__init__(loader)
                 tell_iterator(self._dataset_fetcher, snapshot)
-                for _ in range(again):
-                    index = super()._next_index()  # type: ignore[no-untyped-call]
-                    make_again(self._dataset_fetcher, index)
+                with contextlib.suppress(StopIteration):  # it gives fewer now: nothing is left
+                    for _ in range(again):
+                        index = super()._next_index()  # type: ignore[no-untyped-call]
+                        make_again(self._dataset_fetcher, index)
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None

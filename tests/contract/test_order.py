@@ -243,6 +243,75 @@ def test_large_sampler_items(loader: Kind) -> None:
     del half
 
 
+class Told(Numbers):
+    """Samples that say which index they were asked for."""
+
+    def __getitem__(self, index: Any) -> str:
+        return repr(index)
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_indices_that_nobody_expects(loader: Kind, size: int | None) -> None:
+    items = [2**80, -(2**63), -1, 2**63, None, [1, [2]], {3: {4}}, 1.5, "x", (), slice(3), b"\0"]
+
+    def run(make: Any) -> list[Any]:
+        made = make(Told(3), sampler=items, batch_size=size, num_workers=2)
+        return [list(made), list(made)]
+
+    assert run(loader) == run(DataLoader)
+
+
+class ReEnters(Sampler):
+    """Reads the whole loader that reads it, once, in the middle."""
+
+    def __init__(self) -> None:
+        self.loader: Any = None
+        self.inner: list[int] = []
+
+    def __len__(self) -> int:
+        return 9
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(9):
+            if index == 4 and not self.inner:
+                self.inner = [-1]
+                self.inner = flat(self.loader)
+            yield index
+
+
+def test_sampler_that_reads_its_own_loader(loader: Kind) -> None:
+    sampler = ReEnters()
+    sampler.loader = loader(Numbers(9), sampler=sampler, batch_size=2, num_workers=2)
+    assert flat(sampler.loader) == list(range(9)) and sampler.inner == list(range(9))
+
+
+kept: list[Any] = []
+
+
+def keep_and_empty(samples: list[Any]) -> list[Any]:
+    """A collate_fn that has its way with what it is given."""
+    kept.append(samples)
+    found = [sample.clone() for sample in samples]
+    samples[0].fill_(-1)
+    samples.clear()
+    return found
+
+
+class Filled(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((20_000,), float(index))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_collate_fn_that_keeps_and_empties_its_samples(loader: Kind, workers: int) -> None:
+    def run(make: Any) -> list[Any]:
+        made = make(Filled(9), batch_size=2, num_workers=workers, collate_fn=keep_and_empty)
+        return [list(made), list(made)]
+
+    assert_same(run(loader), run(DataLoader))
+    kept.clear()
+
+
 class Bulk(Numbers):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [indices[0]]

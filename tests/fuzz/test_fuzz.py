@@ -1,0 +1,121 @@
+"""C that reads what others wrote, on inputs that nobody meant: .npy headers, envelopes, costs.
+
+Every target is built with gcc and its sanitizers and runs changed seeds. With MINATO_FUZZ_SECONDS
+set and a clang that has libFuzzer, which sees what it covers, that runs each for so long, too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parents[1] / "csrc"
+SECONDS = float(os.environ.get("MINATO_FUZZ_SECONDS") or 0)
+SEED = int(os.environ.get("MINATO_TEST_SEED") or 1)
+ROUNDS = 20_000
+FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread",
+         "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", f"-I{CSRC}",
+         # functions that no target calls are left out, and what those would need
+         "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections",
+         f"-I{CSRC.parent / 'minato/include'}"]  # fmt: skip
+
+
+def npy() -> list[bytes]:
+    found = []
+    for array in (np.zeros((1, 2, 3, 4), np.float32), np.ones((2, 1, 1, 1), np.uint8),
+                  np.zeros((3, 2), np.int16), np.zeros((1, 2, 2, 2), ">f8")):  # fmt: skip
+        for version in ((1, 0), (2, 0), (3, 0)):
+            file = io.BytesIO()
+            np.lib.format.write_array(file, array, version)
+            found.append(struct.pack("<Q", len(file.getvalue())) + file.getvalue())
+    return found
+
+
+def envelope() -> list[bytes]:
+    found = []
+    for size, parts in ((44, []), (160, [(96, 10), (106, 40)]), (8192, [(96, 10), (4096, 4096)])):
+        at = 32 + 16 * len(parts)
+        head = struct.pack("<QQQQ", len(parts), at, 12, 7)
+        head += b"".join(struct.pack("<QQ", *part) for part in parts) + b"\x80\x05" * 6
+        found.append(head + bytes(size - len(head)))
+    return found
+
+
+def costs() -> list[bytes]:
+    pairs = [(0, 5), (8, 10**9), (3, -1), (9, 7), (-1, 2**62), (1, 10**15)]
+    return [b"".join(struct.pack("<qq", *pair) for pair in pairs * k) for k in (1, 3)]
+
+
+ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
+#: the inputs to begin with, and the sources of csrc that the target needs
+TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
+    "npy": (npy, ("ops/mn_npy_parse.c", "ops/mn_fail.c")),
+    "envelope": (envelope, ("engine/mn_checked_results.c", "workers/mn_seal.c", "base/*.c")),
+    "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
+}
+
+
+def build(folder: Path, name: str, compiler: str, *more: str) -> Path:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    parts = TARGETS[name][1]
+    if name == "envelope" and compiler == "clang":  # whose tables of what is covered refer to all
+        parts = tuple(f"{part}/*.c" for part in ENGINE)
+    sources = [str(path) for part in parts for path in sorted(CSRC.glob(part))]
+    program = folder / f"{name}-{compiler}"
+    done = subprocess.run(
+        [compiler, *FLAGS, *more, str(HERE / f"mn_fuzz_{name}.c"), *sources, "-lm",
+         "-o", str(program)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "san" in done.stderr and "cannot find" in done.stderr:
+        pytest.skip(f"{compiler} has no sanitizers here")
+    if "clang_rt.fuzzer" in done.stderr:
+        pytest.skip("clang is not installed with libFuzzer")
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def seeds(folder: Path, name: str) -> list[str]:
+    kept = folder / "seeds"
+    kept.mkdir()
+    for number, content in enumerate(TARGETS[name][0]()):
+        (kept / f"{number:02}").write_bytes(content)
+    return sorted(map(str, kept.iterdir()))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_changed_inputs(name: str, tmp_path: Path) -> None:
+    program = build(tmp_path, name, "gcc", "-fsanitize=address,undefined",
+                    str(HERE / "mn_fuzz_main.c"))  # fmt: skip
+    done = subprocess.run(
+        [str(program), str(SEED), str(ROUNDS), *seeds(tmp_path, name)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"MINATO_TEST_SEED={SEED}\n{done.stderr[-5000:]}"
+
+
+if SECONDS:
+
+    @pytest.mark.limit(SECONDS * 2 + 120)
+    @pytest.mark.parametrize("name", TARGETS)
+    def test_inputs_that_cover_more(name: str, tmp_path: Path) -> None:
+        program = build(tmp_path, name, "clang", "-fsanitize=fuzzer,address,undefined")
+        seeds(tmp_path, name)
+        found = HERE.parents[1] / "build" / "fuzz" / name  # kept for the next time
+        found.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            [str(program), f"-max_total_time={SECONDS:g}", f"-seed={SEED}", "-max_len=8192",
+             f"-artifact_prefix={found.parent}/{name}-", str(found), str(tmp_path / "seeds")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-5000:]
