@@ -107,11 +107,11 @@ def describe_death(pid: int, status: int) -> str:
 def never_began(pid: int | None) -> str:
     """Of the process that starts workers and inherits nothing, which ended before it had one."""
     return (
-        f"The process that starts DataLoader workers (pid {pid}) ended before it had started one; "
-        "what it has printed says why. With the start methods 'spawn' and 'forkserver' it imports "
-        "the program anew: what the program does belongs under if __name__ == '__main__':, and its "
-        "dataset and functions at the top of a module (a class of a notebook's cell or of a prompt "
-        "cannot be found there)."
+        f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "
+        "started one; what it has printed says why. With the start methods 'spawn' and "
+        "'forkserver' it imports the program anew: what the program does belongs under "
+        "if __name__ == '__main__':, and its dataset and functions at the top of a module "
+        "(a class of a notebook's cell or of a prompt cannot be found there)."
     )
 
 

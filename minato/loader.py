@@ -35,7 +35,7 @@ log = logging.getLogger("minato")
 _T_co = TypeVar("_T_co", covariant=True)
 
 #: as it is before ``patch_torch()``
-_torchs_iterator = torch.utils.data.DataLoader._get_iterator
+torchs_iterator = torch.utils.data.DataLoader._get_iterator
 
 _STANDARD_CONTEXTS = tuple(
     getattr(mp_context, f"{name}Context")
@@ -358,7 +358,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     "use num_workers=0"
                 )
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
-            return _torchs_iterator(self)
+            return torchs_iterator(self)
         self.check_worker_number_rationality()
         if self._dataset_kind == _DatasetKind.Iterable or self.scheduling == "static":
             return StaticIterator(self)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from .loader import DataLoader
+from .loader import DataLoader, torchs_iterator
 from .options import Options
 
 _MISSING = object()
@@ -90,10 +90,12 @@ class Patch:
 def _get_iterator(loader: Any) -> Any:
     """Of a loader of torch's class. It keeps its options, which persistent workers ask for in
     each epoch, also after the patch has been undone."""
+    if not _torch.active:  # whoever calls this has kept it
+        return torchs_iterator(loader)
     options = Options.of(loader)
     options.check(loader.num_workers, loader.persistent_workers)
     options.check_effect(loader)
-    options.put(loader)
+    vars(loader).update(vars(options))  # a class below torch's may refuse to be set these
     return DataLoader._get_iterator(loader)
 
 

@@ -92,6 +92,19 @@ def test_minatos_own_class_is_as_before() -> None:
         assert loader.scheduling == "static"
 
 
+class Placed(Torchs):
+    """Whose attribute has the name of an option."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def test_a_class_that_has_a_device_already() -> None:
+    with minato.patch_torch():
+        assert made_by(numbers(Placed, persistent_workers=True)) == "minato"
+
+
 class Pipe(torch.utils.data.IterDataPipe):
     def __iter__(self) -> Iterator[int]:
         return iter(range(4))
@@ -198,12 +211,16 @@ def test_a_block_does_not_undo_what_was_on_before() -> None:
 
 
 def test_someone_elses_later_patch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(loader: Any) -> Any:
-        return iter(())
-
     with minato.patch_torch():
+        ours = Torchs._get_iterator
+
+        def other(loader: Any) -> Any:
+            return ours(loader)
+
         monkeypatch.setattr(Torchs, "_get_iterator", other)
+        assert made_by(numbers()) == "minato"
     assert Torchs._get_iterator is other and not hasattr(Torchs, "stats")
+    assert made_by(numbers()) == "torch"  # which is what they had at first
     # what monkeypatch will put back is minato's; leave the world as it was
     monkeypatch.undo()
     Torchs._get_iterator = GET_ITERATOR

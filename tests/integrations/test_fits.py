@@ -100,6 +100,20 @@ def test_lightning_rebuilds_a_loader_with_its_options() -> None:
     assert len(list(again)) == 3
 
 
+def test_lightning_rebuilds_a_patched_loader(watch: Watch) -> None:
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    from lightning.fabric.utilities.data import _update_dataloader
+
+    with minato.patch_torch():
+        given = loader("torch")
+        list(given)
+        sampler = torch.utils.data.DistributedSampler(Points(), num_replicas=2, rank=1)
+        again = _update_dataloader(given, sampler)
+        assert type(again) is type(given) and again.sampler is sampler
+        assert len(list(again)) == 3
+    assert watch.all_ours()
+
+
 def test_ignite(watch: Watch) -> None:
     engine = pytest.importorskip("ignite.engine", exc_type=ImportError)
 
