@@ -6,13 +6,14 @@ Workloads:
 
 decode    a sample is decompressed by zlib, which lets go of the GIL, and becomes a tensor
 wait      a sample waits as for storage, and then NumPy computes on it
-python    a sample is made by a loop in Python, which holds the GIL
+python    a sample is made by a loop in Python, which holds the GIL where there is one
 
 Each loader makes the epochs of a persistent iterator in a fresh process, the first of which is not
 counted; a round begins with another loader than the one before. "bound" is what so many workers
 could make if nothing else took time: as many samples at once as there are workers, and of those
-that compute no more than there are cores (of "python" in threads: one). All loaders have to deliver the
-same bytes. "from nothing" is the time to the first batch, the start of the workers included.
+that compute no more than there are cores (of "python" in threads with a GIL: one). All loaders
+have to deliver the same bytes. "from nothing" is the time to the first batch, the start of the
+workers included.
 
 torchdata.nodes and SPDL are measured where they are installed.
 """
@@ -201,7 +202,8 @@ def bound(workload: str, loader: str, workers: int, cores: int, run: dict[str, A
     at_once = 1 if loader == "torch, none" else workers
     if computes:
         at_once = min(at_once, cores)
-        if holds and "threads" in loader:
+        with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        if holds and with_gil and "threads" in loader:
             at_once = 1
         return at_once / run["alone"]
     return min(at_once / run["alone"], cores / max(run["computing"], 1e-9))

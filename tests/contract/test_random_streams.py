@@ -283,7 +283,9 @@ class InfoProbe(Numbers):
             "type": type(info).__name__,
             "frozen": AttributeError in refused or RuntimeError in refused,
             "repr": repr(info),
-            "fields": [field.name for field in dataclasses.fields(info)],
+            # an older torch's is no dataclass
+            "fields": [field.name for field in dataclasses.fields(info)]
+            if dataclasses.is_dataclass(info) else sorted(vars(info)),
         }
 
 
