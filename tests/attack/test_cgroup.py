@@ -17,7 +17,7 @@ from minato._oom_kills import MACHINE_SAYS, MAYBE, OomKills
 from .support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT, GROWS_LIMIT = 600 << 20, 1200 << 20
+LIMIT, GROWS_LIMIT, RANKS_LIMIT = 600 << 20, 1200 << 20, 2000 << 20
 #: by the version of control groups
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
@@ -111,6 +111,59 @@ print(told)
 """
 
 
+#: Eight forks of one warm process, each a rank as torchrun starts it. Nobody takes a batch until
+#: all have made as many ahead as they may: 2 GiB, if each took
+#: what there is, and their 32 processes need 0.7 GiB besides.
+RANKS = """
+import os, sys, time, traceback
+import torch, minato
+from torch.utils.data.distributed import DistributedSampler
+
+class Large:
+    def __len__(self):
+        return 8 * 64
+    def __getitem__(self, index):
+        return torch.full((1 << 19,), index)
+
+with open(sys.argv[1] + "/cgroup.procs", "w") as group:
+    group.write(str(os.getpid()))
+os.environ.update(WORLD_SIZE="8", LOCAL_WORLD_SIZE="8")
+torch.set_num_threads(1)
+
+def rank(number):
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
+    sampler = DistributedSampler(Large(), 8, number, shuffle=True, seed=3)
+    loader = minato.DataLoader(
+        Large(), 4, sampler=sampler, num_workers=2, prefetch_factor=16, persistent_workers=True
+    )
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        iterator, before = iter(loader), -1
+        while before < (now := iterator._engine.memory()["used"]) or now == 0:
+            before = now
+            time.sleep(0.5)
+        seen = []
+        for batch in iterator:
+            assert bool((batch == batch[:, :1]).all())
+            seen += batch[:, 0].tolist()
+        assert seen == list(sampler), epoch
+        told = " ".join(map(str, [number, epoch, loader.stats()["deaths"], *seen]))
+        os.write(1, told.encode() + b"\\n")  # whole lines, of eight processes
+
+ranks = []
+for number in range(8):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        try:
+            rank(number)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in ranks]))
+"""
+
+
 def _own(version: int) -> Path | None:
     """This process's group, where that has a memory controller."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -169,6 +222,23 @@ def _run_inside(group: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
     _run_inside(group, SCRIPT, scheduling)
+
+
+def test_eight_ranks_under_one_limit(group: Path) -> None:
+    """Each takes its share of the memory, and they share out each epoch exactly."""
+    _set_limit(group, RANKS_LIMIT)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RANKS, str(group)], cwd=ROOT,
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
+    lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(lines) == 16
+    for epoch in range(2):
+        found = [line for line in lines if line[1] == epoch]
+        assert sorted(line[0] for line in found) == list(range(8))
+        assert [line[2] for line in found] == [0] * 8  # nobody has died of it
+        assert sorted(i for line in found for i in line[3:]) == list(range(512))
 
 
 def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
