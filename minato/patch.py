@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from dataclasses import fields
@@ -99,6 +100,30 @@ def _get_iterator(loader: Any) -> Any:
     return DataLoader._get_iterator(loader)
 
 
+def _taking_options(init: Any) -> Any:
+    """torch's constructor, for code that gives minato's options to a loader of torch's class."""
+    given = inspect.signature(DataLoader).parameters
+    options = [given[field.name] for field in fields(Options)]
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        own = {one.name: kwargs.pop(one.name) for one in options if one.name in kwargs}
+        init(self, *args, **kwargs)
+        if own:
+            vars(self).update(own)
+            checked = Options.of(self)
+            checked.check(self.num_workers, self.persistent_workers)
+            checked.check_effect(self)
+
+    torchs = inspect.signature(init)  # libraries that make a loader again go by it
+    named = {**torchs.parameters, **{one.name: one for one in options}}
+    taking: Any = __init__
+    taking.__signature__ = torchs.replace(
+        parameters=sorted(named.values(), key=lambda one: one.kind)
+    )
+    return taking
+
+
 #: What torch's class takes over. A class below it that has one of these itself keeps its own.
 _METHODS = (
     "_new_iterator", "_why_torch", "_shares_a_stateful_dataset",
@@ -120,8 +145,9 @@ def patch_torch() -> Patch:
     keeps that.
 
     Loaders have minato's methods (``stats()``, ``state_dict()``, ``load_state_dict()``,
-    ``set_epoch()``) as long as the patch lasts. Its options are attributes that may be set before
-    the first epoch (``loader.on_error = "skip"``); the constructor stays torch's and knows none.
+    ``set_epoch()``) as long as the patch lasts. Torch's constructor takes minato's options; of a
+    loader that is there already they may be set before the first epoch
+    (``loader.on_error = "skip"``).
 
     Calling it again changes nothing; the patch lasts until each call has been undone, by leaving
     its ``with`` block or by ``undo()`` of what it returned. Epochs that have begun, and the
@@ -134,5 +160,6 @@ def patch_torch() -> Patch:
     wanted = [(torchs, name, getattr(DataLoader, name)) for name in _METHODS]
     given = inspect.signature(DataLoader).parameters
     wanted += [(torchs, field.name, given[field.name].default) for field in fields(Options)]
+    wanted.append((torchs, "__init__", _taking_options(vars(torchs)["__init__"])))
     _torch.acquire([*wanted, (torchs, "_get_iterator", _get_iterator)])
     return Patch(_torch)

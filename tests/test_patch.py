@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -257,3 +258,17 @@ def test_threads_share_it() -> None:
     for thread in threads:
         thread.join()
     assert len(seen) == 400 and all(seen)
+
+
+@pytest.mark.parametrize("kind", [Torchs, Below])
+def test_torchs_constructor_takes_minatos_options(kind: type) -> None:
+    with minato.patch_torch():
+        loader = numbers(kind, batching="ready", in_order=False, max_retries=3)
+        assert (loader.batching, loader.max_retries, loader.on_error) == ("ready", 3, "raise")
+        assert made_by(loader) == "minato"
+        with pytest.raises(ValueError, match="on_error"):
+            numbers(kind, on_error="ignore")
+        named = inspect.signature(kind).parameters
+        assert {"dataset", "on_error", "device"} <= set(named)
+    with pytest.raises(TypeError, match="max_retries"):
+        numbers(kind, max_retries=3)
