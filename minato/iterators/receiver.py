@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from .._core import Block, CostModel, Engine
 from .._patience import Patience
 from ..errors import Failure
+from ..observe.trace import Trace
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
@@ -194,15 +195,15 @@ class Receiver:
         return early is None or batch.sequence < early.first
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch, or a Failure. The engine goes on to the next."""
+        """The data of a batch, or a Failure. However this ends, the block is taken."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)
             return data
         trace = self.completions.supervisor.trace
-        if trace is not None:
-            trace.block(batch.indices, block)
         try:
+            if trace is not None:
+                self._trace(trace, batch, block)
             data = self._take_rows(block)
             if data is None:
                 try:
@@ -215,6 +216,13 @@ class Receiver:
             self._is_lost(batch)
             raise
         return data
+
+    def _trace(self, trace: Trace, batch: Batch, block: Block) -> None:
+        try:
+            trace.block(batch.indices, block)
+        except BaseException:  # an index without a text, an interrupt
+            self.engine.taken(block)
+            raise
 
     def _is_lost(self, batch: Batch) -> None:
         if self._of_this_epoch(batch):

@@ -27,6 +27,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import text_of
 from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
@@ -305,4 +306,4 @@ def _plain(index: Any) -> Any:
         return [_plain(i) for i in index]
     if isinstance(index, float):
         return index if math.isfinite(index) else repr(index)
-    return index if isinstance(index, (int, str, type(None))) else repr(index)
+    return index if isinstance(index, (int, str, type(None))) else text_of(index)
