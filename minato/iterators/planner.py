@@ -198,11 +198,11 @@ class Planner:
             self._spares.clear()
         self.draw = Draw(indices, self.batched)
         self.ends.begin()
-        self._last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
+        self._last = (self.how_many() - self.ends.short) if self.ends.draws else sys.maxsize
         self._epoch = Epoch(
             self.position.epoch,
             self.position.seed,
-            pickle.dumps,
+            pickle.dumps,  # of an index that is no list of int
             user_epoch=self._progress.user_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,

@@ -108,7 +108,8 @@ class Completions:
 
     def next(self, wait: bool = True) -> Block | None:
         """What is next, also where it cannot be made. Raises torch's errors for timeouts and
-        deaths."""
+        deaths. The engine answers True where workers wait for more to be planned, False where
+        one may have died, None when the time is over."""
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit

@@ -176,7 +176,7 @@ class Trace:
                 del args["why"]  # it starts when its samples are there
                 events.append(self._span(name, "collate", tid, begin, wall, **args))
                 continue
-            if task.kind == BATCH and not all(task.rows):
+            if task.kind == BATCH and not all(task.rows):  # nobody took the time of its samples
                 args.update(indices=_plain(indices), cpu_us=cpu)
                 events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))
             else:
