@@ -18,7 +18,7 @@ from ..transport.rows_or_whole import Form
 from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
-from .between_epochs import Memo
+from .loader_memo import Memo
 from .locality import Groups
 from .position import Position
 from .window import Window

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from .._patience import Patience
+from .._deadline import Deadline
 from ..errors import Failure
 from ..observe.trace import Trace
 from ..transport import received
@@ -114,10 +114,10 @@ class Completions:
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
         seconds = supervisor.timeout
-        patience = Patience(seconds) if wait and seconds > 0 else None
+        deadline = Deadline(seconds) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
         while True:
-            got = self.engine.next(timeout if patience is None else patience.part())
+            got = self.engine.next(timeout if deadline is None else deadline.part())
             if got is True:
                 self.planner.fill(starved=True)
             elif got:

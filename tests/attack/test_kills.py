@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list

@@ -1,4 +1,4 @@
-/* mn_hold.c - ranges of the arena that Python objects see, and when they may be reused.
+/* mn_delivered_memory.c - ranges of the arena that Python objects see, and when they may be reused.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter
