@@ -585,7 +585,7 @@ MUTANTS = {
         WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
         "if (st == MN_TASK_RUNNING) {", "mn_worker"),
     "sweep: envelopes are inherited": Mutant(
-        WORKERS + "mn_tasks.c", "mn_task_at(&t->shm, task)->flags = 0; /*", "/*", "mn_worker"),
+        WORKERS + "mn_tasks.c", "    d->flags = 0;\n", "", "mn_worker"),
     "sweep: the lease stays": Mutant(
         ENGINE + "mn_supervise.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(

@@ -228,7 +228,7 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
         own.nfields = own.layout = 0;
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
-    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* room came back; without rows, as last tried */
+    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* room came back: as was tried last */
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
     if (rc == 0) {

@@ -112,7 +112,8 @@ class Completions:
         one may have died, None when the time is over."""
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
-            raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
+            # its engine may not say so at exit; another thread is to stay there (stay_at_exit)
+            raise RuntimeError("the loader was shut down")
         seconds = supervisor.timeout
         deadline = Deadline(seconds) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
