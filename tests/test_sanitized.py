@@ -185,8 +185,8 @@ MUTANTS = {
     "layout: one dimension too few": Mutant(
         "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc((size_t)nd,", TRANSPORT),
     "layout: shapes freed in their middle": Mutant(
-        "mn_layout.c", "l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL",
-        "l->nodes[i].shape", TRANSPORT),
+        "mn_layout.c", "PyMem_Free(l->nodes[i].shape);", "PyMem_Free(l->nodes[i].shape + 1);",
+        TRANSPORT),
     "delivery: a batch that nobody owns": Mutant(
         "mn_delivery.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
         ("tests/iterators/test_prefetching.py",), with_torch=True),
