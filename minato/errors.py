@@ -66,6 +66,14 @@ def add_note(error: BaseException, text: str) -> None:
         error.args = (type(first)(f"{first.rstrip()}\n{text}"), *error.args[1:])
 
 
+def text_of(index: Any) -> str:
+    """An index for a message: a sampler's own class may have a repr that fails."""
+    try:
+        return repr(index)
+    except Exception as error:
+        return f"<{type(index).__name__}, whose repr raises {type(error).__name__}>"
+
+
 def timed_out(seconds: float) -> RuntimeError:
     """What torch raises when no batch came in the time that ``timeout=`` allows."""
     return RuntimeError(f"DataLoader timed out after {seconds} seconds")

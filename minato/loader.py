@@ -17,8 +17,8 @@ from torch.utils.data.dataloader import _DatasetKind
 from ._system_errors import refused
 from ._system import CORE, NEEDS_LINUX, tell_of_torch
 from .device.provider import target
-from .iterators.between_epochs import memo_of
 from .iterators.inline import InlineIterator
+from .iterators.loader_memo import memo_of
 from .observe.stats import collect
 from .options import Options, described
 from .seeding.order_generators import Sources

@@ -264,7 +264,9 @@ class Snapshots:
         create: Callable[[], Any],
         set_all: Callable[[dict[str, bytes]], None],
     ) -> Any:
-        """The fetcher, where it stood in another process."""
+        """The fetcher, where it stood in another process. At an epoch's begin the generators are
+        set before it is made, because making it draws from them; later on after it, because it
+        has drawn already. set_all: sets global generators by their states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._told = snapshot.dataset is not None
         tell(dataset, snapshot.dataset, "dataset")

@@ -433,7 +433,7 @@ MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
 SCHEDULE = "csrc/schedule/"
 
 MUTANTS = {
-    "announce may pass the look": Mutant(
+    "prepare_wait may pass the look": Mutant(
         EVENT_H, "(void)mn_a32_xchg_seqcst(&event->word, MN_EVENT_ASLEEP)",
         "mn_a32_store_release(&event->word, MN_EVENT_ASLEEP)", "mn_event", kinds=("thread",),
         seconds=8),
@@ -500,10 +500,10 @@ MUTANTS = {
         WORKERS + "mn_runqueue.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
         "mn_runqueue", kinds=("plain",)),
     "runqueue: late hints stay late": Mutant(
-        WORKERS + "mn_runqueue.c", "        from = tail - l->mask - 1;",
-        "        hint = from = tail - l->mask - 1;", "mn_runqueue", kinds=("plain",)),
+        WORKERS + "mn_runqueue.c", "        from = tail - q->mask - 1;",
+        "        hint = from = tail - q->mask - 1;", "mn_runqueue", kinds=("plain",)),
     "runqueue: full is not noticed": Mutant(
-        WORKERS + "mn_runqueue.c", "if (tail - head->head > l->mask) {", "if (0) {", "mn_runqueue"),
+        WORKERS + "mn_runqueue.c", "if (tail - head->head > q->mask) {", "if (0) {", "mn_runqueue"),
     "engine: own queue too short": Mutant(
         ENGINE + "mn_engine_sizes.c", "cfg->window == 0    ? tasks_for(cfg)",
         "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
@@ -584,7 +584,7 @@ MUTANTS = {
         WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
         "if (st == MN_TASK_RUNNING) {", "mn_worker"),
     "sweep: envelopes are inherited": Mutant(
-        WORKERS + "mn_tasks.c", "mn_task_at(&t->shm, task)->flags = 0; /*", "/*", "mn_worker"),
+        WORKERS + "mn_tasks.c", "    d->flags = 0;\n", "", "mn_worker"),
     "sweep: the lease stays": Mutant(
         ENGINE + "mn_supervise.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(

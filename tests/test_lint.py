@@ -17,6 +17,7 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
 FILE_LINES = 600
 FUNCTION_LINES = 80
+COLUMNS = 100
 
 #: What the files of a folder may include, besides their own folder.
 MAY_INCLUDE = {
@@ -270,6 +271,14 @@ def check_file_sizes(sources: list[Source]) -> Iterator[str]:
             yield f"{s.name}: {lines} lines, the limit is {FILE_LINES}"
 
 
+def check_columns(sources: list[Source]) -> Iterator[str]:
+    """A line fits, code or comment."""
+    for s in sources:
+        for number, line in enumerate(s.text.splitlines(), 1):
+            if len(line) > COLUMNS:
+                yield f"{s.name}:{number}: {len(line)} columns, the limit is {COLUMNS}"
+
+
 def functions(source: Source) -> Iterator[tuple[str, int, int]]:
     """(name, line, lines) of each function body at file, namespace or extern "C" level."""
     text = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: blank(m.group()), source.plain,
@@ -328,9 +337,14 @@ RULES: list[Rule] = [
     check_words,
     check_labels,
     check_file_sizes,
+    check_columns,
     check_function_sizes,
     check_opening,
 ]
+
+
+def test_lines_of_c_in_the_tests_fit() -> None:
+    assert not list(check_columns(load(Path(__file__).parent)))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -374,6 +388,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_labels, "sync/a.h", "int x; /* [A1] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
         (check_file_sizes, "os/a.c", "\n" * 601),
+        (check_columns, "os/a.h", "/* " + "a" * 95 + " */"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 80 + "}\n"),
         (check_function_sizes, "torch/a.cpp",
          'extern "C" {\nnamespace n {\nint f() {\n' + "g();\n" * 80 + "}\n}\n}\n"),
@@ -399,6 +414,7 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
                                    "g(); /* [A2] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2], [A2] (caller) */\nf(); /* [A1] */"),
         (check_file_sizes, "os/a.c", "\n" * 600),
+        (check_columns, "os/a.h", "/* " + "a" * 94 + " */\n"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 76 + "}\n"),
         (check_function_sizes, "os/a.c", "static int table[] = {\n" + "1,\n" * 99 + "};\n"),
         (check_opening, "os/a.c", TOP),

@@ -188,16 +188,16 @@ MUTANTS = {
         "mn_tensor.c", "    mn_hold_release(o->hold);\n    free(o);",
         "    free(o);\n    mn_hold_release(o->hold);", TRANSPORT),
     "hold: a copy shorter than its data": Mutant(
-        "mn_hold.c", "((size_t)bytes + 64) & ~(size_t)63", "((size_t)bytes / 2 + 64) & ~(size_t)63",
-        TRANSPORT),
+        "mn_delivered_memory.c", "((size_t)bytes + 64) & ~(size_t)63",
+        "((size_t)bytes / 2 + 64) & ~(size_t)63", TRANSPORT),
     "hold: freed twice": Mutant(
-        "mn_hold.c", "        free(h);\n        return;\n    }\n    mn_mutex_lock",
+        "mn_delivered_memory.c", "        free(h);\n        return;\n    }\n    mn_mutex_lock",
         "        free(h);\n    }\n    mn_mutex_lock", TRANSPORT),
     "layout: one dimension too few": Mutant(
         "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc((size_t)nd,", TRANSPORT),
     "layout: shapes freed in their middle": Mutant(
-        "mn_layout.c", "l->nodes[i].shape != NULL ? l->nodes[i].shape - 1 : NULL",
-        "l->nodes[i].shape", TRANSPORT),
+        "mn_layout.c", "PyMem_Free(l->nodes[i].shape);", "PyMem_Free(l->nodes[i].shape + 1);",
+        TRANSPORT),
     "delivery: a batch that nobody owns": Mutant(
         "mn_delivery.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
         ("tests/iterators/test_prefetching.py",), with_torch=True),

@@ -62,6 +62,7 @@ struct mn_dl_api {
     int (*allocate)(struct mn_dl_tensor *prototype, struct mn_dl_managed **out, void *error_ctx,
                     mn_dl_set_error set_error);
     int (*managed_from_object)(void *object, struct mn_dl_managed **out);
+    /* owns the tensor from now on: torch calls its deleter also where this fails */
     int (*object_from_managed)(struct mn_dl_managed *tensor, void **out_object);
     int (*tensor_from_object)(void *object, struct mn_dl_tensor *out);
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);

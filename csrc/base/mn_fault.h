@@ -6,7 +6,7 @@
  *                   The label is "module.step", naming what has just been done.
  *
  * The hook is process-wide and is set before any thread that may meet it starts; it is a plain
- * pointer for that reason. Only py/module/mn_faults.c and tests set it.
+ * pointer for that reason. Only py/module/mn_fault_env.c and tests set it.
  */
 #ifndef MN_FAULT_H
 #define MN_FAULT_H

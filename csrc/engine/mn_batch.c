@@ -82,7 +82,7 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
     enum mn_block_status out = MN_BLOCK_DONE;
     bool waiting = false; /* a collate task, which does not run once a part is lost */
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        /* seq_cst: the look after the announce, see [T3] in mn_records.h */
+        /* seq_cst: the look after prepare_wait, see [T3] in mn_records.h */
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_LOST) {

@@ -198,7 +198,8 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
 }
 
 /* Whether there is room for its rows, and then for the results of those before it that have no
- * rows and are not there yet: they are waited for first. */
+ * rows and are not there yet: they are waited for first. What those take is not known, and taken to
+ * be what its rows take. */
 static bool
 leaves_room(struct mn_engine *e, const struct mn_submit *s)
 {
@@ -216,8 +217,9 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
     uint32_t rows[2] = {0, s->nrows};
     struct mn_submit own = *s;
     bool may_go_without = s->kind == MN_KIND_BATCH && s->nfields != 0;
+    mn_assert(s->queue >= MN_QUEUE_WORKER);
     mn_mutex_lock(&e->mutex);
-    own.sequence = e->flight.submitted++;
+    own.sequence = e->flight.submitted++; /* only compared: one that fails leaves a gap */
     int rc = -ENOMEM;
     if (!may_go_without || leaves_room(e, s)) {
         rc = mn_batch_make(e, &own, rows, 1, block_off);
@@ -226,13 +228,13 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
         own.nfields = own.layout = 0;
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
-    if (rc < 0 && mn_arena_no_lent(&e->arena)) {
+    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* room came back: as was tried last */
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
     if (rc == 0) {
         uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
         rc = mn_tasks_publish(&e->tasks, task, s->queue);
-        if (rc != MN_OK) { /* the queue is full: it comes back when its worker has taken some */
+        if (rc != MN_OK) { /* the queue is full: the caller tries again */
             mn_batch_drop(e, mn_batch_find(e, *block_off));
             rc = -EAGAIN;
         }

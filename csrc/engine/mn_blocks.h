@@ -24,7 +24,7 @@ struct mn_submit {
     uint32_t nrows;
     uint32_t spares; /* indices behind those of rows */
     uint32_t kind;
-    uint32_t queue;
+    uint32_t queue; /* mn_engine_submit: of one worker */
     uint32_t layout;
     uint32_t seeded;
     uint32_t apart;

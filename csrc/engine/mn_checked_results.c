@@ -197,6 +197,7 @@ mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b)
 
 /* ---- for whoever was given the batch ----------------------------------------------- */
 
+/* Not NULL: the block of a batch that the caller was given lives until it ends it. */
 static struct mn_batch *
 find(struct mn_engine *e, uint64_t block_off)
 {
@@ -233,7 +234,7 @@ mn_engine_in_rows(struct mn_engine *e, uint64_t block_off)
     bool all = true;
     for (uint32_t i = 0; i < block->ntasks; i++) {
         const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
-        all = all && r->accepted && r->flags == 0;
+        all = all && r->accepted && r->flags == 0; /* no envelope, and none that had no room */
     }
     for (uint32_t i = 0; i < block->nrows; i++) {
         all = all && b->reports[i].status == MN_ROW_WRITTEN;

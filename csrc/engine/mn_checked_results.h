@@ -10,6 +10,10 @@
  * Who owns an envelope's memory is private, too: it must lie in what its worker owes
  * (workers/mn_leases.h).
  *
+ * The limit of it: what the trainer itself has written into the mapping is believed, though a
+ * worker could write over it: a block's counts, its list of tasks, why a task was started.  A word
+ * that makes sense and is not true is mn_claims.h's.
+ *
  * All of it under the engine's mutex, but for reading what has been accepted: that is the
  * caller's who was given the batch.
  */

@@ -1,5 +1,5 @@
-/* mn_engine_sizes.h - how much of everything an engine has: descriptors, entries of queues, records,
- * arena, and how much of that may be used where nobody says.
+/* mn_engine_sizes.h - how much of everything an engine has: descriptors, entries of queues,
+ * records, arena, and how much of that may be used where nobody says.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Functions of the configuration and of what the machine has.

@@ -72,7 +72,8 @@ struct mn_health {
     bool zygote_lost;
     bool zygote_hung;
     uint32_t deaths; /* unexpected ones so far */
-    uint32_t crash_loop; /* the longest row of them up to now in one place without a finished task */
+    /* the longest row of them up to now in one place without a finished task */
+    uint32_t crash_loop;
     uint32_t live;   /* workers that may still finish something */
     uint64_t retries;
     struct mn_death last;
@@ -134,7 +135,8 @@ mn_engine_progress(struct mn_engine *e);
 struct mn_waits
 mn_engine_waits(const struct mn_engine *e, uint64_t *held);
 
-/* For people who look from outside: how many samples failed so far and were left out or replaced.
+/* A statistic that other processes read: how many samples failed so far and were left out or
+ * replaced.
  * The caller's thread. */
 void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples);

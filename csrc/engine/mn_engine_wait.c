@@ -102,7 +102,7 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
         int64_t before = (int64_t)window.prefetched + ahead;
         mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, window.batches);
     }
-    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* for people */
+    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* statistics only */
     uint32_t n = got ? 0 : mn_start_due(e);
     bool in_order = e->cfg.in_order;
     uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_order(e->plan).head) : 0;
@@ -149,7 +149,7 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
 
 /* ---- the caller's waits --------------------------------------------------------------- */
 
-/* What is stored in the control page is for people, who look: relaxed. */
+/* What is stored in the control page is statistics only: relaxed. */
 void
 mn_engine_asked(struct mn_engine *e)
 {

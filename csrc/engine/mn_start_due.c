@@ -195,29 +195,33 @@ first_pairs(struct mn_engine *e)
     return pairs;
 }
 
-/* Starts what the worker is to do next. False when there is nothing for it now. */
+/* Starts what the worker is to do next, or moves what waits on another's queue to its own. False
+ * when there is nothing for it now, or no room. */
 static bool
 start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
 {
-    int rc = MN_CLOSED;
-    while (rc == MN_CLOSED) { /* a batch that cannot be made is an error, and out of the way */
+    int rc;
+    do { /* again after a batch that cannot be made: it is an error, and out of the way */
         struct mn_plan_start s;
         enum mn_plan_step step = mn_plan_next_for_worker(e->plan, r, w, &s);
         if (step == MN_PLAN_NOTHING) {
             return false;
         }
-        uint32_t task;
-        if (step == MN_PLAN_START) {
-            rc = start(e, &s, MN_QUEUE_WORKER + w, &task);
+        if (step == MN_PLAN_MOVE) {
+            if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w) != 0) {
+                return true;
+            }
+            rc = MN_CLOSED; /* the other has begun it all, and has nothing waiting any more */
         }
-        else if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w)) {
-            return true;
-        } /* else its worker has taken it meanwhile */
-        if (step == MN_PLAN_START && rc == MN_OK) {
-            mn_worker_views_sent(&e->views, w, task, mn_plan_started_for(e->plan, &s, w));
+        else {
+            uint32_t task;
+            rc = start(e, &s, MN_QUEUE_WORKER + w, &task);
+            if (rc == MN_OK) {
+                mn_worker_views_sent(&e->views, w, task, mn_plan_started_for(e->plan, &s, w));
+            }
         }
         look_at_memory(e, &r->facts);
-    }
+    } while (rc == MN_CLOSED);
     return rc == MN_OK;
 }
 
@@ -242,7 +246,7 @@ start_shares(struct mn_engine *e)
         }
     }
     const struct mn_costs_view *known = mn_plan_known(p);
-    mn_a64_store_relaxed(&c->opening_ns, (uint64_t)known->opening_ns); /* for people */
+    mn_a64_store_relaxed(&c->opening_ns, (uint64_t)known->opening_ns); /* a statistic */
     mn_a64_store_relaxed(&c->group_milli,
                          known->opening_ns > 0 ? (uint64_t)(1000.0 * known->group) : 0);
     uint32_t mark = mn_plan_waiting(p) != 0 ? (uint32_t)(r.depth / 2 + 1) : 0;

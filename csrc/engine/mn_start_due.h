@@ -14,7 +14,8 @@
 
 #include "engine/mn_engine_state.h"
 
-/* Starts what should start now. Returns how many tasks went to the run queues. */
+/* Starts what should start now. Returns how many tasks went to the run queues, a move
+ * from one worker's to another's counted as one. */
 uint32_t
 mn_start_due(struct mn_engine *e);
 

@@ -75,9 +75,9 @@ idle_worker_has_work(struct mn_engine *e)
         struct mn_block *block = mn_block_at(&e->shm, b->block_off);
         for (uint32_t i = 0; i < block->ntasks; i++) {
             const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(block)[i]);
+            uint32_t queue = t->queue, own = queue - MN_QUEUE_WORKER;
             if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_QUEUED
-                && (t->queue < MN_QUEUE_WORKER
-                    || (t->queue - MN_QUEUE_WORKER < n && is_idle(e, t->queue - MN_QUEUE_WORKER)))) {
+                && (queue < MN_QUEUE_WORKER || (own < n && is_idle(e, own)))) {
                 return true;
             }
         }
@@ -86,7 +86,7 @@ idle_worker_has_work(struct mn_engine *e)
 }
 
 /* An idle worker that leaves a task queued for so long has stopped. */
-#define STOPPED_NS UINT64_C(2000000000)
+#define CLAIMS_NOTHING_NS UINT64_C(2000000000)
 
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
  * its own work will take batches, and free them. */
@@ -108,7 +108,7 @@ all_wait(struct mn_engine *e)
     }
     uint64_t now = mn_now_ns();
     e->idle_ns = e->idle_ns == 0 ? now : e->idle_ns;
-    return now - e->idle_ns > STOPPED_NS;
+    return now - e->idle_ns > CLAIMS_NOTHING_NS;
 }
 
 /* Whether no batch before this one is still to be handed over. What was started first need not

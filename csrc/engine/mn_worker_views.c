@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* A worker that has not taken what it was given for so long does not run. */
-#define STOPPED_NS UINT64_C(200000000)
+#define TAKES_NOTHING_NS UINT64_C(200000000)
 
 int
 mn_worker_views_open(struct mn_worker_views *v, const struct mn_shm *shm)
@@ -64,7 +64,7 @@ look_at(struct mn_worker_views *views, uint32_t w, uint64_t now)
         rest->since_ns = rests ? now : 0;
         rest->hint = hint;
     }
-    if (rests && now - rest->since_ns > STOPPED_NS) { /* stopped: as if it ran since then */
+    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if it ran since then */
         v.running_ns = (int64_t)(now - rest->since_ns);
         v.left_ns += v.running_ns;
     }
@@ -111,9 +111,9 @@ mn_worker_views_withdraw(struct mn_worker_views *v, struct mn_tasks *tasks, uint
 uint64_t
 mn_worker_views_queued(const struct mn_shm *shm, bool own)
 {
-    const struct mn_queue *l = mn_queue_at(shm, MN_QUEUE_NORMAL);
-    uint64_t hint = mn_a64_load_seqcst(&l->hint); /* [P4]; the difference is an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    const struct mn_queue *q = mn_queue_at(shm, MN_QUEUE_NORMAL);
+    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; the difference is an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
     uint64_t queued = tail > hint ? tail - hint : 0;
     for (uint32_t w = 0; own && w < shm->ctl->nworkers; w++) {
         queued += mn_runqueue_waiting(shm, MN_QUEUE_WORKER + w);

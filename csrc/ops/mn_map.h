@@ -20,8 +20,8 @@
  *   A mapping has one owner at a time: the table, or the work that took it out (by exchange)
  *   and puts it back (by compare-and-swap). Two threads that want one file at once have a
  *   mapping each, and the table keeps both. So there is no count of users, nothing is unmapped
- *   under a reader, the zeros of mn_sigbus_guard.h are seen by one thread only, and there is no lock
- *   for a fork to copy in a held state; mappings that other threads had out at a fork stay
+ *   under a reader, the zeros of mn_sigbus_guard.h are seen by one thread only, and there is no
+ *   lock for a fork to copy in a held state; mappings that other threads had out at a fork stay
  *   mapped in the child, unused.
  *
  * What bounds them

@@ -3,9 +3,9 @@
  * once an instruction set, before mn_kernels_body.h, and by cuda/mn_finish.cu. No include
  * guard for that reason.
  *
- * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise vectors of the compiler's extension are used, because
- * the vectorisers give up on the bit patterns below. The order of operations is the same
- * in all, so the bytes are. MN_MUL_EVEN(a, b) multiplies the even lanes of a to 64 bits,
+ * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise vectors of the compiler's extension
+ * are used, because the vectorisers give up on the bit patterns below. The order of operations is
+ * the same in all, so the bytes are. MN_MUL_EVEN(a, b) multiplies the even lanes of a to 64 bits,
  * MN_SQRT is the exactly rounded square root.
  *
  * Box and Muller's transform. The maths is Taylor series on reduced ranges, short of

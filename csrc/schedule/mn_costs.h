@@ -11,7 +11,7 @@
 #include "schedule/policy_cost.h"
 #include "schedule/policy_locality.h"
 #include "schedule/policy_slow.h"
-#include "schedule/policy_split_batch.h"
+#include "schedule/policy_split_collate.h"
 struct mn_costs {
     struct mn_cost model;
     struct mn_slow slow;

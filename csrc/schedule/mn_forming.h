@@ -1,11 +1,12 @@
 /* mn_forming.h - batches formed of whichever samples are ready first (batching="ready").
  * SPDX-License-Identifier: Apache-2.0
  *
- * A part of the plan, present where such batches were asked for.  What is planned are the sampler's batches, here *units*: cut, started and made like
- * any other, so that nothing is paid for a sample alone.  The rows of a task are ready when it
- * has ended, one way or another.  policy_ready.h says of which a batch is formed; as a rule
- * that is one unit, which is then delivered as it lies.  Else it is a list of runs of rows from
- * several units, to be gathered by whoever takes it.
+ * A part of the plan, present where such batches were asked for.  What is planned are the
+ * sampler's batches, here *units*: cut, started and made like any other, so that nothing is paid
+ * for a sample alone.  The rows of a task are ready when it has ended, one way or another.
+ * policy_ready.h says of which a batch is formed; as a rule that is one unit, which is then
+ * delivered as it lies.  Else it is a list of runs of rows from several units, to be gathered by
+ * whoever takes it.
  *
  * A unit all of whose tasks have ended leaves the plan, which goes on to the next, and its block
  * stays until its last row was taken.  So the head of the plan is the first unit that is not

@@ -29,7 +29,8 @@ void
 mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares.of[w];
-    bool at_end = s->first != NULL && before(s->last, x); /* as most are: they are planned in order */
+    /* as most are: they are planned in order */
+    bool at_end = s->first != NULL && before(s->last, x);
     struct mn_piece **at = at_end ? &s->last->next : &s->first;
     while (*at != NULL && before(*at, x)) {
         at = &(*at)->next;

@@ -24,8 +24,8 @@
  *   that slows down slows both kinds. The mean is believed when it lies CONTRAST_SIGMAS
  *   standard deviations of the mean of as many uniform ranks, and at least
  *   CONTRAST_LEAST, above 1/2. That is a statement about the sign;
- *   what a sample saves, the dear kind's median beyond the cheap kind's lower quartile (in groups of
- *   two half of these open one, too), has to be worth acting on as well:
+ *   what a sample saves, the dear kind's median beyond the cheap kind's lower quartile (in groups
+ *   of two half of these open one, too), has to be worth acting on as well:
  *   a quarter of the cheap kind's cost and LOCALITY_WORTH_NS, which is half of what tasks are
  *   chunked to: less than that is amortised by the chunk already.
  *
@@ -47,22 +47,23 @@
  *
  * Groups
  *   While neighbours are kept together, a follower that costs more than halfway from the
- *   cheap followers to the firsts has opened a group of its own. Each index remembers whether it followed, and
- *   opened even so (policy_cost.h): where such a sample follows, its group begins, and that is the
- *   place to change workers. A sampler that shuffles inside of groups makes these marks
- *   wrong; how often they were right is counted on the followers that were kept in spite of
+ *   cheap followers to the firsts has opened a group of its own. Each index remembers whether it
+ *   followed, and opened even so (policy_cost.h): where such a sample follows, its group begins,
+ *   and that is the place to change workers. A sampler that shuffles inside of groups makes these
+ *   marks wrong; how often they were right is counted on the followers that were kept in spite of
  *   their mark (one in eight), and they are believed while most are. Where most indices of the
- *   order do not come right after the one before them it is likely that it shuffles, and marks are
- *   not believed before MN_LOCALITY_RIGHT more were right than wrong: until then all are kept.
+ *   order do not come right after the one before them it is likely that it shuffles, and marks
+ *   are not believed before MN_LOCALITY_RIGHT more were right than wrong: until then all are
+ *   kept.
  *
  * Chains
  *   A chain is a run of the sampler's order that one worker is meant to make.
  *   mn_locality_breaks says whether a new one begins at a sample: at a group's declared or
  *   remembered beginning; else not inside of a batch; and at the beginning of a batch (where
- *   torch would change workers) unless the sample is known to follow, or most that followed
- *   there opened nothing. To know that, some follow there in any case: one in four
- *   until EDGES were seen, one in sixteen from then on, and never two in a row. No chain is longer than `most` samples: with longer ones there
- *   would not be one for each worker within what may be planned.
+ *   torch would change workers) unless the sample is known to follow, or most that followed there
+ *   opened nothing. To know that, some follow there in any case: one in four until EDGES were
+ *   seen, one in sixteen from then on, and never two in a row. No chain is longer than `most`
+ *   samples: with longer ones there would not be one for each worker within what may be planned.
  *
  * The first batch of all
  *   Nothing is known, and everybody waits for it. If it is a group, spreading it over W workers

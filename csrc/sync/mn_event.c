@@ -25,7 +25,7 @@ mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns)
 {
     uint64_t start = timeout_ns > 0 ? mn_now_ns() : 0;
     int64_t left_ns = timeout_ns;
-    MN_FAULT("event.announced");
+    MN_FAULT("event.prepared");
     for (;;) {
         uint32_t word = mn_a32_load_acquire(&event->word); /* [B8] */
         if (word == MN_EVENT_AWAKE) {

@@ -14,7 +14,7 @@
  * The two call sequences
  *
  *   sleeper                                    notifier
- *     mn_event_prepare_wait(b)              [B1]      publish X                      [B2]
+ *     mn_event_prepare_wait(b)         [B1]      publish X                         [B2]
  *     if X is there (seq_cst load)     [B3]      mn_event_notify(b)                [B4]
  *         mn_event_cancel_wait(b)
  *     else
@@ -28,23 +28,23 @@
  *         sides store one word and load another, and both loads may run first.
  *         [B2] (caller) and [B3] (caller) are written where the event is used.
  *         The publish MUST be a seq_cst store or read-modify-write (mn_a32_..._seqcst),
- *         and the look between announce and sleep a seq_cst load of the same word.
+ *         and the look after prepare_wait a seq_cst load of the same word.
  *   [B5] -> [B6]  for a publish that is release only, use mn_event_notify_released: B5, its
- *         read-modify-write of the event (acq_rel), and B6, the announce, are exchanges of
+ *         read-modify-write of the event (acq_rel), and B6, in prepare_wait, are exchanges of
  *         one word and so are ordered. B5 after B6 reads ASLEEP and wakes. B6 after B5 reads
  *         from it, directly or through the chain of exchanges between them (no plain store
- *         ever touches the word after init, which is why retract is an exchange too), so
- *         the publish happens before the look, for which acquire is then enough.
+ *         ever touches the word after init, which is why cancel_wait is an exchange,
+ *         too), so the publish happens before the look, for which acquire is then enough.
  *   [B7] -> [B8]  B7, the notifier's exchange to AWAKE, releases; B8, the sleeper's read of
- *         AWAKE in mn_event_commit_wait, acquires: what was published before the notification is visible
- *         after a sleep that returns 0.
+ *         AWAKE in mn_event_commit_wait, acquires: what was published before the
+ *         notification is visible after a sleep that returns 0.
  *   A notifier writes before it wakes, and the kernel compares the word under its own lock
- *   before it puts the sleeper to bed, so a notification between announce and sleep is not lost
- *   either.
+ *   before it puts the sleeper to bed, so a notification between prepare_wait and the
+ *   sleep is not lost either.
  *
  * Spurious wake-ups
- *   0 from mn_event_commit_wait means that somebody notified since the announce, maybe about something
- *   that an earlier look had found already, as a late notifier may meet the next announce.
+ *   0 from mn_event_commit_wait means that somebody notified since prepare_wait, maybe about
+ *   something that an earlier look had found already, as a late notifier may meet the next wait.
  *   Always look again. Wake-ups of the futex without a notification go back to sleep inside.
  *
  * Wrap and ABA: two values and no counter, so nothing wraps. AWAKE -> ASLEEP -> AWAKE seen
@@ -52,18 +52,19 @@
  *
  * What a crash leaves behind
  *   Dead sleeper: the word stays ASLEEP. The next notification sets it AWAKE and wakes nobody, at
- *   the price of one system call; no count is off. Whoever sleeps there next just announces.
+ *   the price of one system call; no count is off. Whoever sleeps there next just prepares to.
  *   Dead notifier: killed after B7 but before its system call, it leaves the word AWAKE and
  *   the sleeper in the kernel, where later notifications would not see it. So a sleeper whose
  *   notifiers can be killed bounds its sleep, or whoever confirms such a death calls
  *   mn_event_notify_always, which wakes without looking at the word first.
- *   Dead after B2, before B4: published and not notified; the same kick repairs it.
+ *   Dead after B2, before B4: published and not notified; mn_event_notify_always
+ *   repairs that, too.
  *   A notifier that is stopped (SIGSTOP, or off its core for long) between B7 and its system
  *   call mutes the others in the same way and is nobody's death. Only the bound of the sleep
  *   helps, so every sleeper here has one: the engine a tenth of a second, a worker that waits
  *   for room a fifth, the program's thread half a second, an idle worker one.
  *
- *   call                 pairs with
+ *   call                      pairs with
  *   mn_event_prepare_wait     exactly one of mn_event_cancel_wait, mn_event_commit_wait
  */
 #ifndef MN_EVENT_H
@@ -99,9 +100,10 @@ mn_event_cancel_wait(struct mn_event *event)
     (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* keeps the chain of B5, B6 */
 }
 
-/* Sleeper, after announce: waits for a notification for at most timeout_ns (< 0: forever, 0: only
- * looks). 0 notified, -ETIMEDOUT, -EINTR; another error after a millisecond, where the kernel refuses. A notification that comes together with a timeout or a signal
- * counts as a notification. On every return the event is AWAKE again. */
+/* Sleeper, after prepare_wait: waits for a notification for at most timeout_ns (< 0: forever, 0:
+ * only looks). 0 notified, -ETIMEDOUT, -EINTR; another error after a millisecond, where the kernel
+ * refuses. A notification that comes together with a timeout or a signal counts as a notification.
+ * On every return the event is AWAKE again. */
 int
 mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns);
 
@@ -109,7 +111,7 @@ mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns);
 bool
 mn_event_wake(struct mn_event *event);
 
-/* Notifier, after a seq_cst publish. True when an announced sleeper was told. */
+/* Notifier, after a seq_cst publish. True when a sleeper was told. */
 static inline bool
 mn_event_notify(struct mn_event *event)
 {

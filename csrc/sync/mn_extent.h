@@ -49,8 +49,8 @@
 
 struct mn_extents;
 
-/* All of [base_off, base_off + bytes) is free, and nothing of it is warm. granule is a power of two of which both are
- * multiples. 0, -EINVAL, -ENOMEM. */
+/* All of [base_off, base_off + bytes) is free, and nothing of it is warm. granule is a power of
+ * two of which both are multiples. 0, -EINVAL, -ENOMEM. */
 int
 mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
                 uint32_t granule);

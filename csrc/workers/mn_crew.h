@@ -17,7 +17,8 @@
  *     unlock
  *     mn_crew_wake(c, &due);
  *
- * What is noted is noted after its cause was stored, so that a late notification is late and not lost.
+ * What is noted is noted after its cause was stored, so that a late notification is late and not
+ * lost.
  * An event that nobody sleeps on costs a load, and a notification too many a look.
  */
 #ifndef MN_CREW_H
@@ -61,8 +62,8 @@ struct mn_crew {
         bool asked;      /* to leave, by the trainer: its entry may say anything */
         bool retired;    /* by the user */
         uint64_t tasks;  /* finished in this place before the present worker came */
-        /* What is known of its process: mn_process_watch.h, whose thread alone writes it, who and born
-         * under the lock. */
+        /* What is known of its process: mn_process_watch.h, whose thread alone writes it, pid and
+         * born under the lock. */
         uint32_t pid;    /* 0: not seen yet, or swept */
         uint64_t born;   /* as mn_proc.h has it */
         bool dead;       /* it was when it was looked at last */

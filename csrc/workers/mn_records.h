@@ -9,16 +9,16 @@
  *   ctl | workers[] | tasks[] | queues[] | input region | arena
  *
  *   ctl      one page: sizes, stop word, the two events of the trainer
- *   workers  one entry a worker slot: liveness, event, outbox lease, what it runs
+ *   workers  one entry a worker slot: liveness, event, lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
  *   queues    claim order: rings of (generation, task) entries, see mn_runqueue.h
  *   input    blocks: the rows of one batch, their indices, one report a row
- *   arena    rows of delivered fields, and worker outboxes
+ *   arena    rows of delivered fields, and what workers have leased
  *
  * Who owns what.
  *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
  *     only (1) its own worker entry, (2) the task it holds RUNNING, (3) the reports and rows
- *     of that task, (4) its own outbox lease.  A kill at any instruction therefore leaves
+ *     of that task, (4) its own lease.  A kill at any instruction therefore leaves
  *     every allocator whole.
  *   - Everything of a block and a task is written by the trainer before the task word
  *     becomes QUEUED, and read by a worker only after it made the word RUNNING.
@@ -27,7 +27,7 @@
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
  *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
- *        its partner is the event's announce [B1] before the trainer's re-check [T4].
+ *        its partner is the event's prepare_wait [B1] before the trainer's re-check [T4].
  *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst
  *        as these: if the worker reads none, the trainer's look is after the worker's DONE
  *   [R1] worker: READY, before it looks for tasks    with [R2] trainer: whom to notify, after
@@ -36,8 +36,8 @@
  *        together at least one sees all of them DONE, and claims the collate task by CAS
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
- *        both are followed by a ring of the engine, and its look lies between its announce and
- *        its sleep: as mn_event.h asks
+ *        both are followed by a notification of the engine, and its look lies between
+ *        prepare_wait and commit_wait: as mn_event.h asks
  *   [L3] trainer: lease GRANTED or REFUSED, seq_cst  with [L4] worker: seq_cst, as above
  *
  * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a queue
@@ -269,10 +269,10 @@ struct mn_worker {
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
-    /* line: outbox lease */
+    /* line: lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    struct mn_event room;  /* of a worker that waits for a lease: it takes no ring meant for one
-                           * that could claim a task */
+    struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
+                           * meant for one that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */
@@ -280,7 +280,7 @@ struct mn_worker {
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
      * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
-    /* line: what it is doing, for people and for the slow queue; relaxed */
+    /* line: what it is doing, for statistics and for the plan; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
@@ -320,9 +320,10 @@ MN_STATIC_ASSERT(sizeof(struct mn_queue) == 192, "queue layout");
 #define MN_QUEUE_OWN_TASKS 128u
 
 enum mn_queue_number {
-    MN_QUEUE_EXPRESS = 0,  /* taken back from the dead, overdue */
+    MN_QUEUE_EXPRESS = 0,  /* taken back: from the dead, or from workers' own queues, where shares
+                            * have ended */
     MN_QUEUE_NORMAL = 1,
-    MN_QUEUE_WORKER = 2,   /* + worker number: work that only this worker may do */
+    MN_QUEUE_WORKER = 2,   /* + worker number: what it alone claims. The trainer may withdraw it */
 };
 
 /* ---- control page ------------------------------------------------------------------ */
@@ -357,7 +358,7 @@ struct mn_ctl {
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
     MN_ALIGNED(MN_CACHELINE) struct mn_event engine;   /* the engine thread */
     uint32_t pad1;
-    /* line: the trainer in next(), for people who look from outside; it alone writes, relaxed */
+    /* line: the trainer in next(), for other processes' statistics; it alone writes, relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
     mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
     mn_a64 wait_ns;          /* in next() before that */

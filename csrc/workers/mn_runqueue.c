@@ -32,13 +32,13 @@ claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
 
 /* Moves the head to the first entry that may still be claimed, or to the tail. */
 static void
-move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_queue *l)
+move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_queue *q)
 {
-    const mn_a64 *ring = ring_of(shm, l);
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    const mn_a64 *ring = ring_of(shm, q);
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
     uint64_t word;
     while (head->head != tail
-           && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & l->mask]), &word)) {
+           && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & q->mask]), &word)) {
         head->head++;
     }
 }
@@ -46,47 +46,47 @@ move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_
 bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue)
 {
-    struct mn_queue *l = mn_queue_at(shm, queue);
+    struct mn_queue *q = mn_queue_at(shm, queue);
     /* Acquire: with it came the claims of all that it has passed, so that the look at words
      * below is no older. */
-    uint64_t hint = mn_a64_load_acquire(&l->hint);
-    move_head(shm, head, l);
-    return head->head < hint && head->head != mn_a64_load_relaxed(&l->tail)
-           && mn_a64_cas_seqcst(&l->hint, &hint, head->head);
+    uint64_t hint = mn_a64_load_acquire(&q->hint);
+    move_head(shm, head, q);
+    return head->head < hint && head->head != mn_a64_load_relaxed(&q->tail)
+           && mn_a64_cas_seqcst(&q->hint, &hint, head->head);
 }
 
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
-                 uint32_t task, uint32_t gen, uint32_t attempt)
+                    uint32_t task, uint32_t gen, uint32_t attempt)
 {
-    struct mn_queue *l = mn_queue_at(shm, queue);
-    mn_a64 *ring = ring_of(shm, l);
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
-    move_head(shm, head, l);
-    if (tail - head->head > l->mask) {
+    struct mn_queue *q = mn_queue_at(shm, queue);
+    mn_a64 *ring = ring_of(shm, q);
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
+    move_head(shm, head, q);
+    if (tail - head->head > q->mask) {
         return MN_FULL;
     }
     struct mn_task *t = mn_task_at(shm, task);
     t->queue = queue;
     mn_a64_store_release(&t->word, mn_task_word(gen, 0, attempt, MN_TASK_QUEUED)); /* [T1] */
     MN_FAULT("runqueue.publish.word");
-    mn_a64_store_relaxed(&ring[tail & l->mask], entry_of(gen, task));
-    mn_a64_store_seqcst(&l->tail, tail + 1); /* [P1] */
+    mn_a64_store_relaxed(&ring[tail & q->mask], entry_of(gen, task));
+    mn_a64_store_seqcst(&q->tail, tail + 1); /* [P1] */
     return MN_OK;
 }
 
 static int
-claim_lane(const struct mn_shm *shm, struct mn_queue *l, uint32_t worker, uint32_t *task)
+claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32_t *task)
 {
-    mn_a64 *ring = ring_of(shm, l);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* so that tail below is no older */
-    uint64_t tail = mn_a64_load_seqcst(&l->tail);  /* [P2]; seq_cst: re-check after announce */
+    mn_a64 *ring = ring_of(shm, q);
+    uint64_t hint = mn_a64_load_acquire(&q->hint); /* so that tail below is no older */
+    uint64_t tail = mn_a64_load_seqcst(&q->tail);  /* [P2]; seq_cst: the look after prepare_wait */
     uint64_t from = hint;
-    if (tail - from > l->mask + 1) {
-        from = tail - l->mask - 1; /* older places have been overwritten, see I2 */
+    if (tail - from > q->mask + 1) {
+        from = tail - q->mask - 1; /* older places have been overwritten, see I2 */
     }
     for (uint64_t at = from; at != tail; at++) {
-        uint64_t entry = mn_a64_load_relaxed(&ring[at & l->mask]); /* ordered by [P2] */
+        uint64_t entry = mn_a64_load_relaxed(&ring[at & q->mask]); /* ordered by [P2] */
         uint64_t word;
         if (!claimable(shm, entry, &word)) {
             if (at == from) {
@@ -104,7 +104,7 @@ claim_lane(const struct mn_shm *shm, struct mn_queue *l, uint32_t worker, uint32
                 from++;
             }
             if (from != hint) {
-                (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
+                (void)mn_a64_cas_seqcst(&q->hint, &hint, from); /* [P3] */
             }
             return MN_OK;
         }
@@ -113,28 +113,30 @@ claim_lane(const struct mn_shm *shm, struct mn_queue *l, uint32_t worker, uint32
         }
     }
     if (from != hint) {
-        (void)mn_a64_cas_seqcst(&l->hint, &hint, from); /* [P3] */
+        (void)mn_a64_cas_seqcst(&q->hint, &hint, from); /* [P3] */
     }
     return MN_EMPTY;
 }
 
+/* Its own queue first, because nobody else claims from it; then what was taken back, for which the
+ * head may have waited long. */
 int
 mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
 {
-    if (claim_lane(shm, mn_queue_at(shm, MN_QUEUE_WORKER + worker), worker, task) == MN_OK) {
+    if (claim_from(shm, mn_queue_at(shm, MN_QUEUE_WORKER + worker), worker, task) == MN_OK) {
         return MN_OK;
     }
-    if (claim_lane(shm, mn_queue_at(shm, MN_QUEUE_EXPRESS), worker, task) == MN_OK) {
+    if (claim_from(shm, mn_queue_at(shm, MN_QUEUE_EXPRESS), worker, task) == MN_OK) {
         return MN_OK;
     }
-    return claim_lane(shm, mn_queue_at(shm, MN_QUEUE_NORMAL), worker, task);
+    return claim_from(shm, mn_queue_at(shm, MN_QUEUE_NORMAL), worker, task);
 }
 
 bool
 mn_runqueue_waits(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task)
 {
-    const struct mn_queue *l = mn_queue_at(shm, queue);
-    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    const struct mn_queue *q = mn_queue_at(shm, queue);
+    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, q)[at & q->mask]); /* ours */
     uint64_t word;
     *task = (uint32_t)entry;
     return claimable(shm, entry, &word);
@@ -143,9 +145,9 @@ mn_runqueue_waits(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_
 uint64_t
 mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first)
 {
-    const struct mn_queue *l = mn_queue_at(shm, queue);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the worker's word: no more than it may be */
-    uint64_t tail = mn_a64_load_relaxed(&l->tail); /* ours */
+    const struct mn_queue *q = mn_queue_at(shm, queue);
+    uint64_t hint = mn_a64_load_acquire(&q->hint); /* the worker's word: no more than it may be */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
     uint64_t n = tail > hint ? tail - hint : 0;
     *first = tail - (n < MN_QUEUE_OWN_TASKS ? n : MN_QUEUE_OWN_TASKS);
     return tail;
@@ -165,8 +167,8 @@ mn_runqueue_waiting(const struct mn_shm *shm, uint32_t queue)
 bool
 mn_runqueue_withdraw(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task)
 {
-    const struct mn_queue *l = mn_queue_at(shm, queue);
-    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, l)[at & l->mask]); /* ours */
+    const struct mn_queue *q = mn_queue_at(shm, queue);
+    uint64_t entry = mn_a64_load_relaxed(&ring_of(shm, q)[at & q->mask]); /* ours */
     uint64_t word;
     if (!claimable(shm, entry, &word)) {
         return false;

@@ -24,8 +24,8 @@
  *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
  *        at sleepers' events next (mn_event.h: publish, then look).
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
- *        announce and sleep. A worker that takes the run queues under its low water mark notifies the
- *        engine next (mn_event.h): the engine sees the hint, or is notified.
+ *        prepare_wait and commit_wait. A worker that takes the run queues under its low water mark
+ *        notifies the engine next (mn_event.h): the engine sees the hint, or is notified.
  *   [T1]/[T2] the task word itself, see mn_records.h.
  *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
  *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
@@ -54,7 +54,7 @@ struct mn_queue_head {
 /* Makes task claimable. Its descriptor and block are complete. MN_OK or MN_FULL. */
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
-                 uint32_t task, uint32_t gen, uint32_t attempt);
+                    uint32_t task, uint32_t gen, uint32_t attempt);
 
 /* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
  * any more: it goes back to that task. Whether it was so. */

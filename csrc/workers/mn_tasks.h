@@ -103,8 +103,8 @@ void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
 /* Its word. Of a task that was never put on a queue it is what the trainer knows, whatever a worker
- * may have written there. Of one that was, a status that only the trainer gives and has not given is
- * damage: MN_TASK_FREE, as any other that makes no sense. */
+ * may have written there. Of one that was, a status that only the trainer gives and has not given
+ * is damage: MN_TASK_FREE, as any other that makes no sense. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {

@@ -9,7 +9,7 @@
 
 #include "os/mn_thread.h"
 
-/* Notifications that are lost with their notifier cost so long at most. */
+/* A notification whose notifier is held up off its core costs so long at most: mn_event.h. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
 
 bool
@@ -52,6 +52,7 @@ mn_entry_await(struct mn_worker_side *w)
             mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
             continue;
         }
+        /* EMPTY or EXITED: nobody makes a thread's entry STARTING. */
         mn_event_prepare_wait(&me->event);
         if (must_wait(w)) {
             (void)mn_event_commit_wait(&me->event, IDLE_NS);

@@ -29,9 +29,9 @@ mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t nu
 static bool
 runs_low(const struct mn_worker_side *w, uint32_t queue, uint32_t mark)
 {
-    const struct mn_queue *l = mn_queue_at(&w->shm, queue);
-    uint64_t hint = mn_a64_load_acquire(&l->hint); /* the difference is an estimate */
-    uint64_t tail = mn_a64_load_acquire(&l->tail);
+    const struct mn_queue *q = mn_queue_at(&w->shm, queue);
+    uint64_t hint = mn_a64_load_acquire(&q->hint); /* the difference is an estimate */
+    uint64_t tail = mn_a64_load_acquire(&q->tail);
     return tail - hint < mark;
 }
 
@@ -58,7 +58,7 @@ hold(struct mn_worker_side *w, uint32_t task)
     w->held.row0 = t->row0;
     w->held.nrows = t->nrows;
     w->held.kind = t->kind;
-    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* for people, and the trainer */
+    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* statistics, and for the trainer */
 }
 
 int
@@ -124,8 +124,9 @@ siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
 }
 
 /* The last of two workers that finish together sees the other's DONE, because words are
- * exchanged and looked at in one total order. A descriptor that is used again by now makes
- * this a spurious or a needless no: then nobody waits for the block. */
+ * exchanged and looked at in one total order. The answer may be wrong where a
+ * descriptor is used again by now: then nobody waits for the block. With n 0, where siblings() has
+ * read none, it is yes. */
 static bool
 complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
@@ -204,7 +205,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     }
     note_place(w, t);
     t->done_ns = mn_now_ns();
-    /* Relaxed: counters for people, written by this worker alone. */
+    /* Relaxed: written by this worker alone. */
     mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);
     mn_a64_store_relaxed(&w->me->since_ns, 0); /* first: not the next one's */
     mn_a64_store_relaxed(&w->me->running, 0);

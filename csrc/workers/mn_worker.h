@@ -1,7 +1,7 @@
 /* mn_worker.h - the worker's side: claim, find room, publish. One thread a worker.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A worker owns nothing but the task it has RUNNING and its outbox lease (mn_records.h).
+ * A worker owns nothing but the task it has RUNNING and its lease (mn_records.h).
  * It waits on its own event, never longer than the given time, so that its caller can look
  * whether the trainer still lives.
  */
@@ -41,8 +41,8 @@ mn_worker_stopped(const struct mn_worker_side *w)
     return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
 }
 
-/* Room for an envelope, page aligned; waits for it: mn_worker_room.c. 0, -ENOMEM (refused), MN_CLOSED (the loader was stopped
- * or dismissed meanwhile, or its process is gone). */
+/* Room for an envelope, page aligned; waits for it: mn_worker_room.c. 0, -ENOMEM (refused),
+ * MN_CLOSED (the loader was stopped or dismissed meanwhile, or its process is gone). */
 int
 mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
 

@@ -19,7 +19,7 @@ void
 mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock)
 {
     clock->begin_ns = mn_now_ns();
-    mn_a64_store_relaxed(&w->me->since_ns, clock->begin_ns); /* for people */
+    mn_a64_store_relaxed(&w->me->since_ns, clock->begin_ns);
     mn_a64_store_relaxed(&w->me->row, w->held.row0);
 }
 
@@ -38,7 +38,7 @@ mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint3
     else if (t->wall_ns > CPU_CLOCK_WORTH_NS) {
         clock->cpu_begin_ns = mn_thread_cpu_ns(); /* from the next task on */
     }
-    /* Relaxed: for people, written here alone. */
+    /* Relaxed: written here alone. */
     mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
     mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
     uint64_t rows = w->held.kind != MN_KIND_COLLATE ? w->held.nrows : 0; /* counted by its parts */

@@ -19,7 +19,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
-from .._patience import Patience
+from .._deadline import Deadline
 from ..errors import Failure
 from ..workers.thread_pool import start_quietly
 
@@ -49,9 +49,9 @@ class Pinning:
         Raises RuntimeError in torch's words when the thread has died, or after timeout
         seconds (0: none).
         """
-        patience = Patience(timeout)
+        deadline = Deadline(timeout)
         while not self.done.is_set():
-            part = patience.part()
+            part = deadline.part()
             alive = self.thread.is_alive()
             if not self.done.wait(min(part, LOOK_SECONDS) if alive else 0) and not alive:
                 raise RuntimeError(f"{self.what} exited unexpectedly")

@@ -38,8 +38,8 @@ from ..options import Options
 from ..progress import Progress
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
-from .between_epochs import memo_of
 from .failures import Amended
+from .loader_memo import memo_of
 from .max_errors import ErrorsAllowed
 from .position import BASE_SEED, Position
 from .supervisor import Supervisor

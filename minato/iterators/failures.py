@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .._core import Block, Engine, Loss
-from ..errors import Failure, WorkerLost, describe_death
+from ..errors import Failure, WorkerLost, describe_death, text_of
 from ..workers.answers import BATCH
 from ..workers.on_error import Amiss
 
@@ -55,11 +55,11 @@ def note(number: int, indices: Any, row: int | None = None) -> str:
     """Which batch it was, and where that is known, which sample of it."""
     if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
         return f"minato: batch {number}, sample indices {_short(indices)}"
-    return f"minato: sample index {indices[row]!r}, place {row} of batch {number}"
+    return f"minato: sample index {text_of(indices[row])}, place {row} of batch {number}"
 
 
 def _short(indices: Any) -> str:
-    text = repr(indices)
+    text = text_of(indices)
     return text if len(text) <= 200 else text[:197] + "..."
 
 
@@ -109,11 +109,11 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
     others = [index for *_, samples in found[1:] for index in samples]
     index = first if len(first) > 1 else first[0]
     text = (
-        f"{describe_death(pid, status).rstrip()} It was loading sample index {index!r} of batch "
+        f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of batch "
         f"{number}, and so was every worker that tried before it."
     )
     if others:
-        text += f" Other workers were lost in the same way, with sample indices {others!r}."
+        text += f" Other workers were lost in the same way, with sample indices {text_of(others)}."
     return Told(WorkerLost(text, pid, [*first, *others] if others else index, status))
 
 

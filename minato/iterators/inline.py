@@ -22,7 +22,7 @@ from ..seeding.order_generators import global_generators
 from ..stateful import (
     Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
 )  # fmt: skip
-from .between_epochs import memo_of
+from .loader_memo import memo_of
 from .position import BASE_SEED, Position
 
 if CORE:

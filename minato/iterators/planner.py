@@ -18,7 +18,7 @@ from ..transport.rows_or_whole import Form
 from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
-from .between_epochs import Memo
+from .loader_memo import Memo
 from .locality import Groups
 from .position import Position
 from .window import Window
@@ -198,11 +198,11 @@ class Planner:
             self._spares.clear()
         self.draw = Draw(indices, self.batched)
         self.ends.begin()
-        self._last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
+        self._last = (self.how_many() - self.ends.short) if self.ends.draws else sys.maxsize
         self._epoch = Epoch(
             self.position.epoch,
             self.position.seed,
-            pickle.dumps,
+            pickle.dumps,  # of an index that is no list of int
             user_epoch=self._progress.user_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,

@@ -14,7 +14,7 @@ from ..progress import Progress
 from ..seeding.order_generators import Sources, all_global, global_generators, put_global
 from ..state import Start, State
 from ..stateful import Kept
-from .between_epochs import Memo
+from .loader_memo import Memo
 from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:

@@ -167,9 +167,15 @@ class ReadyReceiver(Receiver):
     # ---- mixed batches -------------------------------------------------------------------
 
     def _mixed(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
-        """The data of a batch of several, or a Failure. The engine goes on to the next."""
+        """The data of a batch of several, or a Failure. However this ends, it is taken."""
         try:
-            return self._data_of_runs(runs, what)
+            try:
+                return self._data_of_runs(runs, what)
+            finally:
+                try:
+                    self._let_go(runs)
+                finally:
+                    self.engine.taken(runs[0][0])
         except Exception as error:
             return Told(error)  # in its place: the end of the epoch counts on one
         except BaseException:  # an interrupt: nobody gets it, and the end counts on it
@@ -177,13 +183,11 @@ class ReadyReceiver(Receiver):
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)
             raise
-        finally:
-            self._let_go(runs)
-            self.engine.taken(runs[0][0])
 
     def _let_go(self, runs: list[Run]) -> None:
-        """Forgets what nothing is left of."""
+        """Forgets what nothing is left of, and then traces it: that may fail."""
         trace, planned = self.completions.supervisor.trace, self.planner.planned
+        gone: list[tuple[Batch, Block]] = []
         for block, _, rows in runs:
             sequence = block.sequence
             batch = planned[sequence]
@@ -191,10 +195,13 @@ class ReadyReceiver(Receiver):
             if left:
                 self._left[sequence] = left
                 continue
-            if trace is not None and block.made:
-                trace.block(batch.indices, block)
             del planned[sequence]
             self._entries.pop(sequence, None)
+            if block.made:
+                gone.append((batch, block))
+        if trace is not None:
+            for batch, block in gone:
+                trace.block(batch.indices, block)
 
     def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
         layout = self.shape.layout
@@ -364,9 +371,10 @@ class ReadyIterator(BalancedIterator):
         self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
     def _next_batch(self) -> Any:
+        """The next batch, or in its place a Failure that the caller raises or takes apart."""
         planner, progress, position = self._planner, self._progress, self._position
         if not planner.planned and not planner.draw.exhausted:
-            planner.fill()
+            planner.fill()  # else there would be nothing, and that is the end
         if self._receiver.at_end():
             progress.finished = True
             self._end_epoch()

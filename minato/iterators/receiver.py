@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from .._patience import Patience
+from .._deadline import Deadline
 from ..errors import Failure
+from ..observe.trace import Trace
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
@@ -108,15 +109,17 @@ class Completions:
 
     def next(self, wait: bool = True) -> Block | None:
         """What is next, also where it cannot be made. Raises torch's errors for timeouts and
-        deaths."""
+        deaths. The engine answers True where workers wait for more to be planned, False where
+        one may have died, None when the time is over."""
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
-            raise RuntimeError("the loader was shut down")  # its engine may not say so at exit
+            # its engine may not say so at exit; another thread is to stay there (stay_at_exit)
+            raise RuntimeError("the loader was shut down")
         seconds = supervisor.timeout
-        patience = Patience(seconds) if wait and seconds > 0 else None
+        deadline = Deadline(seconds) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
         while True:
-            got = self.engine.next(timeout if patience is None else patience.part())
+            got = self.engine.next(timeout if deadline is None else deadline.part())
             if got is True:
                 self.planner.fill(starved=True)
             elif got:
@@ -200,15 +203,15 @@ class Receiver:
         return early is None or batch.sequence < early.first
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch, or a Failure. The engine goes on to the next."""
+        """The data of a batch, or a Failure. However this ends, the block is taken."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)
             return data
         trace = self.completions.supervisor.trace
-        if trace is not None:
-            trace.block(batch.indices, block)
         try:
+            if trace is not None:
+                self._trace(trace, batch, block)
             data = self._take_rows(block)
             if data is None:
                 try:
@@ -229,6 +232,13 @@ class Receiver:
             self.engine.taken(block)
         if self.planner.planned.pop(block.sequence, None) is not None:
             self._is_lost(batch)
+
+    def _trace(self, trace: Trace, batch: Batch, block: Block) -> None:
+        try:
+            trace.block(batch.indices, block)
+        except Exception:  # an index without a text
+            self.engine.taken(block)
+            raise
 
     def _is_lost(self, batch: Batch) -> None:
         if self._of_this_epoch(batch):

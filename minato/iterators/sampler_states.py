@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 
 class Keeps(Protocol):
-    """What outlives an iterator: ``between_epochs.py``."""
+    """What outlives an iterator: ``loader_memo.py``."""
 
     sampler_end: Said | None
 

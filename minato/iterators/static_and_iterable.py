@@ -156,6 +156,7 @@ class StaticIterator(MinatoIterator):
             self._progress.kept[worker].came(stated)
 
     def _send(self, worker: int, number: int, index: Any) -> None:
+        """Has a worker make a batch."""
         layout = None if self._form.makes_whole(index) else self._shape.layout
         sent, spares = index, []
         lists = isinstance(index, (list, tuple)) or not self._auto_collation
@@ -166,7 +167,7 @@ class StaticIterator(MinatoIterator):
         engine, core = self._engine, None
         if layout is not None:
             core = layout.core
-            engine.post(core, layout.pickled)
+            engine.post(core, layout.pickled)  # does nothing but the first time
         block = engine.submit(self._epoch, worker, number, sent, core, len(spares))
         self._blocks[number] = _Sent(_placed(block), worker, index, layout)
 
@@ -204,10 +205,10 @@ class StaticIterator(MinatoIterator):
         sent = self._blocks[number]
         if sent.answer is not None:
             return
-        if self._supervisor.trace is not None:
-            self._supervisor.trace.block(sent.index, sent.block)
         sent.done_ns = self._engine.done_ns(sent.block)
         try:
+            if self._supervisor.trace is not None:
+                self._supervisor.trace.block(sent.index, sent.block)
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
         except Exception as error:
             sent.answer = FAILED, Told(error)  # in its place: torch's dispatch counts on one

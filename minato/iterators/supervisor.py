@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import _utils
 
 from .._core import Block, Engine
-from .._patience import Patience
+from .._deadline import Deadline
 from .._system_errors import NOT_STARTED
 from ..errors import DAMAGED, WorkerLost, describe_death, never_began
 from ..observe.stats import Served, engine_stats
@@ -100,10 +100,10 @@ class Supervisor:
     def wait_for(self, block: Block | None, done: Callable[[], object]) -> None:
         """Waits until done() is true, which says something of the block, or of any; raises
         torch's errors for timeouts and deaths."""
-        engine, patience = self.engine, Patience(self.timeout)
+        engine, deadline = self.engine, Deadline(self.timeout)
         while not done():
             self.check(done)
-            engine.wait(block, patience.part())
+            engine.wait(block, deadline.part())
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises where workers have died and nobody does their work, unless done() is true."""

@@ -62,7 +62,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._system import CORE
-from ..iterators.between_epochs import memo_of
+from ..iterators.loader_memo import memo_of
 from .verdict import Facts, verdict
 
 if CORE:

@@ -27,12 +27,13 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import text_of
 from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
-    from ..iterators.between_epochs import Memo
     from ..iterators.failures import Amended
+    from ..iterators.loader_memo import Memo
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
@@ -175,7 +176,7 @@ class Trace:
                 del args["why"]  # it starts when its samples are there
                 events.append(self._span(name, "collate", tid, begin, wall, **args))
                 continue
-            if task.kind == BATCH and not all(task.rows):
+            if task.kind == BATCH and not all(task.rows):  # nobody took the time of its samples
                 args.update(indices=_plain(indices), cpu_us=cpu)
                 events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))
             else:
@@ -305,4 +306,4 @@ def _plain(index: Any) -> Any:
         return [_plain(i) for i in index]
     if isinstance(index, float):
         return index if math.isfinite(index) else repr(index)
-    return index if isinstance(index, (int, str, type(None))) else repr(index)
+    return index if isinstance(index, (int, str, type(None))) else text_of(index)

@@ -366,7 +366,7 @@ class Pipeline:
 
     def __init__(self, operators: Sequence[Operator], *, _level: int = -1) -> None:
         self.operators = tuple(operators)
-        self._level = _level
+        self._level = _level  # of the instruction sets; -1: the best there is
         for place, operator in enumerate(self.operators):
             if not isinstance(operator, Operator):
                 raise TypeError(f"operator {place} is no minato.ops operator: {operator!r}")
@@ -374,7 +374,7 @@ class Pipeline:
                 raise ValueError("ReadNpy must be the first operator")
         self._lock = threading.Lock()
         self._native: _ops.Pipeline | None = None
-        self._boxes: list[Any] = []
+        self._boxes: list[Any] = []  # of labels that another process has seen (label_boxes)
 
     def __repr__(self) -> str:
         return f"Pipeline([{', '.join(map(repr, self.operators))}])"

@@ -38,6 +38,8 @@ _TORCH_BLOB = struct.Struct(f"=QiiQ{_MT_WORDS}Q40x")
 _TORCH_SEED = struct.Struct("=Q")
 
 Plan = tuple[Any, ...]
+#: where words go in a generator's memory: (offset, first word, how many), and what is written
+#: beside them: (offset, 32-bit value)
 Runs = tuple[tuple[int, int, int], ...]
 Fixed = tuple[tuple[int, int], ...]
 
@@ -279,6 +281,7 @@ def _put_field(bitgen: Any, state: dict[str, Any], path: tuple[str | int, ...],
 
 @_probed
 def _bitgen_layout(cls: type) -> tuple[Runs, Fixed]:
+    """Where a bit generator of NumPy's has its words, and what else a seeding leaves."""
     bitgen, name = cls(0), cls.__name__
     algorithm = _ALGORITHMS[name]
     words = [algorithm.read(_probe_words(algorithm.words, p)) for p in (1, 2)]

@@ -18,11 +18,10 @@ import torch
 
 from ..workers.job import by_sample, fetches_batches
 from ..workers.on_error import Tolerant
-from ..workers.seeded_samples import Unseeded, collated, made, tolerated
+from ..workers.seeded_samples import (
+    OF_COLLATE, OF_GETITEMS, OF_SAMPLE, Unseeded, collated, made, tolerated,
+)  # fmt: skip
 from .generators import Growing
-
-#: what a place in the epoch stands for: domains of the seeds, as in workers/runner.py
-SAMPLE, GETITEMS, COLLATE = range(3)
 
 
 def _put_back(generator: Any) -> Callable[[], Any]:
@@ -76,7 +75,7 @@ class SeededFetcher:
         with self._here.undisturbed():
             return collated(
                 self._here.seeder,
-                (base_seed, epoch, number, COLLATE),
+                (base_seed, epoch, number, OF_COLLATE),
                 partial(self._samples, index, *self.place),
                 self._fetcher.collate_fn,
             )
@@ -88,14 +87,15 @@ class SeededFetcher:
             fetcher, spares = self._fetcher, self.spares
             return tolerated(self._tolerant, seeder, fetcher, index, spares, whole_place)
         if not self._fetcher.auto_collation:
-            place = base_seed, epoch, position, SAMPLE
+            place = base_seed, epoch, position, OF_SAMPLE
             data = made(seeder, place, getitem, dataset, index)
         elif fetches_batches(dataset):
-            data = made(seeder, (base_seed, epoch, number, GETITEMS), dataset.__getitems__, index)
+            place = base_seed, epoch, number, OF_GETITEMS
+            data = made(seeder, place, dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(dataset)
             for k, i in enumerate(index):
-                place = base_seed, epoch, position + k, SAMPLE
+                place = base_seed, epoch, position + k, OF_SAMPLE
                 data.append(made(seeder, place, getitem, dataset, i))
         return data
 

@@ -1,7 +1,7 @@
 """Whether samples can be collated by another worker than the one that fetched them.
 
 A batch with a collate_fn of the user's is split over workers only if that changes nothing
-(csrc/schedule/policy_split_batch.h says when): a sample must come out of a message bit for bit as
+(csrc/schedule/policy_split_collate.h says when): a sample must come out of a message bit for bit as
 it went in, down to memory order, on which sums may depend.
 """
 

@@ -1,4 +1,5 @@
-"""How the core makes torch tensors: what csrc/py/module/mn_state.h asks of torch."""
+"""What the core asks of torch (csrc/py/module/mn_state.h), and how tensors are made over its memory
+where torch has no C interface for that (csrc/py/transport/mn_tensor.c)."""
 
 from __future__ import annotations
 

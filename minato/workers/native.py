@@ -31,7 +31,7 @@ from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .job import behind_subsets, by_sample, offered
 from .on_error import RAISE, Tolerant, split_spares
-from .seeded_samples import in_its_place
+from .seeded_samples import OF_SAMPLE, in_its_place
 from .thread_pool import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h
@@ -207,7 +207,7 @@ class _Runner:
 
     def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
         rows = range(task.row0, task.row0 + task.nrows)
-        if task.extras is not None:
+        if task.extras is not None:  # C made rows, of a list of int, up to the first that failed
             [(row, what, error)] = task.extras
             if self.tolerant is None:
                 return [(row, what, self._failure(error))]
@@ -229,7 +229,7 @@ class _Runner:
 
     def _sample(self, index: Any, row: int, task: Task) -> Any:
         if task.seeded and self.seeder is not None:
-            self.seeder.seed(task.base_seed, task.epoch, task.position + row, 0)
+            self.seeder.seed(task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
         return by_sample(self.dataset)[index]
 
     def _rows(self, task: Task, rows: range, mark: Callable[[int], None]) -> list[Entry]:

@@ -30,7 +30,10 @@ from .answers import (
 )  # fmt: skip
 from .job import Job, by_sample, fetches_batches, offered
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
-from .seeded_samples import AllLeftOut, Unseeded, collated, in_its_place, made, tolerated
+from .seeded_samples import (
+    OF_COLLATE, OF_GETITEMS, OF_SAMPLE, AllLeftOut, Unseeded, collated, in_its_place, made,
+    tolerated,
+)  # fmt: skip
 
 
 class _Placed(NamedTuple):
@@ -140,7 +143,7 @@ class Runner:
         dataset = by_sample(self.job.dataset)
 
         def get(row: int, index: Any) -> Any:
-            place = (task.base_seed, task.epoch, task.position + row, 0)
+            place = (task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
             return made(seeder, place, getitem, dataset, index)
 
         return get
@@ -172,7 +175,7 @@ class Runner:
             return AMISS, None, amiss
         try:
             if task.seeded and self.seeder is not None:
-                self.seeder.seed(task.base_seed, task.epoch, task.number, 2)
+                self.seeder.seed(task.base_seed, task.epoch, task.number, OF_COLLATE)
             data = self.job.collate_fn(samples)
             if not task.seeded or self.seeder is None or not self.seeder.renew():
                 return (AMISS, (OK, data), amiss) if amiss else (OK, data)
@@ -251,7 +254,7 @@ class Runner:
                 return self.fetcher.fetch(task.indices)
             seeder = Unseeded
         samples = partial(self._samples, seeder, task)
-        place = (task.base_seed, task.epoch, task.number, 2)
+        place = (task.base_seed, task.epoch, task.number, OF_COLLATE)
         return collated(seeder, place, samples, self.collate_fn)
 
     def _samples(self, seeder: Any, task: Task) -> Any:
@@ -260,15 +263,18 @@ class Runner:
         if self.tolerant is not None:
             return self._tolerated(self.tolerant, seeder, task)
         if not job.auto_collation:
-            data = made(seeder, (base_seed, epoch, position, 0), getitem, job.dataset, index)
+            place = base_seed, epoch, position, OF_SAMPLE
+            data = made(seeder, place, getitem, job.dataset, index)
             self.mark(0)
         elif fetches_batches(job.dataset):
-            data = made(seeder, (base_seed, epoch, number, 1), job.dataset.__getitems__, index)
+            place = base_seed, epoch, number, OF_GETITEMS
+            data = made(seeder, place, job.dataset.__getitems__, index)
         else:
             data, dataset = [], by_sample(job.dataset)
             for k, i in enumerate(index):
                 self.row = (k,)
-                data.append(made(seeder, (base_seed, epoch, position + k, 0), getitem, dataset, i))
+                place = base_seed, epoch, position + k, OF_SAMPLE
+                data.append(made(seeder, place, getitem, dataset, i))
                 self.mark(k)
             self.row = ()
             if self.probing:

@@ -13,6 +13,10 @@ from .answers import ERROR, LEFT_OUT, REPLACED, Entry
 from .job import by_sample, fetches_batches
 from .on_error import Amiss, Tolerant, split_spares
 
+#: domains of the seeds, enum mn_seed_domain: what a place stands for. Of a sample it is that of the
+#: sampler's order, else the batch's number.
+OF_SAMPLE, OF_GETITEMS, OF_COLLATE = range(3)
+
 
 class Fetches(Protocol):
     """What samples come from, and how."""
@@ -49,13 +53,14 @@ def tolerated(
 
     def get(row: int, i: Any) -> Any:
         begins(row)
-        sample = made(seeder, (base_seed, epoch, position + row, 0), one, i)
+        sample = made(seeder, (base_seed, epoch, position + row, OF_SAMPLE), one, i)
         ended(row)
         return sample
 
     if together:
         try:
-            return made(seeder, (base_seed, epoch, number, 1), dataset.__getitems__, index)
+            place_of_all = base_seed, epoch, number, OF_GETITEMS
+            return made(seeder, place_of_all, dataset.__getitems__, index)
         except Exception:
             pass  # of which of them? They are asked for one by one, with the seeds of each.
     data = tolerant.samples(index if source.auto_collation else [index], spares, get)

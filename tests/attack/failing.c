@@ -290,8 +290,9 @@ typedef intptr_t (*words_function)(WORDS);
     X(PyObject_VectorcallMethod) X(PySequence_Fast) X(PySequence_List) X(PySequence_Tuple)      \
     X(PyStructSequence_New) X(PyStructSequence_NewType) X(PyTuple_New) X(_PyObject_New)         \
     X(PyType_FromModuleAndSpec) X(PyUnicode_FromString) X(PyUnicode_InternFromString)           \
-    X(PyUnicode_DecodeFSDefault) X(PyType_GenericAlloc) X(PyCapsule_New) X(PyUnicode_FromStringAndSize) \
-    X(PyMemoryView_FromObject) X(PyTuple_Pack) X(PyUnicode_AsUTF8AndSize) X(PyUnicode_AsUTF8)
+    X(PyUnicode_DecodeFSDefault) X(PyType_GenericAlloc) X(PyCapsule_New)                        \
+    X(PyUnicode_FromStringAndSize) X(PyMemoryView_FromObject) X(PyTuple_Pack)                   \
+    X(PyUnicode_AsUTF8AndSize) X(PyUnicode_AsUTF8)
 #define STATUS_CALLS(X)                                                                         \
     X(PyBuffer_FillInfo) X(PyDict_SetItem) X(PyDict_SetItemString) X(PyList_Append)             \
     X(PyModule_AddObjectRef) X(PyModule_AddStringConstant) X(PyModule_AddType)                  \

@@ -46,7 +46,7 @@ from torch.utils.data import Dataset, IterableDataset
 import minato
 from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.observe import top
 
 # what a fork would import each time

@@ -34,7 +34,7 @@ WORKER = {
     "worker.collate.claimed": "batches in parts",
     "worker.done.before": "rows",
     "worker.done.after": "batches",
-    "event.announced": "rows",
+    "event.prepared": "rows",
     "event.claimed": "rows and envelopes",
 }
 #: label -> whether a worker's death leads there

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.workers import zygote
 from minato.workers.zygote import Zygote
 

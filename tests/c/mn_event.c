@@ -520,7 +520,7 @@ a_sleeper_killed_leaks_nothing(void)
     CHECK(mn_event_notify(&p->event));
     CHECK_EQ(mn_test_reap(pid), 0);
 
-    die_at = "event.announced";
+    die_at = "event.prepared";
     mn_fault_hook = die_here;
     CHECK(was_killed(mn_test_fork(sleep_once, p)));
     mn_fault_hook = NULL;

@@ -3,8 +3,8 @@
  *
  * A test program is a table of cases, each of one kind: "plain" (one thread), "thread", or
  * "fork" (several processes). It runs the kinds named on its command line, or all, and fails
- * if that is none. A deadline by SIGALRM turns a hang into a failure. Environment: MINATO_STRESS_SECONDS, MINATO_TEST_SEED,
- * MINATO_TEST_DEADLINE.
+ * if that is none. A deadline by SIGALRM turns a hang into a failure. Environment:
+ * MINATO_STRESS_SECONDS, MINATO_TEST_SEED, MINATO_TEST_DEADLINE.
  */
 #ifndef MN_TEST_H
 #define MN_TEST_H

@@ -301,7 +301,7 @@ die_after_done(void)
 static void
 die_announced(void)
 {
-    die_at("event.announced", NULL, 6, 0, 1);
+    die_at("event.prepared", NULL, 6, 0, 1);
 }
 
 /* Dies with a sleeper's event in its hand: no other ring will wake that sleeper. */

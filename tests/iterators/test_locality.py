@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
 
 import minato
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.locality import Groups, key_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

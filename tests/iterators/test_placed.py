@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.static_and_iterable import StaticIterator
 
 SIZE, BATCH = 30, 4

@@ -202,7 +202,7 @@ for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
 
 def test_batches_that_several_workers_fetch(tmp_path: Path) -> None:
     run(tmp_path, """
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 loader = minato.DataLoader(Data(), 4, num_workers=2, collate_fn=text)
 for k in range(64):
     memo_of(loader).costs.observe(-1, 10**9 if k % 4 == 0 else 10**6)
@@ -403,3 +403,48 @@ print(it._supervisor.trace)
 """, MINATO_TRACE="")  # fmt: skip
     assert out.strip() == "None"
     assert list(tmp_path.iterdir()) == []
+
+
+
+FAILS = """
+from minato.observe.trace import Trace
+
+class Odd:
+    def __init__(self, index):
+        self.index = index
+    def __repr__(self):
+        raise LookupError("it has no text")
+
+class Known(Data):
+    def __getitem__(self, index):
+        if type(index) is Odd:
+            raise ValueError("not this one")
+        return super().__getitem__(index)
+
+def block(self, indices, block, traced=Trace.block):
+    traced(self, indices, block)
+    if 13 in indices:
+        raise OverflowError("not traced")
+
+Trace.block = block
+order = [Odd(i) if i == 5 else i for i in range(24)]
+for mode in ({}, {"scheduling": "static"}, {"batching": "ready", "in_order": False}):
+    loader = minato.DataLoader(Known(slow=(2,), seconds=0), 4, sampler=order, num_workers=2, **mode)
+    it, got, errors, ended = iter(loader), [], set(), False
+    for _ in range(9):  # more than there are
+        try:
+            got += next(it).tolist()
+        except (ValueError, OverflowError) as error:
+            errors.add(type(error).__name__)
+        except StopIteration:
+            ended = True
+            break
+    assert ended and "OverflowError" in errors, (mode, errors)
+    assert len(got) + 4 * len(errors) == 24, (mode, got, errors)
+"""
+
+
+def test_a_tracer_that_fails_costs_one_batch(tmp_path: Path) -> None:
+    """The error comes in that batch's place, and the epoch goes on behind it. An index that has
+    no text is no error, neither in the trace nor in what is said of its sample."""
+    run(tmp_path, FAILS)

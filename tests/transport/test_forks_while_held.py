@@ -14,7 +14,7 @@ import torch
 import minato
 from minato import _core
 from minato.transport import forks_while_held as _fork
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 
 
 class Big(torch.utils.data.Dataset):
@@ -129,7 +129,8 @@ def test_a_child_begins_with_nothing_of_its_parents():
 
 
 def lock_of_held_memory():
-    """Address of the lock in the last field of the core's state: what mn_hold.c calls pending."""
+    """Address of the lock in the last field of the core's state: what mn_delivered_memory.c calls
+    pending."""
     api = ctypes.pythonapi
     api.PyModule_GetState.restype = api.PyModule_GetDef.restype = ctypes.c_void_p
     core = ctypes.py_object(_core)

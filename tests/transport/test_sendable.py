@@ -13,7 +13,7 @@ import torch
 from contract.support import error_text
 
 import minato
-from minato.iterators.between_epochs import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.transport.sendable import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

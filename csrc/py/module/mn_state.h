@@ -63,7 +63,7 @@ mn_state_of(PyObject *module);
 struct mn_state *
 mn_state_of_type(PyTypeObject *type);
 
-/* Builds with MN_FAULTS: the environment may name a point to die at (mn_faults.c). */
+/* Builds with MN_FAULTS: the environment may name a point to die at (mn_fault_env.c). */
 void
 mn_faults_arm(void);
 

@@ -209,7 +209,8 @@ static PyMethodDef dispatch_methods[] = {
     {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
     {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
     {"retime", dispatch_retime, METH_VARARGS,
-     "retime(period, consumer, typical, window, starved_below, workers, /) -> were the keys renewed?"},
+     "retime(period, consumer, typical, window, starved_below, workers, /)\n"
+     "-> were the keys renewed?"},
     {"close", dispatch_close, METH_NOARGS, "all tasks of the epoch are inserted"},
     {"reopen", dispatch_reopen, METH_NOARGS, "more tasks will come"},
     {"drop", dispatch_drop, METH_O, "drop(batch, /): takes out all tasks of a batch"},

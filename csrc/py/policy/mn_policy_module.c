@@ -6,7 +6,7 @@
 #include "schedule/policy_chunk.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_histogram.h"
-#include "schedule/policy_split_batch.h"
+#include "schedule/policy_split_collate.h"
 
 PyDoc_STRVAR(chunk_doc,
 "policy_chunk(cost_ns, overhead_ns, batch, idle, /)\n--\n\n"

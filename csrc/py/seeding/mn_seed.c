@@ -524,9 +524,9 @@ seeder_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
 
 PyDoc_STRVAR(seed_doc,
 "seed($self, /, base_seed, epoch, position, domain=0)\n--\n\n"
-"Put every generator into the state that belongs to one sample (domain 0) or to one\n"
-"batch (domain 1).  All four are unsigned, 64 bits (domain 32); OverflowError\n"
-"otherwise.  What a hook raises passes through.");
+"Put every generator into the state that belongs to one sample (domain 0), or to\n"
+"__getitems__ (1) or collate_fn (2) of one batch.  All four are unsigned, 64 bits\n"
+"(domain 32); OverflowError otherwise.  What a hook raises passes through.");
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, find, globals, types)\n\n"
 "From now on renew() looks at these dicts, and whether values of these types are others.\n"

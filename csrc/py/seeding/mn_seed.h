@@ -13,7 +13,8 @@
  *
  * A Seeder may watch the attributes of a dataset and of what it holds: a generator that is
  * made while a sample is made is found by a new walk when the types of attributes change, or
- * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds an attribute.
+ * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds
+ * an attribute.
  *
  * Both ways to the same generator end in the same state.  A Seeder belongs to one
  * thread at a time; the generators are protected as their libraries do it.
@@ -28,7 +29,9 @@
 
 enum mn_seed_domain {
     MN_SEED_SAMPLE = 0,         /* position: that of the sample in the sampler's order */
-    MN_SEED_BATCH = 1,          /* position: the batch's number; collate_fn, __getitems__ */
+    /* position: the batch's number */
+    MN_SEED_GETITEMS = 1,
+    MN_SEED_COLLATE = 2,
 };
 
 /* Adds the type Seeder to the module. 0, or -1 with an exception. */

@@ -56,6 +56,7 @@ mn_seed_stream_make(struct mn_seed_key key, uint64_t number)
     return s;
 }
 
+/* The constants are mn_seed_mix.h's. The stride is odd, so that counting is a bijection. */
 static inline uint32_t
 word_at(const struct mn_seed_stream *s, uint32_t i)
 {

@@ -1,4 +1,4 @@
-/* mn_envelope.c - a worker writes a message into its outbox.
+/* mn_envelope.c - a worker writes a message into its lease.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/transport/mn_envelope.h"

@@ -17,7 +17,7 @@
 #include "workers/mn_worker.h"
 
 /* Writes pickle and buffers (a list of objects, C-contiguous) for the task in hand into the
- * worker's outbox; the GIL is released meanwhile. 0 (also where the memory limit leaves no room:
+ * worker's lease; the GIL is released meanwhile. 0 (also where the memory limit leaves no room:
  * the task then says so), 1 when the loader stopped, -1 with an exception. */
 int
 mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,

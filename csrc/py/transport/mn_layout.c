@@ -236,8 +236,8 @@ copy_strided(char *dst, const char *src, int nd, const int64_t *shape, const int
     return dst;
 }
 
-/* Larger values are copied without the GIL, for which other threads may wait. Such a copy takes some
- * ten microseconds, far more than to let go of it and to take it again. */
+/* Larger values are copied without the GIL, for which other threads may wait. Such a copy takes
+ * some ten microseconds, far more than to let go of it and to take it again. */
 #define COPY_WITHOUT_GIL (256u * 1024u)
 
 /* Copies a row's field out of an object that the caller has a reference of. No strides: it is

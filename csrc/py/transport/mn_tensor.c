@@ -55,6 +55,8 @@ from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndi
     return t;
 }
 
+/* hold is consumed: released here without memory for `over`, else by over_delete, which torch calls
+ * when the tensor's storage goes, and also where it cannot make one. */
 static PyObject *
 over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
             const int64_t *shape)
@@ -69,7 +71,7 @@ over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype,
     for (int i = ndim - 1; i >= 0; i--) {
         o->dims[i] = shape[i];
         o->dims[ndim + i] = stride;
-        stride *= shape[i] > 1 ? shape[i] : 1;
+        stride *= shape[i] > 1 ? shape[i] : 1; /* as torch has it where an axis is empty */
     }
     o->managed.version = (struct mn_dl_version){1, 0};
     o->managed.deleter = over_delete;
@@ -83,7 +85,7 @@ over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype,
     };
     void *t = NULL;
     if (st->dlpack->object_from_managed(&o->managed, &t) != 0) {
-        return NULL; /* torch has deleted o */
+        return NULL; /* o is gone: see mn_dlpack.h */
     }
     return t;
 }

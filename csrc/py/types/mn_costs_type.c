@@ -247,10 +247,11 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
     PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
-    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd}", "samples", samples, "known",
-                         known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1], "p90_ns", q[2],
-                         "p99_ns", q[3], "p995_ns", q[4], "slow_ns", slow, "collate_ns", collate,
-                         "send_ns", sends, "split", split ? Py_True : Py_False,
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd}", "samples",
+                         samples, "known", known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1],
+                         "p90_ns", q[2], "p99_ns", q[3], "p995_ns", q[4], "slow_ns",
+                         slow, "collate_ns", collate, "send_ns", sends, "split",
+                         split ? Py_True : Py_False,
                          "near", answer(place.near.answer), "home", answer(place.home.answer),
                          "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
                          (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",

@@ -26,11 +26,11 @@ planner(PyObject *self)
 const char mn_engine_plan_doc[] =
     "plan(epoch, indices, number, position, whole, begins, spares) -> int | None\n"
     "\n"
-    "Takes the next batch in, indices are what the sampler gave: its sequence; None: later. number:\n"
-    "in the epoch; position: of its first sample in the sampler's order. whole: one worker fetches\n"
-    "and collates it. begins: None, or a byte a row, not 0 where by the dataset's word a group\n"
-    "begins. spares: so many of the indices, at the end, are of other samples, to take the place of\n"
-    "one that fails.";
+    "Takes the next batch in, indices are what the sampler gave: its sequence; None: later.\n"
+    "number: in the epoch; position: of its first sample in the sampler's order. whole: one\n"
+    "worker fetches and collates it. begins: None, or a byte a row, not 0 where by the dataset's\n"
+    "word a group begins. spares: so many of the indices, at the end, are of other samples, to\n"
+    "take the place of one that fails.";
 
 /* How many rows a batch has whose indices are no machine integers. False with an exception. */
 static bool
@@ -169,9 +169,9 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 const char mn_engine_next_doc[] =
     "next(timeout) -> Block | None | bool\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
-    "look ahead, before the caller asks for it). A Block that is not made: see refused(). None: the\n"
-    "time is over. False: look at health(). True: workers wait for more batches to be planned, if\n"
-    "there are any. Handles signals.";
+    "look ahead, before the caller asks for it). A Block that is not made: see refused(). None:\n"
+    "the time is over. False: look at health(). True: workers wait for more batches to be\n"
+    "planned, if there are any. Handles signals.";
 
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args)
@@ -213,9 +213,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_refused_doc[] =
-    "refused(block) -> (why, need, all): of one that is not made. why: 1 task descriptors, 2 bytes\n"
-    "for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it is none of those;\n"
-    "all: how many there are, in use or not";
+    "refused(block) -> (why, need, all): of one that is not made. why: 1 task descriptors, 2\n"
+    "bytes for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it is none of\n"
+    "those; all: how many there are, in use or not";
 
 PyObject *
 mn_engine_py_refused(PyObject *self, PyObject *block)
@@ -278,8 +278,8 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_formed_doc[] =
-    "formed() -> [(block, row0, nrows)]: of which neighbouring rows of planned batches the one that\n"
-    "next() gave is formed. [] where batches are not formed";
+    "formed() -> [(block, row0, nrows)]: of which neighbouring rows of planned batches the one\n"
+    "that next() gave is formed. [] where batches are not formed";
 
 PyObject *
 mn_engine_py_formed(PyObject *self, PyObject *ignored)

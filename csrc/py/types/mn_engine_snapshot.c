@@ -235,9 +235,9 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
     return out;
 }
 
-/* Nothing is said of a worker that there is not: it has left. */
+/* Tells the engine something of one worker. No error for a number that no worker has. */
 static PyObject *
-ask(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
+tell_of(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
 {
     struct mn_engine *e = mn_engine_get(self);
     unsigned long w = PyLong_AsUnsignedLong(number);
@@ -253,7 +253,7 @@ ask(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
 PyObject *
 mn_engine_py_retire_worker(PyObject *self, PyObject *number)
 {
-    return ask(self, number, mn_engine_retire_worker);
+    return tell_of(self, number, mn_engine_retire_worker);
 }
 
 const char mn_engine_kill_worker_doc[] =
@@ -299,7 +299,7 @@ const char mn_engine_end_worker_doc[] =
 PyObject *
 mn_engine_py_end_worker(PyObject *self, PyObject *number)
 {
-    return ask(self, number, end_worker);
+    return tell_of(self, number, end_worker);
 }
 
 const char mn_engine_let_go_doc[] =
@@ -309,7 +309,7 @@ const char mn_engine_let_go_doc[] =
 PyObject *
 mn_engine_py_let_go(PyObject *self, PyObject *number)
 {
-    return ask(self, number, let_go);
+    return tell_of(self, number, let_go);
 }
 
 #ifdef MN_TEST_BINDINGS
@@ -349,8 +349,8 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_note_failed_doc[] =
-    "note_failed(samples): so many failed so far, and were left out or replaced; for people who\n"
-    "look from outside";
+    "note_failed(samples): so many failed so far, and were left out or replaced; what other\n"
+    "processes read as a statistic";
 
 PyObject *
 mn_engine_py_note_failed(PyObject *self, PyObject *arg)
@@ -365,7 +365,8 @@ mn_engine_py_note_failed(PyObject *self, PyObject *arg)
 }
 
 const char mn_engine_health_doc[] =
-    "health() -> {zygote_lost, zygote_hung, deaths, crash_loop, live, retries, worker, pid, status}\n\n"
+    "health() -> {zygote_lost, zygote_hung, deaths, crash_loop, live, retries, worker, pid,\n"
+    "status}\n\n"
     "Unexpected deaths so far, the longest row of them up to now in one place without a finished\n"
     "task, workers that may still finish something, and the last death.";
 
@@ -380,8 +381,8 @@ mn_engine_py_health(PyObject *self, PyObject *ignored)
     struct mn_health h = mn_engine_health(e);
     return Py_BuildValue("{sO sO sI sI sI sK sI sI si}", "zygote_lost",
                          h.zygote_lost ? Py_True : Py_False, "zygote_hung",
-                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "crash_loop", h.crash_loop,
-                         "live", h.live,
+                         h.zygote_hung ? Py_True : Py_False, "deaths", h.deaths, "crash_loop",
+                         h.crash_loop, "live", h.live,
                          "retries", (unsigned long long)h.retries, "worker", h.last.worker, "pid",
                          h.last.pid, "status", h.last.status);
 }
@@ -476,7 +477,7 @@ static PyObject *
 span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
      const struct mn_result *t, const struct mn_task *task)
 {
-    uint64_t word = mn_a64_load_acquire(&task->word); /* for people */
+    uint64_t word = mn_a64_load_acquire(&task->word); /* statistics only */
     /* a BATCH task has as many reports as the block has rows */
     uint32_t end = t->kind == MN_KIND_COLLATE ? t->row0 : t->row0 + t->nrows;
     end = end < b->nrows ? end : b->nrows;

@@ -37,8 +37,8 @@ mn_engine_forget_posted(PyObject *self)
 }
 
 const char mn_engine_post_doc[] =
-    "post(layout, description): bytes that workers open the layout by. Once for each layout, before\n"
-    "it is told to set_form() or submit(); again it does nothing.";
+    "post(layout, description): bytes that workers open the layout by. Once for each layout,\n"
+    "before it is told to set_form() or submit(); again it does nothing.";
 
 PyObject *
 mn_engine_py_post(PyObject *self, PyObject *args)
@@ -126,11 +126,11 @@ submit(PyObject *self, const struct mn_submit *s)
 
 const char mn_engine_submit_doc[] =
     "submit(epoch, worker, number, indices, layout, spares) -> Block | None\n\n"
-    "Static scheduling: publishes a batch to a worker's queue. layout, which must have been posted:\n"
-    "how the worker may place its samples, if there is room for them now (form() says so); None: it\n"
-    "may not. The last spares of the indices are of other samples, to take the place of one that\n"
-    "fails. None when there is no room now and something is in flight. Raises MemoryError when it\n"
-    "could never be placed.";
+    "Static scheduling: publishes a batch to a worker's queue. layout, which must have been\n"
+    "posted: how the worker may place its samples, if there is room for them now (form() says\n"
+    "so); None: it may not. The last spares of the indices are of other samples, to take the\n"
+    "place of one that fails. None when there is no room now and something is in flight. Raises\n"
+    "MemoryError when it could never be placed.";
 
 /* The rows that a batch of so many samples may be placed in. False with an exception. */
 static bool

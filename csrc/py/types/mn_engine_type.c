@@ -180,8 +180,9 @@ engine_poll(PyObject *self, PyObject *block)
 
 PyDoc_STRVAR(wait_doc,
 "wait(block, timeout) -> bool\n\n"
-"Sleeps until the block (None: any block) may be done or needs a look, at most timeout\n"
-"seconds (negative: without end). False when the time is over. Handles signals.");
+"Sleeps until the block (None: any block) may be done, or health() may have changed,\n"
+"at most timeout seconds (negative: without end). False when the time is over. Handles signals,\n"
+"for which it sleeps in slices (mn_engine_slice).");
 
 static PyObject *
 engine_wait(PyObject *self, PyObject *args)
@@ -356,8 +357,8 @@ static PyMethodDef engine_methods[] = {
     {"memory", MN_ALONE(mn_engine_py_memory), METH_NOARGS, mn_engine_memory_doc},
     {"waits", MN_ALONE(mn_engine_py_waits), METH_NOARGS, mn_engine_waits_doc},
     {"wait_begins", MN_ALONE(mn_engine_py_wait_begins), METH_NOARGS,
-     PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known. It\n"
-               "begins to wait for a batch; next() does it by itself")},
+     PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known.\n"
+               "It begins to wait for a batch; next() does it by itself")},
     {"wait_ends", MN_ALONE(mn_engine_py_wait_ends), METH_O,
      PyDoc_STR("wait_ends(got): with a batch or without")},
     {"delivered", MN_ALONE(mn_engine_py_delivered), METH_NOARGS,

@@ -11,7 +11,7 @@
 #include "py/seeding/mn_seed_mix.h"
 #include "workers/mn_thread_entry.h"
 
-/* Notifications that are lost with their notifier cost so long at most. */
+/* A notification whose notifier is held up off its core costs so long at most: mn_event.h. */
 #define IDLE_NS (INT64_C(1000) * 1000 * 1000)
 
 int
@@ -116,7 +116,7 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
         if (mn_entry_over(w)) {
             return MN_CLOSED;
         }
-        mn_a64_store_relaxed(&w->me->row, row); /* for people */
+        mn_a64_store_relaxed(&w->me->row, row); /* statistics only */
         int rc = do_row(n, w, b, row, failure);
         uint64_t now = mn_now_ns();
         reports[row].wall_ns = now - before;

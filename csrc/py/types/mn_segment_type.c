@@ -136,7 +136,8 @@ segment_exited(PyObject *self, PyObject *args)
     k->exit_status = status;
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* [S1] */
     MN_FAULT("zygote.exited.silent");
-    mn_event_notify_always(&s->shm.ctl->engine); /* the dead one may have claimed it without waking */
+    /* the dead one may have claimed the event without waking its sleeper */
+    mn_event_notify_always(&s->shm.ctl->engine);
     MN_FAULT("zygote.exited.after");
     Py_RETURN_NONE;
 }

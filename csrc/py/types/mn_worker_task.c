@@ -239,7 +239,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
             Py_DECREF(extras);
             return NULL;
         }
-        mn_a64_store_relaxed(&o->side.me->row, row); /* for people */
+        mn_a64_store_relaxed(&o->side.me->row, row); /* statistics only */
         int rc = do_row(st, o, b, layout, row, extras);
         if (rc == -1) {
             Py_DECREF(extras);

@@ -353,7 +353,7 @@ worker_mark(PyObject *self, PyObject *arg)
         uint64_t now = mn_now_ns();
         mn_block_reports(mn_block_at(&o->side.shm, t->block_off))[row].wall_ns =
             now - o->mark_ns;
-        mn_a64_store_relaxed(&o->side.me->row, row + 1); /* for people */
+        mn_a64_store_relaxed(&o->side.me->row, row + 1); /* statistics only */
         o->mark_ns = now;
     }
     Py_RETURN_NONE;
@@ -412,8 +412,8 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
                           "load_index, set_epoch=None, user_epoch=0, goes_on=False,\n"
                           "thread=False): the worker's side of the loader's mapping. goes_on:\n"
-                          "behind a sample that has failed, to the end of the task. thread: of the\n"
-                          "process that made the mapping, which nobody starts and reaps.")},
+                          "behind a sample that has failed, to the end of the task. thread: of\n"
+                          "the process that made the mapping, which nobody starts and reaps.")},
     {0, NULL},
 };
 

@@ -71,7 +71,7 @@ make_header(unsigned char *to, size_t room)
         text[below(length)] = (char)below(256);
     }
     size_t dict = below(20) == 0 ? below(70000) : length;
-    unsigned char version = below(20) == 0 ? (unsigned char)below(6) : (unsigned char)(1 + below(3));
+    unsigned char version = (unsigned char)(below(20) == 0 ? below(6) : 1 + below(3));
     memcpy(to, "\x93NUMPY", 6);
     to[6] = version;
     to[7] = 0;

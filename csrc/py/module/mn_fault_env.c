@@ -1,4 +1,4 @@
-/* mn_faults.c - dying at a labelled point, in builds with MN_FAULTS; nothing in others.
+/* mn_fault_env.c - dying at a labelled point, in builds with MN_FAULTS; nothing in others.
  * SPDX-License-Identifier: Apache-2.0
  *
  * MINATO_FAULT="LABEL N FILE HOW" in the environment: the process that passes the point for the

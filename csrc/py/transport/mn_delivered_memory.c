@@ -1,4 +1,4 @@
-/* mn_hold.c - ranges of the arena that Python objects see, and when they may be reused.
+/* mn_delivered_memory.c - ranges of the arena that Python objects see, and when they may be reused.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter
@@ -10,11 +10,11 @@
  * deleter runs where Python must not be called, or the storage lives on, the hold waits on the
  * pending list until somebody who may call Python looks again.
  *
- * A fork copies holds.  The child's copies never free: they compare process ids.  And what
- * the child sees must not change under it: a range that was out when the trainer forked waits
- * until that child is gone (minato/transport/forks_while_held.py holds one end of a pipe for each such fork).
- * Forks are counted; a hold remembers the count at its birth and, once released, at its end,
- * and every living fork in between sees it.
+ * A fork copies holds.  The child's copies never free: they compare process ids.  And what the
+ * child sees must not change under it: a range that was out when the trainer forked waits until
+ * that child is gone (minato/transport/forks_while_held.py holds one end of a pipe for each such
+ * fork).  Forks are counted; a hold remembers the count at its birth and, once released, at its
+ * end, and every living fork in between sees it.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* Whether a batch with a collate_fn of the user's is split: see policy_split_batch.h.
+/* Whether a batch with a collate_fn of the user's is split: see policy_split_collate.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/policy_split_batch.h"
+#include "schedule/policy_split_collate.h"
 
 bool
 mn_split_worth(bool on, const struct mn_histogram *wall, int64_t mean_ns, int64_t send_ns)

@@ -18,8 +18,8 @@
  *   it is no longer cheap by half (hysteresis, so that batches do not go to and fro).
  *   A constant cost never is uneven: all samples lie within twice the lower quartile.
  */
-#ifndef MN_POLICY_SPLIT_BATCH_H
-#define MN_POLICY_SPLIT_BATCH_H
+#ifndef MN_POLICY_SPLIT_COLLATE_H
+#define MN_POLICY_SPLIT_COLLATE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,4 +39,4 @@
 bool
 mn_split_worth(bool on, const struct mn_histogram *wall, int64_t mean_ns, int64_t send_ns);
 
-#endif /* MN_POLICY_SPLIT_BATCH_H */
+#endif /* MN_POLICY_SPLIT_COLLATE_H */

@@ -11,7 +11,7 @@ from .errors import timed_out
 _SHARE, _MOST = 0.1, 1.0
 
 
-class Patience:
+class Deadline:
     """Of one wait. Where the whole program is stopped for a while (Ctrl-Z, a debugger, a virtual
     machine), its workers make nothing meanwhile, and the batch is not late when it goes on. So a
     wait is made of short parts, and none counts for more than two of them, however long it took."""
