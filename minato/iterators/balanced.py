@@ -217,7 +217,7 @@ class BalancedIterator(MinatoIterator):
         batch, data = got
         exhausted = planner.draw.exhausted
         if not exhausted and planner.drawn_ahead() <= planner.enough:
-            planner.fill()
+            self._draw_more(got)
             exhausted = planner.draw.exhausted
         progress = self._position.progress
         if type(data) is not Failure or not data.at_start:
@@ -228,6 +228,16 @@ class BalancedIterator(MinatoIterator):
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
+
+    def _draw_more(self, got: tuple[Any, Any]) -> None:
+        """After a batch was received, which an interrupt meanwhile does not lose."""
+        try:
+            self._planner.fill()
+        except Exception:
+            raise  # the sampler's: torch's loader has no batch for the program then
+        except BaseException:
+            self._prefetcher.put_back(got)
+            raise
 
     def _has_ended(self) -> NoReturn:
         """The program has had all of this epoch."""

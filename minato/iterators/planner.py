@@ -61,6 +61,7 @@ class Draw:
         self._drawn: tuple[Any] | None = None
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
+        self.within = 0  # so many of its samples need not be planned any more
         self.exhausted = False
 
     def index(self) -> Any:
@@ -72,9 +73,10 @@ class Draw:
     def pass_over(self) -> None:
         """The index was planned, or delivered before this process began."""
         assert self._drawn is not None
-        index, self._drawn = self._drawn[0], None
-        self.number += 1
-        self.position += len(index) if self._sized and hasattr(index, "__len__") else 1
+        index = self._drawn[0]
+        end = self.position + (len(index) if self._sized and hasattr(index, "__len__") else 1)
+        # At once, as far as an interrupt can see.
+        self._drawn, self.number, self.position, self.within = None, self.number + 1, end, 0
 
     def end(self) -> None:
         """Nothing more is drawn."""
@@ -189,24 +191,27 @@ class Planner:
 
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
-        self.early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
-        self._open(self.position.watched(iter(self._sampler), self.early.progress))
+        early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
+        self._open(self.position.watched(iter(self._sampler), early.progress), early)
 
-    def _open(self, indices: Iterator[Any]) -> None:
+    def _open(self, indices: Iterator[Any], early: EpochAhead | None = None) -> None:
         if self._spares is not None:
             indices = self._ahead = Ahead(indices)
             self._spares.clear()
-        self.draw = Draw(indices, self.batched)
         self.ends.begin()
-        self._last = (self.how_many() - self.ends.short) if self.ends.draws else sys.maxsize
-        self._epoch = Epoch(
+        last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
+        progress = self.position.progress if early is None else early.progress
+        epoch = Epoch(
             self.position.epoch,
             self.position.seed,
             pickle.dumps,  # of an index that is no list of int
-            user_epoch=self._progress.user_epoch,
+            user_epoch=progress.user_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
         )
+        draw = Draw(indices, self.batched)
+        # At once, as far as an interrupt can see.
+        self.draw, self._epoch, self._last, self.early = draw, epoch, last, early
 
     def _undo(self, early: EpochAhead) -> None:
         """Puts the sampler's generators where torch's loader would have them now."""
@@ -216,6 +221,14 @@ class Planner:
         self.position.sources.set_own(states or {})
 
     # ---- drawing -------------------------------------------------------------------------
+
+    def batch_of(self, sequence: int) -> Batch:
+        """What was planned by that sequence and not delivered yet."""
+        batch = self.planned.get(sequence)
+        if batch is None:  # an interrupt came before that was noted, and the index is still here
+            self._plan(self.draw.index())
+            batch = self.planned[sequence]
+        return batch
 
     def received(self) -> int:
         """Batches that are not handed over yet, of those that were received."""
@@ -349,7 +362,7 @@ class Planner:
             return None
         try:
             return groups.of(index)
-        except BaseException:  # it would come again at each call
+        except Exception:  # it would come again at each call
             self.draw.end()
             self.engine.plan_end()
             raise

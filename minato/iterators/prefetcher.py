@@ -126,6 +126,11 @@ class Prefetcher:
                 if supervisor.trace is not None:
                     supervisor.trace.news()
 
+    def put_back(self, got: tuple[Any, Any]) -> None:
+        """What next() gave comes with the next call again; not where it is pinned by now."""
+        if self.pinner is None:
+            self.queue.appendleft([*got])
+
     def need_nothing(self, most: int) -> int:
         """Of so many that are prefetched: how many ask for nothing but being handed out."""
         queue = self.queue

@@ -50,13 +50,12 @@ class UnitPlanner(Planner):
     each stretch that was not."""
 
     _planned_rows = _formed_rows = 0
-    _within = 0  # rows of the batch drawn last that are planned
     _resumed = 0  # places before this one may have been delivered
 
     def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
         progress = self._progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
-        self._planned_rows = self._formed_rows = self._within = 0
+        self._planned_rows = self._formed_rows = 0
         super().begin(indices, goes_on=goes_on)
 
     def drawn_ahead(self) -> int:
@@ -67,7 +66,7 @@ class UnitPlanner(Planner):
 
     def all_handed_out(self) -> bool:
         """Whether nothing is left of what is planned."""
-        return self._planned_rows == self._formed_rows and not self.received()
+        return not self.planned and not self.received()
 
     def formed(self, rows: int) -> None:
         """So many rows are in a batch now."""
@@ -76,7 +75,9 @@ class UnitPlanner(Planner):
     def _makes_whole(self, sent: Any) -> bool:
         """Only one that all of it is in: what is left of others is collated with them."""
         size = self.window.batch_size
-        entire = self._within == 0 and (len(sent) == size or self.draw.position >= self._resumed)
+        entire = self.draw.within == 0 and (
+            len(sent) == size or self.draw.position >= self._resumed
+        )
         return super()._makes_whole(sent) and entire and self._planned_rows % size == 0
 
     def _waits_for_its_end(self, window: int) -> bool:
@@ -92,24 +93,22 @@ class UnitPlanner(Planner):
         return self.draw.position
 
     def _plan(self, index: Any) -> bool:
-        first, rows = self.draw.position, len(index)
-        while self._within < rows:
-            end = self._end_of_stretch(first, rows)
-            if end > self._within:
-                if not self._offer(index[self._within : end], first + self._within):
-                    return False
-                self._planned_rows += end - self._within
-            self._within = end + 1
-        self._within = 0
+        draw, rows = self.draw, len(index)
+        while draw.within < rows:
+            begin, end = draw.within, self._end_of_stretch(rows)
+            if end > begin and not self._offer(index[begin:end], draw.position + begin):
+                return False
+            self._planned_rows, draw.within = self._planned_rows + end - begin, end + 1
         self._pass_over(index)
         return True
 
-    def _end_of_stretch(self, first: int, rows: int) -> int:
+    def _end_of_stretch(self, rows: int) -> int:
         """The row before which the next one lies that was delivered."""
-        if first + self._within >= self._resumed:
+        first, within = self.draw.position, self.draw.within
+        if first + within >= self._resumed:
             return rows
         has = self._progress.has
-        return next((row for row in range(self._within, rows) if has(first + row)), rows)
+        return next((row for row in range(within, rows) if has(first + row)), rows)
 
 
 class ReadyReceiver(Receiver):
@@ -132,18 +131,22 @@ class ReadyReceiver(Receiver):
         if got is None:
             return None
         runs, planned = self.engine.formed(), self.planner.planned
-        what = [(planned[block.sequence], row0, rows) for block, row0, rows in runs]
-        self.formed += 1
-        self.planner.formed(sum(rows for _, _, rows in what))
-        batch = what[0][0]
-        if len(what) == 1 and what[0][2] == len(batch.indices):
-            del planned[batch.sequence]
-            try:
-                return what, self._data_of(batch, got)
-            except BaseException:  # an interrupt: nobody gets it, and the end counts on it
-                self._is_lost(batch)
-                raise
-        return what, self._mixed(runs, what)
+        what = [(self.planner.batch_of(block.sequence), row0, rows) for block, row0, rows in runs]
+        batch, _, rows = what[0]
+        entire = len(what) == 1 and rows == len(batch.indices)
+        comes_again = False
+        try:
+            data = self._data_of(batch, got) if entire else self._mixed(runs, what)
+            if entire:
+                del planned[batch.sequence]
+        except BaseException:  # an interrupt
+            comes_again = entire and self._interrupted(batch, got)
+            raise
+        finally:
+            if not comes_again:
+                self.formed += 1
+                self.planner.formed(sum(rows for _, _, rows in what))
+        return what, data
 
     def named(self, what: Any) -> str:
         """For an error: which batch that is."""
@@ -383,7 +386,7 @@ class ReadyIterator(BalancedIterator):
         assert got is not None  # there are more
         what, data = got
         if planner.drawn_ahead() <= planner.enough:
-            planner.fill()
+            self._draw_more(got)
         if type(data) is not Failure or not data.at_start:
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)

@@ -159,7 +159,7 @@ class Receiver:
             return self.kept_back.popleft()
         planner = self.planner
         while (block := self.completions.next(wait)) is not None:
-            batch = planner.planned[block.sequence]
+            batch = planner.batch_of(block.sequence)
             try:
                 data = self._data_of(batch, block)
                 del planner.planned[block.sequence]
@@ -191,8 +191,10 @@ class Receiver:
     def at_end(self) -> bool:
         """Whether the program has had all of this epoch."""
         planner = self.planner
-        if planner.early is not None:
-            return planner.left(planner.early) == 0
+        early = planner.early
+        if early is not None:  # not by a count: an interrupt may have lost a batch
+            first = next(iter(planner.planned), early.first)
+            return not planner.received() and first >= early.first
         if planner.drawn_ahead() or self.kept_back:
             return False
         planner.check_all_drawn()
@@ -222,16 +224,17 @@ class Receiver:
             data = Told(error)  # in its place: the end of the epoch counts on one
         return data
 
-    def _interrupted(self, batch: Batch, block: Block) -> None:
+    def _interrupted(self, batch: Batch, block: Block) -> bool:
         """After an interrupt. Nobody gets a batch that the engine has let go of, and the end counts
-        on it; one that it has still comes with the next call."""
+        on it; one that it has still comes with the next call: then it is True."""
         with contextlib.suppress(ValueError):  # nothing in flight, or taken
             if block.made:
                 self.engine.poll(block)
-                return
+                return True
             self.engine.taken(block)
         if self.planner.planned.pop(block.sequence, None) is not None:
             self._is_lost(batch)
+        return False
 
     def _trace(self, trace: Trace, batch: Batch, block: Block) -> None:
         try:

@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 import minato
+import minato.iterators.planner
 import minato.iterators.prefetcher
 import minato.iterators.receiver
 from minato.workers import grace
@@ -809,12 +810,13 @@ def test_workers_are_seen_by_their_handles():
 
 
 class Alarm:
-    """Interrupts what receives batches at its n-th line, once."""
+    """Interrupts what receives batches, or other modules, at its n-th line, once."""
 
-    WATCHED = (minato.iterators.receiver.__file__, minato.iterators.prefetcher.__file__)
+    WATCHED = (minato.iterators.receiver, minato.iterators.prefetcher)
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, watched=WATCHED) -> None:
         self.left = line
+        self.watched = [module.__file__ for module in watched]
 
     def __enter__(self) -> None:
         if self.left > 0:
@@ -824,7 +826,7 @@ class Alarm:
         sys.settrace(None)
 
     def trace(self, frame, event, _):
-        if frame.f_code.co_filename not in self.WATCHED:
+        if frame.f_code.co_filename not in self.watched:
             return self.trace if event == "call" else None
         self.left -= event == "line"
         if self.left == 0:
@@ -856,3 +858,33 @@ def test_interrupt_while_a_batch_is_received(dataset, options):
             got += [int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)]
         assert got == sorted(set(got)) and given in (9, 10), (line, got)
     assert interrupts > 50
+
+
+READY = {"batching": "ready", "in_order": False}
+
+
+@pytest.mark.parametrize("dataset, options", [
+    (Slow(40, 0), {}), (Slow(40, 0), {"collate_fn": list}), (Slow(40, 0), READY),
+    (Slow(40, 0), {"prefetch_next_epoch": True}),
+])  # fmt: skip
+def test_interrupt_while_batches_are_planned(dataset, options):
+    """Iteration goes on, and no batch comes twice. What next() was about to give may be gone, but not
+    while more is planned."""
+    loader = make(dataset, num_workers=1, prefetch_factor=2, persistent_workers=True,
+                  sampler=list(range(40)), timeout=PATIENCE, **options)  # fmt: skip
+    interrupts = lost = 0
+    for line in range(1, 500, 1 if SECONDS >= 30 else 7):
+        iterator, alarm, got = iter(loader), Alarm(line, [minato.iterators.planner]), []
+        while True:
+            try:
+                with alarm:
+                    batch = next(iterator)
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+                continue
+            got += [int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)]
+        assert len(set(got)) == len(got) >= 36, (line, got)
+        lost += len(got) < 40
+    assert interrupts > 30 and lost < 0.1 * interrupts

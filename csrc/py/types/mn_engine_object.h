@@ -26,6 +26,8 @@ struct mn_epoch {
     bool seeded;         /* before each sample */
     bool splits;         /* batches that one worker could make, over several */
     PyObject *dumps;     /* of indices that are no list of machine integers */
+    bool planned;        /* of the batch that was planned last, if there is one: */
+    uint64_t last_number, last_position, last_sequence;
 };
 
 /* A batch in flight, as Python has it. */
@@ -62,7 +64,7 @@ struct mn_engine *
 mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off);
 
 /* The Epoch. NULL with an exception. */
-const struct mn_epoch *
+struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch);
 
 /* Whether to go on waiting: -1 with an exception when another thread has begun to close the

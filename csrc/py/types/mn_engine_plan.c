@@ -30,7 +30,8 @@ const char mn_engine_plan_doc[] =
     "number: in the epoch; position: of its first sample in the sampler's order. whole: one\n"
     "worker fetches and collates it. begins: None, or a byte a row, not 0 where by the dataset's\n"
     "word a group begins. spares: so many of the indices, at the end, are of other samples, to\n"
-    "take the place of one that fails.";
+    "take the place of one that fails. Of the batch that was planned last it gives the sequence\n"
+    "again and does nothing: an interrupt may have kept the caller from hearing of it.";
 
 /* How many rows a batch has whose indices are no machine integers. False with an exception. */
 static bool
@@ -101,10 +102,22 @@ mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     }
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     struct mn_engine *e = planner(self); /* dumps may have closed it */
+    struct mn_epoch *epoch = (struct mn_epoch *)args[0];
     int rc = MN_FULL;
-    if (e != NULL) {
+    if (e != NULL && epoch->planned && epoch->last_number == b.number
+        && epoch->last_position == b.position) {
+        b.sequence = epoch->last_sequence;
+        rc = MN_OK;
+    }
+    else if (e != NULL) {
         b.sequence = mn_engine_next_sequence(e);
         rc = mn_engine_plan(e, &b);
+    }
+    if (rc == MN_OK) {
+        epoch->planned = true;
+        epoch->last_number = b.number;
+        epoch->last_position = b.position;
+        epoch->last_sequence = b.sequence;
     }
     Py_DECREF(owned);
     if (e == NULL) {

@@ -29,7 +29,7 @@ new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)e;
 }
 
-const struct mn_epoch *
+struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
@@ -37,7 +37,7 @@ mn_epoch_of(PyObject *engine, PyObject *epoch)
         PyErr_SetString(PyExc_TypeError, "an Epoch is wanted");
         return NULL;
     }
-    return (const struct mn_epoch *)epoch;
+    return (struct mn_epoch *)epoch;
 }
 
 static int
