@@ -37,20 +37,15 @@ setup: $(VENV)/.ready
 build: setup
 	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
 
-# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py). They start
-# hundreds of programs: what one has compiled, the others find.
-JOBS ?= 2
-test: build
-	@failed=0; $(MAKE) --no-print-directory -o build fits || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-	  tests || failed=1; exit $$failed
-
 # The most used libraries, in an environment that also sees the packages of the first: all other
 # tests run without them. Where they cannot be had, so do these, which says so.
 MOST_USED ?= lightning==2.6.6 accelerate==1.15.0 transformers==5.23.0 datasets==5.2.0 \
   pytorch-ignite==0.5.5
 MOST_USED_VENV ?= .venv-most-used
 PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py)
+RUN_FITS = test ! -e $(MOST_USED_VENV)/.ready || $(MOST_USED_VENV)/bin/python -m pytest -q -r fE \
+  --disable-warnings -n $(JOBS) --dist loadfile $(FITS)
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	@$(PYTHON) -m venv --clear --without-pip $(MOST_USED_VENV)
 	@$(BIN)/python $(PURELIB) > $$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth
@@ -58,10 +53,16 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
-FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py)
+# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py). They start
+# hundreds of programs: what one has compiled, the others find.
+JOBS ?= 2
+test: build $(MOST_USED_VENV)/.ready
+	@failed=0; $(RUN_FITS) || failed=1; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  tests || failed=1; exit $$failed
+
 fits: build $(MOST_USED_VENV)/.ready
-	@test ! -e $(MOST_USED_VENV)/.ready || \
-	  $(MOST_USED_VENV)/bin/python -m pytest -q -r fE --disable-warnings -n $(JOBS) --dist loadfile $(FITS)
+	@$(RUN_FITS)
 
 QUICK := --preset quick --data data/quick
 train: build

@@ -50,9 +50,10 @@ from minato.iterators.loader_memo import memo_of
 from minato.observe import top
 
 # what a fork would import each time
-import minato.iterators.balanced, minato.iterators.ready, minato.iterators.static  # noqa: E401, I001
-import minato.iterators.inline, minato.seeding.generators, minato.workers.native  # noqa: E401
-import minato.workers.threaded, multiprocessing.popen_fork, multiprocessing.reduction  # noqa: E401
+import minato.iterators.balanced, minato.iterators.ready  # noqa: E401, I001
+import minato.iterators.static_and_iterable, minato.iterators.inline  # noqa: E401
+import minato.seeding.generators, minato.workers.native, minato.workers.python_threads  # noqa: E401
+import multiprocessing.popen_fork, multiprocessing.reduction  # noqa: E401
 
 #: how long a try may take, and how long what it leaves may take to go
 DEADLINE_S = 40.0

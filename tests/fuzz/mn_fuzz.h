@@ -1,4 +1,5 @@
-/* mn_fuzz.h - what the fuzz targets share: one function each, which libFuzzer or mn_fuzz_main.c calls.
+/* mn_fuzz.h - what the fuzz targets share: one function each, which libFuzzer or mn_fuzz_main.c
+ * calls.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_FUZZ_H
