@@ -234,6 +234,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 if self._sampler_iter is None or self._iterable:
                     return _MultiProcessingDataLoaderIter.__next__(self)
                 data = self._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            raise  # the loop that asked takes it
         except BaseException as error:
             _forget_locals(error)
             del self
