@@ -17,7 +17,7 @@ from minato._oom_kills import MACHINE_SAYS, MAYBE, OomKills
 from .support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT, GROWS_LIMIT, RANKS_LIMIT = 600 << 20, 1200 << 20, 2000 << 20
+LIMIT, GROWS_LIMIT, RANKS_LIMIT = 600 << 20, 1200 << 20, 2600 << 20
 #: by the version of control groups
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
