@@ -205,7 +205,8 @@ class Receiver:
         return early is None or batch.sequence < early.first
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch, or a Failure. However this ends, the block is taken."""
+        """The data of a batch, or a Failure, with which the block is taken; an interrupt may come
+        before that."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)

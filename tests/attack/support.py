@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -33,6 +34,27 @@ def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = PATI
             return value
         assert time.monotonic() < end, f"waited {seconds} s for {what or condition}"
         time.sleep(0.005)
+
+
+def in_child(function: Callable[[], Any]) -> int:
+    """Exit code of a forked child that runs the function: what that gives, or 0, or 99 where it
+    raises. One that hangs is killed."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            signal.alarm(0)
+            code = function() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    try:
+        wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def same(a: Any, b: Any) -> bool:

@@ -27,30 +27,12 @@ from minato.workers import grace
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
 from .support import (
     PATIENCE, SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
-    start_script, wait_for, workers_of,
+    in_child, start_script, wait_for, workers_of,
 )  # fmt: skip
 
 
 def make(dataset, **options):
     return minato.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
-
-
-def in_child(function) -> int:
-    """Runs a function in a forked child; its exit code."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            signal.alarm(0)
-            code = function() or 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # ---- what datasets do -------------------------------------------------------------------
@@ -835,6 +817,24 @@ class Alarm:
         return self.trace
 
 
+def rung_through(iterator, alarm):
+    """(indices of each batch, how often it was interrupted), to the end of the epoch."""
+    given, interrupts = [], 0
+    while True:
+        try:
+            with alarm:
+                batch = next(iterator)
+        except StopIteration:
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+            continue
+        given.append([int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)])
+    # What a tracer raises where an exception is handled keeps that, and with it this frame.
+    del iterator, batch
+    return given, interrupts
+
+
 @pytest.mark.parametrize("dataset, options", [
     (Slow(40, 0), {}), (Wordy(40, 3, 0), {}), (Slow(40, 0), {"collate_fn": list}),
 ])  # fmt: skip
@@ -844,19 +844,9 @@ def test_interrupt_while_a_batch_is_received(dataset, options):
                   timeout=PATIENCE, **options)  # fmt: skip
     interrupts = 0
     for line in range(1, 200 if SECONDS >= 30 else 60):
-        iterator, alarm, got, given = iter(loader), Alarm(line), [], 0
-        while True:
-            try:
-                with alarm:
-                    batch = next(iterator)
-            except StopIteration:
-                break
-            except KeyboardInterrupt:
-                interrupts += 1
-                continue
-            given += 1
-            got += [int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)]
-        assert got == sorted(set(got)) and given in (9, 10), (line, got)
+        given, rung = rung_through(iter(loader), Alarm(line))
+        interrupts, got = interrupts + rung, sum(given, [])
+        assert got == sorted(set(got)) and len(given) in (9, 10), (line, got)
     assert interrupts > 50
 
 
@@ -874,19 +864,9 @@ def test_interrupt_while_batches_are_planned(dataset, options):
                   sampler=list(range(40)), timeout=PATIENCE, **options)  # fmt: skip
     interrupts = lost = 0
     for line in range(1, 500, 1 if SECONDS >= 30 else 7):
-        iterator, alarm, got = iter(loader), Alarm(line, [minato.iterators.planner]), []
-        while True:
-            try:
-                with alarm:
-                    batch = next(iterator)
-            except StopIteration:
-                break
-            except KeyboardInterrupt:
-                interrupts += 1
-                continue
-            got += [int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)]
+        given, rung = rung_through(iter(loader), Alarm(line, [minato.iterators.planner]))
+        interrupts, got = interrupts + rung, sum(given, [])
         assert len(set(got)) == len(got) >= 36, (line, got)
         lost += len(got) < 40
     assert interrupts > 30 and lost < 0.1 * interrupts
-    # What a tracer raises where an exception is handled keeps that, and with it this frame.
-    del iterator, loader
+    del loader  # see rung_through

@@ -3,15 +3,14 @@
 import ctypes
 import errno
 import os
-import signal
 import sys
-import time
 import types
 
 import pytest
 import torch
 
 import minato
+from attack.support import in_child
 from minato import _core
 from minato.transport import forks_while_held as _fork
 from minato.iterators.loader_memo import memo_of
@@ -136,24 +135,6 @@ def lock_of_held_memory():
     core = ctypes.py_object(_core)
     size = ctypes.c_ssize_t.from_address(api.PyModule_GetDef(core) + 7 * 8).value  # m_size
     return ctypes.c_void_p.from_address(api.PyModule_GetState(core) + size - 8).value
-
-
-def in_child(work):
-    """Exit code of a forked child: 0 when work ends, 1 when it raises; killed if it hangs."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    end = time.monotonic() + 20
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.002)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="the layouts are those of 64 bits")

@@ -829,19 +829,6 @@ def test_keeping_more_than_the_limit(limit) -> None:
 # ---- forks and exits ---------------------------------------------------------------------
 
 
-def in_child(function: Callable[[], Any]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function()
-            code = 0
-        finally:
-            os._exit(code)
-    wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_a_forked_child_leaves_the_threads_alone(files) -> None:
     dataset = volumes(files)
     want = [digest(b) for b in native(dataset, 2)]
@@ -859,7 +846,7 @@ def test_a_forked_child_leaves_the_threads_alone(files) -> None:
                 assert [digest(b) for b in native(dataset, 2)] == want
             minato.workers.thread_pool._stop_all()
 
-        assert in_child(child) == 0
+        assert support.in_child(child) == 0
         assert got + [digest(b) for b in iterator] == want
 
 
