@@ -3,7 +3,8 @@
 *Deadline.* Set-up, test and tear-down may each take ``mark.limit(seconds)``, or LIMIT_S. Past
 that, all stacks of this process and of those below it go to the test's captured output, and the
 test fails. Where Python does not come to run (a hang in C), the process ends GRACE_S later and
-says where it hangs; pytest-xdist then reports that test as failed and goes on with the others.
+says where it hangs; pytest-xdist then reports that test as failed, and another process goes on
+with the others. A run in which no test ends for QUIET_S ends, too.
 
 *Nothing left.* After each test there are no more processes below this one than before it, no more
 memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which is
@@ -52,6 +53,8 @@ LONGEST = (
 )  # fmt: skip
 LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
+#: of a run, while its processes each do more than one test, or none
+QUIET_S = 3 * LIMIT_S + 1200
 #: how long what a test has left may take to go
 PATIENCE_S = 10.0
 #: asks a process for its stacks; processes forked by a test inherit that
@@ -133,6 +136,43 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
     with _deadline(item):
         return (yield)
+
+
+def _watch_run(config: pytest.Config) -> None:
+    """In the process that hands out tests: the longest time until the next result begins."""
+    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if distributes:
+        faulthandler.dump_traceback_later(QUIET_S, exit=True, file=_stderr)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if hasattr(report, "node"):  # it comes from another process
+        _watch_run(report.node.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As ``--dist loadfile``, but for what comes after the end of a process: pytest-xdist then
+    also hands out again the test that it was running, and files that were through. Nobody ends
+    a test of theirs, which is when the next file is handed out: the run would wait for ever."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it is not installed everywhere
+        def remove_node(self, node: Any) -> str | None:
+            files = self.assigned_work.pop(node)
+            left = [(tests, test) for tests in files.values() for test in tests if not tests[test]]
+            if not left:
+                return None
+            tests, running = left[0]
+            tests[running] = True
+            self.workqueue.update((file, t) for file, t in files.items() if not all(t.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return str(running)
+
+    return ByFile(config, log)
 
 
 # ---- forks under AddressSanitizer ---------------------------------------------------------
@@ -382,6 +422,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "limit(seconds): how long a test may take")
     _stderr = os.dup(2)
     faulthandler.register(STACKS, file=2, all_threads=True)
+    _watch_run(config)
 
 
 @pytest.hookimpl(trylast=True)
@@ -399,6 +440,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    faulthandler.cancel_dump_traceback_later()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI"):
         return

@@ -199,6 +199,44 @@ def test_with_xdist_the_others_are_run(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in text and "crashed while running 'test_it.py::test_hang'" in text
 
 
+CRASHES = """
+import os
+
+def test_it():
+    os._exit(1)
+
+def test_after_it():
+    pass
+"""
+
+
+def test_with_xdist_all_files_are_run_after_a_crash(tmp_path: Path) -> None:
+    """One that was through before it must not be waited for."""
+    pytest.importorskip("xdist")
+    for name in ("a", "c", "d"):
+        (tmp_path / f"test_{name}.py").write_text("def test_it(): pass\ndef test_two(): pass\n")
+    (tmp_path / "test_b.py").write_text(CRASHES)
+    text = run(tmp_path, "", "-p", "xdist", "-n", "1", "--dist", "loadfile", ".")
+    assert "1 failed, 7 passed" in text and "crashed while running 'test_b.py::test_it'" in text
+
+
+WAITS = """
+import time, housekeeping
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        time.sleep(1000)
+"""
+
+
+def test_a_run_in_which_nothing_ends_is_ended(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "conftest.py").write_text(WAITS)
+    (tmp_path / "quiet.py").write_text("import housekeeping\nhousekeeping.QUIET_S = 3.0\n")
+    text = run(tmp_path, "", "-p", "quiet", "-p", "xdist", "-n", "1")
+    assert "exit status 1\n" in text and "Timeout (0:00:03" in text, text
+
+
 SKIPS = """
 import pytest
 

@@ -6,11 +6,9 @@ Each interrupts whatever system call is under way; nothing may come of it but th
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -115,14 +113,3 @@ def test_the_same_batches(kind: str) -> None:
 
 def nothing(worker: int) -> None:
     """A worker_init_fn."""
-
-
-def test_stacks_that_are_written_now_and_then(tmp_path: Path) -> None:
-    """By a thread of faulthandler's, which looks at frames without the GIL."""
-    with (tmp_path / "stacks").open("w") as file:
-        faulthandler.dump_traceback_later(0.005, repeat=True, file=file)
-        try:
-            assert same(batches("envelopes"), batches("envelopes"))
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    assert "batches" in (tmp_path / "stacks").read_text()
