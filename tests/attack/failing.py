@@ -48,6 +48,7 @@ from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
 from minato.iterators.loader_memo import memo_of
 from minato.observe import top
+from minato.transport import forks_while_held
 
 # what a fork would import each time
 import minato.iterators.balanced, minato.iterators.ready  # noqa: E401, I001
@@ -363,7 +364,7 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 #: what leaves something behind by itself: multiprocessing has pipes that it forgets, and memory
 #: that a child sees for which there is no pipe is never used again
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
-             "pipe at minato/transport/fork.py", "python3.11/subprocess.py")  # fmt: skip
+             "pipe at " + forks_while_held.__name__.replace(".", "/"), "python3.11/subprocess.py")  # fmt: skip
 #: what a user may be told
 KINDS = (MemoryError, OSError, RuntimeError, ImportError)
 NATIVE = "worker_type='native' cannot serve this loader: the dataset's native_pipeline() failed: "
