@@ -18,7 +18,7 @@ from ..device.provider import provider_for
 from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
-from ..seeding.order_generators import global_generators
+from ..seeding.order_generators import all_global, global_generators, put_global
 from ..stateful import (
     Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
 )  # fmt: skip
@@ -39,7 +39,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
     draws at once. An iterable dataset may draw its order from the program's generators, so it
-    is read up to where it stood with these as it found them.
+    is read up to where it stood with these as it found them. A dataset that sets them when it is
+    told its state finds them so.
     """
 
     _base_seed: int = BASE_SEED
@@ -59,12 +60,20 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             memo.told_dataset = snapshot.dataset is not None
             tell(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
+                told = {} if snapshot.dataset is None else all_global()
                 super().__init__(loader)
+                put_global(told)
                 tell_iterator(self._dataset_fetcher, snapshot)
                 with contextlib.suppress(StopIteration):  # it gives fewer now: nothing is left
                     for _ in range(again):
                         index = super()._next_index()  # type: ignore[no-untyped-call]
                         make_again(self._dataset_fetcher, index)
+                if snapshot.dataset is not None or snapshot.iterator is not None:
+                    told = all_global()
+        put_global(told)
+        #: they are as the epoch found them, and what its sampler draws is drawn from these
+        begins = self._dataset_kind == _DatasetKind.Map and not start.get("delivered")
+        self._draws_from_told = bool(told) and begins
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None
@@ -146,6 +155,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             except StopIteration:
                 self._progress.check_end(self._number)
                 raise
+            drawn = all_global() if first and self._draws_from_told else {}
+        put_global(drawn)
         if self._seeded is not None:
             position = self._position
             self._seeded.place = (position.seed, position.epoch, self._number, self._place)

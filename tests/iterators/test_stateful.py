@@ -689,6 +689,68 @@ def test_map_style_without_workers() -> None:
         make(Counts(), 2).load_state_dict(loader.state_dict())
 
 
+class DrawsMap(torch.utils.data.Dataset):
+    """Keeps the generator that its samples draw from in its state."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, int(torch.randint(1000, (1,)))])
+
+    def state_dict(self) -> Any:
+        return {"torch": torch.get_rng_state()}
+
+    def load_state_dict(self, state: Any) -> None:
+        torch.set_rng_state(state["torch"])
+
+
+class Draws(IterableDataset):
+    """The same of an iterable; its iterator is itself, or has the state."""
+
+    def __init__(self, itself: bool) -> None:
+        self.itself, self.made = itself, 0
+
+    def __iter__(self) -> Draws:
+        return self if self.itself else Draws(True)
+
+    def __next__(self) -> torch.Tensor:
+        if self.made == 24:
+            raise StopIteration
+        self.made += 1
+        return torch.tensor([self.made, int(torch.randint(1000, (1,)))])
+
+    def state_dict(self) -> Any:
+        return {"torch": torch.get_rng_state(), "made": self.made}
+
+    def load_state_dict(self, state: Any) -> None:
+        torch.set_rng_state(state["torch"])
+        self.made = state["made"]
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 5])
+@pytest.mark.parametrize("kind", ["map", "shuffled", "itself", "iterator"])
+def test_without_workers_generators_stay_as_the_dataset_has_set_them(
+    kind: str, delivered: int
+) -> None:
+    """It has been told to, and torch's loader with a state goes on so."""
+
+    def loader() -> Any:
+        data = DrawsMap() if kind in ("map", "shuffled") else Draws(kind == "itself")
+        return make(data, 0, **({"shuffle": True} if kind == "shuffled" else {}))
+
+    first = loader()
+    batches = iter(first)
+    for _ in range(delivered):
+        next(batches)
+    state = first.state_dict()
+    expected = [batch.tolist() for batch in batches]
+    torch.randn(7)  # the program draws, too
+    second = loader()
+    second.load_state_dict(state)
+    assert [batch.tolist() for batch in second] == expected and len(expected) == 6 - delivered
+
+
 def test_map_style_with_workers_is_not_asked() -> None:
     loader = make(Counts(), 2)
     with pytest.warns(UserWarning, match="a Counts, has a state_dict.. that is not asked"):
