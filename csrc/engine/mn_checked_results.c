@@ -130,7 +130,7 @@ static void
 take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
 {
     uint32_t worker = mn_word_worker(word);
-    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage, task};
+    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
     if (worker < e->shm.ctl->nworkers) {
         mn_crew_damaged(&e->crew, worker, damage);
         death.worker = worker;
