@@ -241,7 +241,7 @@ class BalancedIterator(MinatoIterator):
 
     def _has_ended(self) -> NoReturn:
         """The program has had all of this epoch."""
-        position, early = self._position, self._planner.early
+        position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
         if early is not None:
             position.memo.progress = early.progress
