@@ -183,14 +183,14 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
 }
 
 void
-mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b)
+mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         if (mn_word_status(word) == MN_TASK_DONE) {
-            (void)accept_task(e, b, tasks[i], word);
+            (void)accept_task(e, b, tasks[i], word); /* damage is seen when the batch is read */
         }
     }
 }

@@ -176,6 +176,7 @@ mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->waits.spanned = true;
+    /* What is prefetched counts as not delivered: the first of it is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
     return e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
 }
