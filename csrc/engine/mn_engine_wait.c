@@ -14,7 +14,6 @@
 #include "engine/mn_start_due.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu.h"
 
 static bool
 anything_done(struct mn_engine *e, uint64_t wanted)

@@ -21,7 +21,7 @@ from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended
-from .locality import groups_of
+from .locality_key import groups_of
 from .planner import Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver

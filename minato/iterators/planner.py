@@ -15,7 +15,7 @@ from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
 from .loader_memo import Memo
-from .locality import Groups
+from .locality_key import Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
 from .window import Window

@@ -9,7 +9,7 @@
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"

@@ -1,4 +1,4 @@
-/* mn_plan_pieces.c - neighbours kept together: cutting batches into pieces, and whose they are.
+/* mn_plan_locality.c - neighbours kept together: cutting batches into pieces, and whose they are.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Where samples are cheaper beside their neighbours (policy_locality.h), or as long as that is
