@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minato.iterators.locality import Groups
+from minato.iterators.locality_key import Groups
 
 ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000

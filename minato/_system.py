@@ -49,15 +49,12 @@ def check_determinism(*_args: Any, **_options: Any) -> NoReturn:
 
 
 class Absent:
-    """In place of an extension module: raises for whatever it is asked."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    """In place of ``minato._ops``: raises for whatever it is asked."""
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):  # who looks a module over asks for these
             raise AttributeError(attribute)
-        unavailable(self._name)
+        unavailable("minato.ops")
 
 
 class NoCosts:

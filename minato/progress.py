@@ -32,16 +32,10 @@ class Progress:
         if self.by_worker is not None:
             self.by_worker[worker] += 1
             return
-        if number == self.head and not self.beyond:
-            self.head += 1
-            return
-        self.beyond.add(number)
-        while self.head in self.beyond:
-            self.beyond.remove(self.head)
-            self.head += 1
+        self.delivered_run(number, 1)
 
     def delivered_run(self, first: int, count: int) -> None:
-        """So many neighbours at once."""
+        """So many numbers, one after the other."""
         if first == self.head and not self.beyond:
             self.head += count
             return

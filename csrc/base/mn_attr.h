@@ -17,7 +17,6 @@
 #define MN_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 
 #define mn_likely(x) __builtin_expect(!!(x), 1)
-#define mn_unlikely(x) __builtin_expect(!!(x), 0)
 
 #ifdef __cplusplus
 #define MN_STATIC_ASSERT(cond, msg) static_assert(cond, msg)

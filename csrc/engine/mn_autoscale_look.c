@@ -6,7 +6,7 @@
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu.h"
+#include "os/mn_cpu_limits.h"
 #include "os/mn_cputime.h"
 #include "os/mn_memory_limits.h"
 

@@ -22,7 +22,7 @@ void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
-    mn_batch_accept_envelopes(e, b);
+    mn_batch_note_envelopes(e, b);
     mn_arena_free_ranges(&e->arena, &b->ranges);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
@@ -273,7 +273,7 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     int rc = -EINVAL;
     struct mn_batch *b = e->closing ? NULL : mn_batch_find(e, block_off);
     if (b != NULL) {
-        mn_batch_accept_envelopes(e, b);
+        mn_batch_note_envelopes(e, b);
         rc = mn_arena_keep(&e->arena, &b->ranges, off, bytes);
         e->refs += rc == 0;
     }

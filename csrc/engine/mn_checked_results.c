@@ -130,7 +130,7 @@ static void
 take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
 {
     uint32_t worker = mn_word_worker(word);
-    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage, task};
+    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
     if (worker < e->shm.ctl->nworkers) {
         mn_crew_damaged(&e->crew, worker, damage);
         death.worker = worker;
@@ -183,14 +183,14 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
 }
 
 void
-mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b)
+mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         if (mn_word_status(word) == MN_TASK_DONE) {
-            (void)accept_task(e, b, tasks[i], word);
+            (void)accept_task(e, b, tasks[i], word); /* damage is seen when the batch is read */
         }
     }
 }

@@ -43,9 +43,10 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b);
 
-/* The same of those of its tasks that are DONE, for the memory alone. */
+/* The same for the memory alone: envelopes that are DONE become the batch's, to be freed with it.
+ * Damaged records are left to who reads the batch. */
 void
-mn_batch_accept_envelopes(struct mn_engine *e, struct mn_batch *b);
+mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b);
 
 /* The same as mn_engine_poll, and what its workers wrote was found to make sense: what is read of
  * a block that is DONE was copied then. mn_engine_next has done this. Mutex not held, as for all

@@ -15,7 +15,7 @@
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu.h"
+#include "os/mn_cpu_limits.h"
 #include "os/mn_futex.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"

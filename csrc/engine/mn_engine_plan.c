@@ -102,7 +102,7 @@ int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    if (!mn_next_delivery_is(e, sequence, block_off)) {
+    if (!mn_next_delivery_may_take(e, sequence, block_off)) {
         mn_engine_unlock(e);
         return -EINVAL;
     }

@@ -14,7 +14,6 @@
 #include "engine/mn_start_due.h"
 #include "engine/mn_supervise.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu.h"
 
 static bool
 anything_done(struct mn_engine *e, uint64_t wanted)
@@ -176,6 +175,7 @@ mn_engine_span_begin(struct mn_engine *e)
 {
     mn_engine_asked(e);
     e->waits.spanned = true;
+    /* What is prefetched counts as not delivered: the first of it is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
     return e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
 }

@@ -127,7 +127,7 @@ mn_next_delivery_any(struct mn_engine *e)
 }
 
 bool
-mn_next_delivery_is(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
+mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     const struct mn_forming *f = mn_plan_forming(e->plan);
     if (f != NULL) {

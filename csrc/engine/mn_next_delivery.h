@@ -25,6 +25,6 @@ mn_next_delivery_any(struct mn_engine *e);
 
 /* Whether the caller may take this one: it was told that it is next, and has not taken it. */
 bool
-mn_next_delivery_is(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
+mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
 #endif

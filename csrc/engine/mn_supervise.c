@@ -179,7 +179,7 @@ sweep(struct mn_engine *e, uint32_t w)
      * back when their batch is read. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->accepted) {
-            mn_batch_accept_envelopes(e, b);
+            mn_batch_note_envelopes(e, b);
         }
     }
     mn_leases_forget(&e->leases, w);

@@ -9,6 +9,7 @@
 
 #include "base/mn_assert.h"
 
+/* Of a chunk: it is locked. The other bits count who uses it. */
 #define MN_PAGELOCKED (UINT32_C(1) << 31)
 
 /* Chunks [first, end) that a range lies in. */
@@ -85,6 +86,7 @@ drop_span(struct mn_pagelocks *l, struct span s)
     }
 }
 
+/* All of them or none. 0, or what lock_chunk says. */
 static int
 use_span(struct mn_pagelocks *l, struct span s)
 {

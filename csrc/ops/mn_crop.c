@@ -51,10 +51,11 @@ check_sizes(const struct mn_work *work, const struct mn_op *op)
     return 0;
 }
 
+/* What is pending is done for the window alone, but for what depends on a voxel's place. */
 static int
 prepare_window(struct mn_work *work, struct mn_view *view)
 {
-    return mn_view_is_placed(view) ? mn_work_settle(work, view) : 0;
+    return mn_view_must_settle(view) ? mn_work_settle(work, view) : 0;
 }
 
 static int

@@ -157,7 +157,7 @@ mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bo
 }
 
 void
-mn_npy_opened(struct mn_npy_file *file)
+mn_npy_header_known(struct mn_npy_file *file)
 {
     if (file->map != NULL) {
         close_fd(file);

@@ -73,7 +73,7 @@ mn_npy_parse(struct mn_npy *npy, const unsigned char *head, size_t length,
              uint64_t file_size, const char *path, uint64_t *need, struct mn_text *text);
 
 /* Opens the file, or finds it mapped, and fills in all but npy. Maps NULL: never map. A file
- * that was opened is read by calls until mn_npy_opened: its header, so that no fault need
+ * that was opened is read by calls until mn_npy_header_known: its header, so that no fault need
  * wait for it. */
 int
 mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bool direct,
@@ -81,7 +81,7 @@ mn_npy_open(struct mn_npy_file *file, struct mn_maps *maps, const char *path, bo
 
 /* The header is known: what is mapped needs no descriptor any more. */
 void
-mn_npy_opened(struct mn_npy_file *file);
+mn_npy_header_known(struct mn_npy_file *file);
 
 /* Opens a mapped file, to read it by calls as well; *again is only for the next function,
  * mn_npy_read and mn_npy_close. Leaves its fd at -1 if there is another file now. */
@@ -101,7 +101,7 @@ mn_npy_begin(const struct mn_npy_file *file);
 int
 mn_npy_end(const struct mn_npy_file *file, int rc, struct mn_text *text);
 
-/* Reads and parses the header of an open file, before mn_npy_opened. */
+/* Reads and parses the header of an open file, before mn_npy_header_known. */
 int
 mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
                    struct mn_text *text);

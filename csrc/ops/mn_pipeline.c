@@ -114,7 +114,7 @@ flip(struct mn_work *work, int axes)
     if (axes == 0) {
         return 0;
     }
-    int rc = mn_view_is_placed(&work->image) ? mn_work_settle(work, &work->image) : 0;
+    int rc = mn_view_must_settle(&work->image) ? mn_work_settle(work, &work->image) : 0;
     if (rc < 0) {
         return rc;
     }

@@ -95,7 +95,7 @@ mn_view_flip(struct mn_view *view, int axis)
 }
 
 int
-mn_view_is_placed(const struct mn_view *view)
+mn_view_must_settle(const struct mn_view *view)
 {
     for (int i = 0; i < view->n_points; i++) {
         if (view->points[i].kind == MN_POINT_NOISE) {

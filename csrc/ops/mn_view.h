@@ -83,9 +83,10 @@ mn_view_window(struct mn_view *view, const int64_t *start, const int64_t *size);
 void
 mn_view_flip(struct mn_view *view, int axis);
 
-/* Whether windows and flips must wait for what is pending. */
+/* Whether what is pending must be done before a window or a flip: noise belongs to the place that
+ * a voxel has now. */
 int
-mn_view_is_placed(const struct mn_view *view);
+mn_view_must_settle(const struct mn_view *view);
 
 /* Writes the voxels to `to`, with these strides for the axes; the last one is contiguous.
  * `to` must not overlap the source. */

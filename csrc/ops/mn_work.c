@@ -98,7 +98,7 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
     if (rc == 0) {
         work->files_mapped += file->newly_mapped;
         rc = learn_header(work, file);
-        mn_npy_opened(file);
+        mn_npy_header_known(file);
     }
     if (rc < 0) {
         return rc;

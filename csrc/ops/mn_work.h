@@ -40,7 +40,8 @@ mn_work_block(struct mn_work *work, size_t bytes, void **memory);
 int
 mn_work_settle(struct mn_work *work, struct mn_view *view);
 
-/* Opens a file and makes it the view. `expected` is the dtype that it must have. */
+/* Opens a file and makes it the view: `which` is 0 for the image, 1 for the label; `direct`: it is
+ * read past the page cache; `expected` is the dtype that it must have. */
 int
 mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected);
 

@@ -1,8 +1,8 @@
 /* Finding the files of the control groups that this process is in.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: what mn_cpu.c and mn_memory_limits.c share. A limit set on any group from the process's
- * own up to the root holds, so all of them are visited, in version 2 and in version 1.
+ * Purpose: what mn_cpu_limits.c and mn_memory_limits.c share. A limit set on any group from the
+ * process's own up to the root holds, so all of them are visited, in version 2 and in version 1.
  * In a container the path in /proc/self/cgroup may be the host's and not exist below the
  * mount; walking up then ends at the mount point itself, which is the container's group.
  */

@@ -15,8 +15,6 @@
 #define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
-/* Slower than most by so much and twice as slow: see mn_piece_slow. */
-#define SLOW_NS (INT64_C(1) * 1000 * 1000)
 /* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
 #define FETCH_AHEAD 8u
 
@@ -93,14 +91,6 @@ predict(const struct mn_costs *c, int64_t index, bool usual)
     return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
 }
 
-/* Whether a sample is known to be slow. Those start alone, wherever there is room for them: how
- * they were made would say that samples are dearer without their neighbours, and away from home. */
-static bool
-is_slow(const struct mn_costs *c, int64_t index)
-{
-    return predict(c, index, true) > 2 * c->median_ns + SLOW_NS;
-}
-
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
  * its neighbours and at home: what it pays for being away is no property of it. */
 static int64_t
@@ -118,7 +108,9 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     }
     now |= cell->marks & MN_COST_ABROAD;
     bool lived = cell->home != 0 && cell->term == c->term;
-    bool slow = is_slow(c, index);
+    /* Slow ones start alone, wherever there is room: how they were made would say that samples are
+     * dearer without their neighbours, and away from home. */
+    bool slow = mn_slow_starts_alone(predict(c, index, true), c->median_ns);
     bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
     bool alone = slow && l->near.answer != MN_CONTRAST_YES;
     uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
@@ -218,6 +210,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *
                                      i == 0 && made->edge);
             }
             else if (looks && at >= 0 && at < c->model.n) {
+                /* A worker's first sample of all pays for what the worker begins with. */
                 c->model.cells[at].marks |= MN_COST_APART;
             }
             mn_costs_observe(c, at, cost);

@@ -1,7 +1,7 @@
 /* mn_plan_shares.c - neighbours kept together: which worker starts what next.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Tasks go from a worker's share (mn_plan_pieces.c) to its own run queue, as few ahead as
+ * Tasks go from a worker's share (mn_plan_locality.c) to its own run queue, as few ahead as
  * keep it busy. A worker that has nothing of its own to start takes, in this order:
  *   1. the piece of least slack that nobody has, with all that is planned of its chain. It never
  *      enters what others work on, because their chains are in their shares;

@@ -50,7 +50,7 @@ struct mn_plan_stall {
 struct mn_plan_together {
     bool may;             /* they may be at all: they are, or could be, cheaper */
     bool wanted;          /* they should be, by what is known */
-    bool by_piece;        /* they are: mn_plan_pieces.c */
+    bool by_piece;        /* they are: mn_plan_locality.c */
     bool parted;          /* they are not any more, and nobody has asked yet */
     bool declared;        /* the dataset says where groups begin */
     bool again;           /* these workers have made an epoch: samples have homes */
@@ -159,7 +159,7 @@ mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 
-/* ---- mn_plan_pieces.c: neighbours kept together --------------------------------------- */
+/* ---- mn_plan_locality.c: neighbours kept together --------------------------------------- */
 
 /* A piece is a run of tasks of one batch that one worker is meant to make: of one chain, and
  * where that is known to be cheaper of one home. */

@@ -166,7 +166,8 @@ slow_most(const struct mn_ready *r)
     return slow_share(r) * MN_READY_CARRY + 1.0;
 }
 
-/* How many slow samples this batch may take beyond the due ones. */
+/* How many slow samples are this batch's natural share, the due ones among them, by what was
+ * delivered so far; negative where more than the share were. */
 static double
 slow_owed(struct mn_ready *r)
 {
@@ -237,6 +238,9 @@ take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, i
     return got;
 }
 
+/* First what is due, then slow samples up to their share, then fast ones; slow ones beyond that
+ * only where there is nothing else. Whole batches are left for later as long as there are others:
+ * they can be delivered as they lie. starving: slow samples may be of whole ones, too. */
 static int64_t
 mix_batch(struct mn_ready *r, double owed, int64_t want, bool starving)
 {

@@ -59,4 +59,12 @@ mn_slow_init(struct mn_slow *s);
 int64_t
 mn_slow_update(struct mn_slow *s, const struct mn_histogram *wall);
 
+/* Whether a sample of known cost is slow enough to be started by itself, ahead of its neighbours:
+ * it takes twice as long as most, and this much more. */
+static inline bool
+mn_slow_starts_alone(int64_t cost_ns, int64_t typical_ns)
+{
+    return cost_ns > 2 * typical_ns + 1000 * 1000;
+}
+
 #endif /* MN_POLICY_SLOW_H */

@@ -146,7 +146,7 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have room for all tasks there are: what is full is damaged. */
-        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, -1};
+        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
         mn_tasks_take_back(t, task, mn_task_word(t->gens[task], 0, 0xff, MN_TASK_QUEUED),
                            &nobody);
     }

@@ -43,7 +43,6 @@ struct mn_death {
     uint32_t worker;
     uint32_t pid;
     int32_t status;
-    int64_t row_task; /* task it was running, -1 when none */
 };
 
 /* Whether workers know of a task. */

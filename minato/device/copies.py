@@ -240,7 +240,6 @@ class Copier:
     def __init__(
         self,
         provider: Provider,
-        clock: Callable[[], float] = time.monotonic,
         engine: Any = None,
         split: Split | None = None,
     ) -> None:
@@ -249,7 +248,6 @@ class Copier:
         self._engine = engine  # whose arena batches may lie in
         self._slots: Slots | None = None
         self.counts = Copies(str(provider.device), split)
-        self._clock = clock
         self._stream: Any = None
         self._flying: list[Flight] = []  # what they read may not be freed yet
         self._landed: list[Flight] = []  # their times are still to be read
@@ -315,14 +313,14 @@ class Copier:
     def _copied(self, tensor: torch.Tensor, sent: Sent) -> torch.Tensor:
         provider, counts, flight = self.provider, self.counts, sent.flight
         nbytes = tensor.nbytes
-        since = self._clock()
+        since = time.monotonic()
         lock = self._slots.lock(tensor) if self._slots is not None else None
         if lock is None:
             source, through = provider.host(tensor, self._slots is not None)
         else:
             source, through = tensor, "locked"
             flight.locks.append(lock)
-        counts.staging_s += self._clock() - since
+        counts.staging_s += time.monotonic() - since
         began = provider.record(self._stream) if nbytes >= TIMED_BYTES else None
         flight.sources.append(source)
         made = provider.copy(source, self._stream, lock.cuts if lock is not None else [])
@@ -350,8 +348,8 @@ class Copier:
 
     def _land(self) -> bool:
         """Waits until nothing is read any more; whether it came to that."""
-        deadline = self._clock() + LAND_SECONDS
-        while self.look() and self._clock() < deadline:
+        deadline = time.monotonic() + LAND_SECONDS
+        while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         return not self._flying
 
@@ -395,8 +393,8 @@ class Copier:
     def finish(self, seconds: float) -> None:
         """Nothing more is begun: waits until nothing is read any more. What takes longer is
         kept, rather than freed too early."""
-        deadline = self._clock() + seconds
-        while self.look() and self._clock() < deadline:
+        deadline = time.monotonic() + seconds
+        while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         sweep()
 
@@ -408,7 +406,7 @@ class Copier:
 
     def hand_over(self, sent: Sent) -> Any:
         """The batch, for what the caller does on its current stream."""
-        counts, now = self.counts, self._clock()
+        counts, now = self.counts, time.monotonic()
         if self._handed is not None:
             pace = PACE if counts.step_s > 0 else 1.0
             counts.step_s += pace * (now - self._handed - counts.step_s)
@@ -421,7 +419,7 @@ class Copier:
             sent.flight.asked = asked
         data = mapped(sent.data, self._moved) if sent.late else sent.data
         counts.batches += 1
-        self._handed = self._clock()
+        self._handed = time.monotonic()
         return data
 
     def _moved(self, part: Any) -> Any:

@@ -21,7 +21,7 @@ from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .failures import Amended
-from .locality import groups_of
+from .locality_key import groups_of
 from .planner import Hints, Making, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
@@ -241,7 +241,7 @@ class BalancedIterator(MinatoIterator):
 
     def _has_ended(self) -> NoReturn:
         """The program has had all of this epoch."""
-        position, early = self._position, self._planner.early
+        position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
         if early is not None:
             position.memo.progress = early.progress

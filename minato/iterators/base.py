@@ -7,7 +7,8 @@ and run none of its constructor. They are made of parts that know nothing of the
 an iterator is gone with the last who refers to it:
 
 ``position.py``    the epoch, its seed, what was delivered
-``planner.py``     from the sampler to the engine: window, look-ahead, the next epoch
+``planner.py``     from the sampler to the engine: window, look-ahead
+``next_epoch.py``  what of the next epoch is planned while this one ends
 ``receiver.py``    from the engine to a batch: rows, messages, what is collated here, failures
 ``prefetcher.py``  batches that are received before their turn, and pinned
 ``supervisor.py``  the workers: started, watched, ended

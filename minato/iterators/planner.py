@@ -1,5 +1,4 @@
-"""From the sampler to the engine: what is drawn and planned ahead, and the next epoch, begun
-while this one ends."""
+"""From the sampler to the engine: what is drawn and planned ahead."""
 
 from __future__ import annotations
 
@@ -9,17 +8,15 @@ from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
 from .._core import Engine, Epoch
 from ..progress import Progress
-from ..seeding.order_generators import sampler_of
 from ..transport.rows_or_whole import Form
 from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
 from .loader_memo import Memo
-from .locality import Groups
+from .locality_key import Groups
+from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
 from .window import Window
 
@@ -33,14 +30,6 @@ class Batch:
     whole: bool
     sequence: int = -1  # what it is planned by
     position: int = 0  # of its first sample in the sampler's order
-
-
-class EpochAhead(NamedTuple):
-    """The next epoch, of which some batches are planned while the present one ends."""
-
-    progress: Progress
-    first: int  # its first sequence
-    ends: int  # batches of the present epoch
 
 
 class Making(NamedTuple):
@@ -83,27 +72,6 @@ class Draw:
         self._drawn, self.exhausted = None, True
 
 
-class _End:
-    """Where a RandomSampler draws from its generator once more, when it ends: that end must
-    not be met ahead, because torch's loader would not be there yet."""
-
-    def __init__(self, loader: Any, far: bool) -> None:
-        self._sampler = sampler_of(loader)
-        random = type(self._sampler) is torch.utils.data.RandomSampler
-        self.draws = far and random and self._sampler.generator is not None
-        #: 1 where it is met with the last batch, because that is not full; 0 where only
-        #: asking for one more meets it
-        self.short = 0
-        self._batches = loader.batch_sampler
-        plain = type(self._batches) is torch.utils.data.BatchSampler
-        self._fills = self.draws and plain and not self._batches.drop_last
-
-    def begin(self) -> None:
-        """An epoch does. A dataset that grows or shrinks in it changes nothing of this."""
-        if self._fills:
-            self.short = int(len(self._sampler) % self._batches.batch_size != 0)
-
-
 class Planner:
     """Draws from the sampler and has the engine make what it draws."""
 
@@ -126,11 +94,10 @@ class Planner:
     ) -> None:
         self.planned: dict[int, Batch] = {}  # by sequence
         self.sequence = 0  # of what is planned next
-        self.early: EpochAhead | None = None
         self.enough = sys.maxsize  # with more planned, none are drawn
         self.form, self.window = form, window
         self.position = position
-        self.ends = _End(loader, window.far)
+        self.next_epoch = NextEpoch(loader, position, window)
         self.groups = groups
         self._received = received  # and not handed over yet
         self._sampler = loader._index_sampler
@@ -138,17 +105,13 @@ class Planner:
         self._making = making
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
-        self._goes_on = False  # the next epoch is begun early
-        self._begins = False  # this one is just being begun
-        # of the sampler's generators, before its end was met ahead of torch's window
-        self._unended: dict[str, bytes] | None = None
+        self._begins = False  # an epoch is just being begun
 
     # ---- an epoch ------------------------------------------------------------------------
 
     def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
-        """A new epoch: its first window is planned."""
-        self._unended = None
-        self._goes_on = goes_on
+        """A new epoch: its first window is planned. goes_on: the next begins while it ends."""
+        self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
         self.form.forget()
         self._begins = True
@@ -158,7 +121,7 @@ class Planner:
     def go_on(self) -> None:
         """After begin(), once the program has its generators back: an epoch that was planned
         whole is followed by the next."""
-        if self._goes_on:
+        if self.next_epoch.wanted:
             self.fill()
 
     def clear(self) -> None:
@@ -167,27 +130,13 @@ class Planner:
         self.planned.clear()
 
     def adopt(self) -> bool:
-        """Makes the epoch that was begun early the present one; False when there is none, or
-        it is stale: the last was left in the middle, or set_epoch or load_state_dict was
-        called since."""
-        early, self.early = self.early, None
-        if early is None:
+        """Goes on with the epoch that was begun early, if that is the present one now."""
+        if not self.next_epoch.adopt():
             return False
-        memo = self.position.memo
-        told = early.progress.user_epoch != memo.user_epoch
-        if self.left(early) > 0 or told or memo.resume is not None:
-            self._undo(early)
-            return False
-        self._unended = None
-        self.position.adopt(early.progress)
         if self.draw.exhausted:
             self._begin_next()  # all of a short epoch was planned in time
         self.fill()
         return True
-
-    def left(self, early: EpochAhead) -> int:
-        """Batches of the present epoch not handed out yet."""
-        return early.ends - self.position.progress.count
 
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
@@ -198,8 +147,9 @@ class Planner:
         if self._spares is not None:
             indices = self._ahead = Ahead(indices)
             self._spares.clear()
-        self.ends.begin()
-        last = self.how_many() - self.ends.short if self.ends.draws else sys.maxsize
+        end = self.next_epoch.end
+        end.epoch_begins()
+        last = self.how_many() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
         epoch = Epoch(
             self.position.epoch,
@@ -209,16 +159,9 @@ class Planner:
             seeded=self._making.seeds,
             splits=self._making.splits,
         )
-        draw = Draw(indices, self.batched)
+        draw, next_epoch = Draw(indices, self.batched), self.next_epoch
         # At once, as far as an interrupt can see.
-        self.draw, self._epoch, self._last, self.early = draw, epoch, last, early
-
-    def _undo(self, early: EpochAhead) -> None:
-        """Puts the sampler's generators where torch's loader would have them now."""
-        states = early.progress.generators
-        if self._unended is not None and self.left(early) >= self.window.size() + self.ends.short:
-            states = self._unended  # that would not have met the sampler's end yet
-        self.position.sources.set_own(states or {})
+        self.draw, self._epoch, self._last, next_epoch.early = draw, epoch, last, early
 
     # ---- drawing -------------------------------------------------------------------------
 
@@ -281,21 +224,20 @@ class Planner:
         """Only the end is to be drawn: whether it is too early for that."""
         if self.drawn_ahead() < window:
             return False
-        if not self._goes_on or self.early is not None:
+        if not self.next_epoch.due:
             self.engine.plan_end()  # as good as all are known
             self.enough = window - 1
             return True
-        if self._unended is None:
-            self._unended = self.position.sources.capture(everything=False)
+        self.next_epoch.note_end()
         return False
 
     def _ended(self) -> bool:
         """The sampler has ended. Whether there is more to draw: of the next epoch."""
-        if self._goes_on and self._begins:
+        if self._begins and self.next_epoch.wanted:
             return False  # what comes next draws from the program's generators
         self.draw.end()
         self._progress.check_end(self._counted())
-        if not self._goes_on or self.early is not None:
+        if not self.next_epoch.due:
             self.engine.plan_end()
             return False
         self._begin_next()
@@ -304,7 +246,8 @@ class Planner:
     @property
     def _progress(self) -> Progress:
         """Of the epoch that batches are drawn for."""
-        return self.position.progress if self.early is None else self.early.progress
+        early = self.next_epoch.early
+        return self.position.progress if early is None else early.progress
 
     def _was_delivered(self) -> bool:
         """What was drawn last, before this process began."""

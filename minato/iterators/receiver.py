@@ -166,7 +166,7 @@ class Receiver:
             except BaseException:  # an interrupt
                 self._interrupted(batch, block)
                 raise
-            if planner.early is None or self._of_this_epoch(batch):
+            if self._of_this_epoch(batch):
                 if self._forgets:
                     batch.indices = None
                 return batch, data
@@ -176,8 +176,9 @@ class Receiver:
     def more(self) -> bool:
         """Whether the batch after those that were received is known to be of this epoch."""
         planner = self.planner
-        if planner.early is not None:
-            return planner.left(planner.early) > planner.received()
+        next_epoch = planner.next_epoch
+        if next_epoch.early is not None:
+            return next_epoch.left(next_epoch.early) > planner.received()
         return bool(planner.planned) and not self.kept_back
 
     def named(self, what: Batch) -> str:
@@ -191,7 +192,7 @@ class Receiver:
     def at_end(self) -> bool:
         """Whether the program has had all of this epoch."""
         planner = self.planner
-        early = planner.early
+        early = planner.next_epoch.early
         if early is not None:  # not by a count: an interrupt may have lost a batch
             first = next(iter(planner.planned), early.first)
             return not planner.received() and first >= early.first
@@ -201,7 +202,7 @@ class Receiver:
         return True
 
     def _of_this_epoch(self, batch: Batch) -> bool:
-        early = self.planner.early
+        early = self.planner.next_epoch.early
         return early is None or batch.sequence < early.first
 
     def _data_of(self, batch: Batch, block: Block) -> Any:

@@ -31,8 +31,7 @@ def may_look_ahead(loader: Any) -> bool:
 
 
 class Window:
-    """Counts in units that are planned: batches of batch_size samples, or single samples, of
-    which scale make up a batch."""
+    """Counts in batches, of batch_size samples."""
 
     def __init__(
         self,
@@ -41,17 +40,14 @@ class Window:
         costs: CostModel,
         *,
         hinted: bool,
-        bounds: tuple[int, int] = LOOK_AHEAD_BATCHES,
         batch_size: int = 1,
-        scale: int = 1,
     ) -> None:
         self.far = may_look_ahead(loader)
         self.batch_size = batch_size
-        self.bulk = 1  # units that are drawn at a time beyond the window
+        self.bulk = 1  # drawn at a time beyond the window
         self._costs = costs
         self._costs_known = hinted
-        self._bounds = bounds
-        self._per_worker: int = loader.prefetch_factor * scale
+        self._per_worker: int = loader.prefetch_factor
         self._workers: int = loader.num_workers
         self._moves = options.bounds(self._workers)[2] > self._workers
         self._engine: Engine | None = None  # where the number of workers moves
@@ -79,7 +75,7 @@ class Window:
         return self._costs_known
 
     def reach(self, sequence: int) -> int:
-        """Units from which a slow sample may have to start now, to be ready in time or not
+        """The batch from which a slow sample may have to start now, to be ready in time or not
         to end the epoch: three times the batches that go by while one is made. Looked at
         once for many of them.
 
@@ -88,7 +84,7 @@ class Window:
         comes to cold caches where steps are long."""
         if sequence - self._looked >= LOOK_AGAIN_BATCHES:
             self._looked = sequence
-            costs, (least, most) = self._costs.summary(), self._bounds
+            costs, (least, most) = self._costs.summary(), LOOK_AHEAD_BATCHES
             batch = costs["mean_ns"] * self.batch_size / self._workers
             slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
             most = min(most, LOOK_AHEAD_INDICES // self.batch_size)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 from . import info
 from .doctor_facts import Facts, gather
+from .info import sized
 from .variables import ALL
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -122,7 +123,7 @@ def _locked(f: Facts) -> Iterator[Finding]:
     if (f.accelerator or f.driver) and f.locked is not None and f.locked < PINNED:
         yield Finding(
             NOTE, "locked memory",
-            f"No more than {_size(f.locked)} may be locked, and some drivers count the memory of "
+            f"No more than {sized(f.locked)} may be locked, and some drivers count the memory of "
             "pin_memory=True.",
             "ulimit -l unlimited (for Docker: --ulimit memlock=-1), if pinning fails.",
         )  # fmt: skip
@@ -149,7 +150,7 @@ def _address_space(f: Facts) -> Iterator[Finding]:
     free = f.address_space - (f.address_space_used or 0)
     yield Finding(
         WRONG if free < GiB else NOTE, "address space",
-        f"It is limited to {_size(f.address_space)}, of which {_size(max(free, 0))} are left. "
+        f"It is limited to {sized(f.address_space)}, of which {sized(max(free, 0))} are left. "
         "minato maps more than it uses, and batches must fit into what it gets.",
         "ulimit -v unlimited; limit memory by a control group, or by memory_limit=, in its place.",
     )  # fmt: skip
@@ -159,7 +160,7 @@ def _file_size(f: Facts) -> Iterator[Finding]:
     if f.file_size is not None:
         yield Finding(
             WRONG if f.file_size < GiB else NOTE, "size of files",
-            f"It is limited to {_size(f.file_size)}, and that holds for shared memory, too.",
+            f"It is limited to {sized(f.file_size)}, and that holds for shared memory, too.",
             "ulimit -f unlimited",
         )  # fmt: skip
 
@@ -169,11 +170,11 @@ def _memory(f: Facts) -> Iterator[Finding]:
         return
     share = f.memory_available // 2 // f.ranks
     if share < LITTLE:
-        of = "" if f.memory_total is None else f" of {_size(f.memory_total)}"
+        of = "" if f.memory_total is None else f" of {sized(f.memory_total)}"
         yield Finding(
             WRONG, "memory",
-            f"{_size(f.memory_available)}{of} are available, control groups counted: a loader "
-            f"of each of {f.ranks} training processes would share {_size(share)} with its workers.",
+            f"{sized(f.memory_available)}{of} are available, control groups counted: a loader "
+            f"of each of {f.ranks} training processes would share {sized(share)} with its workers.",
             "Raise the container's limit (Docker: --memory), end what else runs, or use fewer "
             "workers and a smaller prefetch_factor.",
         )  # fmt: skip
@@ -185,7 +186,7 @@ def _overcommit(f: Facts) -> Iterator[Finding]:
     yield Finding(
         WRONG if f.commit_left < GiB else NOTE, "overcommit",
         "The kernel promises no memory that it does not have (vm.overcommit_memory is 2): each "
-        f"worker counts as much as the program it is forked from, and {_size(f.commit_left)} "
+        f"worker counts as much as the program it is forked from, and {sized(f.commit_left)} "
         "are left.",
         "sysctl vm.overcommit_memory=0, or more swap, or load large data after the workers have "
         "started.",
@@ -259,7 +260,7 @@ def _shm(f: Facts) -> Iterator[Finding]:
     if f.shm_free is not None and f.shm_free < 64 * MiB:
         yield Finding(
             NOTE, "/dev/shm",
-            f"{_size(f.shm_free)} are free. minato's batches do not use it; torch's own workers "
+            f"{sized(f.shm_free)} are free. minato's batches do not use it; torch's own workers "
             "do, and tensors that a program sends through queues.",
             "For Docker: --shm-size 8g, or --ipc host.",
         )  # fmt: skip
@@ -299,10 +300,6 @@ def examine(facts: Facts) -> list[Finding]:
     """What is wrong first, then what is good to know."""
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: finding.level != WRONG)
-
-
-def _size(count: float) -> str:
-    return info._size(count)
 
 
 # ---- the page --------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ def paths() -> dict[str, Any]:
 # ---- the machine -----------------------------------------------------------------------
 
 
-def _size(count: float) -> str:
+def sized(count: float) -> str:
+    """A number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -187,7 +188,7 @@ def _cpus() -> str:
 def _memory() -> str:
     facts = extension("_core").machine()
     total, free = facts["memory_total"], facts["memory_available"]
-    return f"{_size(free)} available of {_size(total)} (control groups counted)"
+    return f"{sized(free)} available of {sized(total)} (control groups counted)"
 
 
 def _start_methods() -> str:
@@ -199,7 +200,7 @@ def _start_methods() -> str:
 def _shm() -> str:
     facts = os.statvfs("/dev/shm")
     free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-    return f"{_size(free)} free of {_size(total)} (minato's arena does not use it)"
+    return f"{sized(free)} free of {sized(total)} (minato's arena does not use it)"
 
 
 def _accelerator() -> str:

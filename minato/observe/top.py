@@ -21,6 +21,8 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from .info import sized
+
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
 COLLATES = "collate"  # in place of an index: the worker collates what several have fetched
@@ -144,14 +146,6 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def _waited(seen: dict[str, Any]) -> int:
     """Nanoseconds in next() so far, the present wait included."""
     since = seen["waiting_since_ns"]
@@ -195,7 +189,7 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
         f"{queue['batches'] - queue['ready']} being made",
         f"  tasks    {queue['running']} running, {queue['queued']} queued, "
         f"{queue['waiting']} not begun",
-        f"  memory   {_bytes(seen['used_bytes'])} of {_bytes(seen['limit_bytes'])}",
+        f"  memory   {sized(seen['used_bytes'])} of {sized(seen['limit_bytes'])}",
         *_failed(seen),
         *_together(seen),
         *_slow(seen),

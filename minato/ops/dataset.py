@@ -18,7 +18,7 @@ from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, rand
 if CORE:
     from .. import _ops
 else:
-    _ops = Absent("minato.ops")  # type: ignore[assignment]
+    _ops = Absent()  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import torch

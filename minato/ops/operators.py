@@ -15,7 +15,7 @@ from .._system import CORE, Absent
 if CORE:
     from .. import _ops
 else:
-    _ops = Absent("minato.ops")  # type: ignore[assignment]
+    _ops = Absent()  # type: ignore[assignment]
 
 Path = Union[str, "os.PathLike[str]"]
 Key = Union[int, tuple[int, int], None]

@@ -25,8 +25,8 @@ from .generator_states import (
     GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
 )
 
-__all__ = ["Found", "Growing", "find_all", "find_of", "find_private_generators",
-           "find_shared", "make_seeder", "make_seeder_of_thread"]
+__all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
+           "make_seeder_of_thread"]
 
 #: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
 #: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
@@ -208,7 +208,7 @@ class _Walk:
     """Breadth first, so that what is near the root is found whatever lies deep. closed: classes
     of objects that are not looked into, besides those that have nothing to find."""
 
-    def __init__(self, limit: int, closed: frozenset[Any] = frozenset()) -> None:
+    def __init__(self, limit: int = NODE_LIMIT, closed: frozenset[Any] = frozenset()) -> None:
         self.nodes = limit
         self.looks = LOOKS_PER_NODE * limit
         self.closed = _closed() | closed
@@ -296,16 +296,8 @@ def _is_seedable(kind: str, obj: Any) -> bool:
 
 
 def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
-    """Walk several object graphs as one: a dataset and its collate_fn, say.
-
-    ``seed_sample`` is taken from the roots and from torch Datasets found inside them
-    (the wrapped dataset of a Subset, for one).
-    """
-    return _Walk(limit).run(list(roots))
-
-
-def find_private_generators(root: Any, limit: int = NODE_LIMIT) -> list[Any]:
-    """Generators that a dataset holds, in an order that only its structure decides.
+    """Walks several object graphs as one: a dataset and its collate_fn, say. Generators come in
+    an order that only the structure of these decides.
 
     Looks into instance attributes, ``__slots__``, lists, tuples, dict values, sets,
     deques (the first 1024 elements of each), partials, bound methods, and closures and
@@ -316,15 +308,18 @@ def find_private_generators(root: Any, limit: int = NODE_LIMIT) -> list[Any]:
 
     Generators in one *set* are ordered by type only: two of the same type have an order
     that is stable in forked workers, but not between runs.
+
+    ``seed_sample`` is taken from the roots and from torch Datasets found inside them
+    (the wrapped dataset of a Subset, for one).
     """
-    return find_all([root], limit).generators
+    return _Walk(limit).run(list(roots))
 
 
-def make_seeder(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
+def make_seeder(dataset: Any, *others: Any) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
     other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
     *in addition* with 63 bits of its own, so that what it sets is what counts."""
-    return Growing(dataset, *others, limit=limit).seeder
+    return Growing(dataset, *others).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -332,29 +327,29 @@ def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
     return (dataset, *([inner] if subsets else []), *others)
 
 
-def find_of(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Found:
+def find_of(dataset: Any, *others: Any) -> Found:
     """What is to be seeded for a dataset, and the dataset of its Subset, and the others."""
-    return find_all(_roots_of(dataset, *others), limit)
+    return find_all(_roots_of(dataset, *others))
 
 
-def find_shared(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> list[Any]:
+def find_shared(dataset: Any, *others: Any) -> list[Any]:
     """Those generators that threads with the same dataset share: all but what only leads to
     through a ``threading.local``."""
-    return _Walk(limit, _OF_A_THREAD).run(_roots_of(dataset, *others)).generators
+    return _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others)).generators
 
 
-def make_seeder_of_thread(dataset: Any, *others: Any, limit: int = NODE_LIMIT) -> Seeder:
+def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
     """The Seeder of a thread that shares its dataset with others: for the generators that are its
     own, and each ``seed_sample(seed)``. They get what a process's would get."""
-    return _GrowingInThread(dataset, *others, limit=limit).seeder
+    return _GrowingInThread(dataset, *others).seeder
 
 
 class Growing:
     """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
     generators that this has made, where the attributes watched have changed."""
 
-    def __init__(self, *roots: Any, limit: int = NODE_LIMIT, hooks: bool = True) -> None:
-        self._roots, self._limit, self._hooks = roots, limit, hooks
+    def __init__(self, *roots: Any, hooks: bool = True) -> None:
+        self._roots, self._hooks = roots, hooks
         self.found = self._walk()
         self.seeder = self._seeder()
 
@@ -364,7 +359,7 @@ class Growing:
         return seeder
 
     def _walk(self) -> Found:
-        found = find_of(*self._roots, limit=self._limit)
+        found = find_of(*self._roots)
         return found if self._hooks else found._replace(hooks=[])
 
     def _types(self) -> set[type]:
@@ -397,7 +392,7 @@ class _GrowingInThread(Growing):
         return self._plans(), self.found.watched, self._types()
 
     def _own(self) -> set[int]:
-        shared = {id(g) for g in find_shared(*self._roots, limit=self._limit)}
+        shared = {id(g) for g in find_shared(*self._roots)}
         return {id(g) for g in self.found.generators} - shared
 
     def _plans(self) -> list[Any]:

@@ -28,7 +28,7 @@ from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
-from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
+from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, failure_of, parted
 from .job import behind_subsets, by_sample, offered
 from .on_error import RAISE, Tolerant, split_spares
 from .seeded_samples import OF_SAMPLE, in_its_place
@@ -273,14 +273,7 @@ class _Runner:
             return FAILED, self._failure(error), *at
 
     def _failure(self, error: Exception) -> Failure:
-        if isinstance(error, StopIteration):  # a for loop would take it for the epoch's end
-            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
-            stop.__cause__ = error
-            error = stop
-        try:
-            raise error  # one that was made in C has no traceback yet, and torch prints it
-        except Exception as raised:
-            return Failure.of(raised, self.where)
+        return failure_of(error, self.where)
 
     def encoded(self, answer: Any) -> tuple[bytes, list[Any]]:
         try:

@@ -26,7 +26,7 @@ from ..transport.layouts import is_default_collate, open_layout, proven
 from ..transport.sendable import sendable, sending_ns
 from .answers import (
     AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
-    RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
+    RESUME, SAMPLE, STATED, Answer, Entry, encode, failure_of, parted,
 )  # fmt: skip
 from .job import Job, by_sample, fetches_batches, offered
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
@@ -189,15 +189,7 @@ class Runner:
         return failure
 
     def _failure(self, error: Exception) -> Failure:
-        if isinstance(error, Fatal):
-            return error.failure
-        if isinstance(error, StopIteration):
-            # A for loop over the loader would take it for the end of the epoch.
-            stop = RuntimeError("dataset.__getitem__ raised StopIteration")
-            stop.__cause__ = error
-            stop.__traceback__ = error.__traceback__
-            error = stop
-        return Failure.of(error, self.where)
+        return error.failure if isinstance(error, Fatal) else failure_of(error, self.where)
 
     def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""

@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 import minato
+import minato.iterators.next_epoch
 import minato.iterators.planner
 import minato.iterators.prefetcher
 import minato.iterators.receiver
@@ -862,9 +863,10 @@ def test_interrupt_while_batches_are_planned(dataset, options):
     while more is planned."""
     loader = make(dataset, num_workers=1, prefetch_factor=2, persistent_workers=True,
                   sampler=list(range(40)), timeout=PATIENCE, **options)  # fmt: skip
+    planners = [minato.iterators.planner, minato.iterators.next_epoch]
     interrupts = lost = 0
     for line in range(1, 500, 1 if SECONDS >= 30 else 7):
-        given, rung = rung_through(iter(loader), Alarm(line, [minato.iterators.planner]))
+        given, rung = rung_through(iter(loader), Alarm(line, planners))
         interrupts, got = interrupts + rung, sum(given, [])
         assert len(set(got)) == len(got) >= 36, (line, got)
         lost += len(got) < 40

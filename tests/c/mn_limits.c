@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "mn_test.h"
-#include "os/mn_cpu.h"
+#include "os/mn_cpu_limits.h"
 #include "os/mn_memory_limits.h"
 
 int

@@ -417,7 +417,7 @@ class TestNextEpochEarly:
         loader = make(Counting(600), prefetch_next_epoch=True, **self.options())
         assert sorted(sum(indices_of(loader), [])) == list(range(600))
         plan = loader._iterator._planner
-        assert len(plan.planned) > plan.window.size() and plan.left(plan.early) == 0
+        assert len(plan.planned) > plan.window.size() and plan.next_epoch.left(plan.next_epoch.early) == 0
 
     def test_a_sample_found_to_be_slow_starts_early_in_it(self):
         """It was planned before that was known."""

@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker
 
 import minato
 from minato.iterators.loader_memo import memo_of
-from minato.iterators.locality import Groups, key_of
+from minato.iterators.locality_key import Groups, key_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -96,9 +96,9 @@ def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
 def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
     engine = Engine()
     planner = planner_of(Loader(4), engine, goes_on=True)
-    assert len(engine.plans) == 2 and planner.early is None  # the program's generators
+    assert len(engine.plans) == 2 and planner.next_epoch.early is None  # the program's generators
     planner.go_on()
-    assert planner.early is not None and planner.early.first == 2
+    assert planner.next_epoch.early is not None and planner.next_epoch.early.first == 2
     assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1]
     assert not planner.adopt()  # none of this one was delivered
 
@@ -112,7 +112,7 @@ def test_an_epoch_begun_early_becomes_the_present_one() -> None:
         planner.position.progress.delivered(sequence)
     assert planner.adopt()
     assert planner.position.progress.epoch == 1 and planner.position.progress.count == 0
-    assert planner.early is not None and planner.early.progress.epoch == 2
+    assert planner.next_epoch.early is not None and planner.next_epoch.early.progress.epoch == 2
 
 
 def test_one_that_set_epoch_did_not_know_of_is_stale() -> None:
@@ -120,7 +120,7 @@ def test_one_that_set_epoch_did_not_know_of_is_stale() -> None:
     planner.go_on()
     planner.position.progress.head = 2
     planner.position.memo.user_epoch = 5
-    assert not planner.adopt() and planner.early is None
+    assert not planner.adopt() and planner.next_epoch.early is None
 
 
 def test_an_end_that_draws_is_not_met_ahead() -> None:

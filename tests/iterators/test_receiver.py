@@ -168,12 +168,12 @@ def test_a_batch_that_an_interrupt_left_is_asked_for_again() -> None:
 def test_one_of_the_next_epoch_is_kept_back() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
     planner: Any = receiver.planner
-    planner.early = SimpleNamespace(first=1, ends=1)
+    planner.next_epoch.early = SimpleNamespace(first=1, ends=1)
     done(engine, 1, (OK, "next"), BATCH)
     done(engine, 0, (OK, "this"), BATCH)
     got = receiver.receive()
     assert got is not None and got[1] == "this" and len(receiver.kept_back) == 1
-    planner.early = None
+    planner.next_epoch.early = None
     got = receiver.receive()
     assert got is not None and got[1] == "next"
 

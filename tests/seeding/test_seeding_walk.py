@@ -21,11 +21,14 @@ from minato.seeding.generators import (
     CONTAINER_LIMIT,
     NODE_LIMIT,
     find_all,
-    find_private_generators,
     make_seeder,
 )
 
 DEADLINE_S = 120
+
+
+def generators_of(root: Any) -> list[Any]:
+    return find_all([root]).generators
 
 
 class Box:
@@ -121,7 +124,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("make", [np.random.default_rng, random.Random])
 def test_reached(way: str, make: Callable[[int], Any]) -> None:
     rng = make(1)
-    found = find_private_generators(Box(x=WAYS[way](rng)))
+    found = generators_of(Box(x=WAYS[way](rng)))
     assert len(found) == 1
     assert found[0] is rng
 
@@ -131,31 +134,31 @@ def test_all_kinds_are_found_in_order_of_depth_then_place() -> None:
              torch.Generator(), np.random.PCG64(1), np.random.Generator(np.random.SFC64(1))]
     root = Box(deep=[[kinds[4]]], a=kinds[0], b=kinds[1], later=[kinds[3], kinds[5]],
                c=kinds[2])
-    found = find_private_generators(root)
+    found = generators_of(root)
     expected = [kinds[i] for i in (0, 1, 2, 3, 5, 4)]
     assert [id(g) for g in found] == [id(g) for g in expected]
 
 
 def test_root_may_be_a_generator() -> None:
     rng = random.Random(1)
-    assert find_private_generators(rng) == [rng]
+    assert generators_of(rng) == [rng]
 
 
 def test_shared_generator_is_found_once() -> None:
     rng = np.random.default_rng(1)
     root = Box(a=rng, b=[rng], c=rng.bit_generator, d=np.random.Generator(rng.bit_generator))
-    assert find_private_generators(root) == [rng]
+    assert generators_of(root) == [rng]
 
 
 def test_global_generators_are_not_private() -> None:
     root = Box(a=random._inst, b=np.random.mtrand._rand, c=torch.default_generator,
                d=np.random.get_bit_generator(), e=random.random, f=np.random.rand,
                g=np.random.Generator(np.random.get_bit_generator()), h=[random, np, torch])
-    assert find_private_generators(root) == []
+    assert generators_of(root) == []
 
 
 def test_system_random_cannot_be_seeded() -> None:
-    assert find_private_generators(Box(a=random.SystemRandom())) == []
+    assert generators_of(Box(a=random.SystemRandom())) == []
 
 
 def test_closed_things_are_not_looked_into() -> None:
@@ -165,7 +168,7 @@ def test_closed_things_are_not_looked_into() -> None:
     tensor = torch.zeros(2)
     tensor.rng = random.Random(1)
     array = np.array([random.Random(1)], dtype=object)
-    assert find_private_generators(Box(a=Class, b=tensor, c=array, d=Class())) == []
+    assert generators_of(Box(a=Class, b=tensor, c=array, d=Class())) == []
 
 
 def test_cycles_end() -> None:
@@ -173,7 +176,7 @@ def test_cycles_end() -> None:
     root.me, root.list = root, []
     root.list.append(root.list)
     root.method = Method(root).draw
-    assert find_private_generators(root) == [root.rng]
+    assert generators_of(root) == [root.rng]
 
 
 class Explosive:
@@ -231,11 +234,11 @@ def test_no_code_of_the_user_runs_and_nothing_is_raised() -> None:
     fake.rng = rngs[1]
     root = Box(a=explosive, b=ExplosiveDict(k=rngs[2]), c=FakeClass(), d=fake)
     Explosive.went_off.clear()
-    found = find_private_generators(root)
+    found = generators_of(root)
     assert Explosive.went_off == []
     assert {id(g) for g in found} == {id(g) for g in rngs}
     for lonely in (Explosive(), FakeClass(), ExplosiveDict(), None, 3, iter(()), Box):
-        assert find_private_generators(lonely) == []
+        assert generators_of(lonely) == []
 
 
 # ---- bounds ---------------------------------------------------------------------------
@@ -259,8 +262,8 @@ def test_limits_hold() -> None:
     cut = find_all([chain], limit=49)
     assert (cut.generators, cut.nodes, cut.truncated) == ([], 49, True)
     rng = random.Random(1)
-    assert find_private_generators([0] * (CONTAINER_LIMIT - 1) + [rng]) == [rng]
-    assert find_private_generators([0] * CONTAINER_LIMIT + [rng]) == []
+    assert generators_of([0] * (CONTAINER_LIMIT - 1) + [rng]) == [rng]
+    assert generators_of([0] * CONTAINER_LIMIT + [rng]) == []
     wide = find_all([[[0] * 1000 for _ in range(1000)]], limit=100)
     assert wide.truncated
     assert wide.nodes <= 100
@@ -268,7 +271,7 @@ def test_limits_hold() -> None:
 
 def test_many_small_datasets_are_all_reached() -> None:
     parts = [Subset(Box(rng=random.Random(i)), [0]) for i in range(500)]
-    assert len(find_private_generators(ConcatDataset(parts))) == 500
+    assert len(generators_of(ConcatDataset(parts))) == 500
 
 
 # ---- order ----------------------------------------------------------------------------
@@ -276,14 +279,14 @@ def test_many_small_datasets_are_all_reached() -> None:
 
 ORDER = """
 import random, numpy as np, torch
-from minato.seeding.generators import find_private_generators
+from minato.seeding.generators import find_all
 class Box: pass
 box = Box()
 box.names = {str(i): i for i in range(100)}
 box.set = {np.random.default_rng(1), random.Random(2), torch.Generator(), "text", 3}
 box.map = {k: [random.Random(ord(k))] for k in "zyx"}
 print([(type(g).__module__, type(g).__name__) if not isinstance(g, random.Random)
-       else g.getstate()[1][1] for g in find_private_generators(box)])
+       else g.getstate()[1][1] for g in find_all([box]).generators])
 """
 
 

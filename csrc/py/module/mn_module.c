@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <string.h>
 
-#include "os/mn_cpu.h"
+#include "os/mn_cpu_limits.h"
 #include "os/mn_memory_limits.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
@@ -260,7 +260,7 @@ static PyModuleDef_Slot core_slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #ifdef Py_MOD_GIL_NOT_USED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_shared.h */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_critical_section.h */
 #endif
     {0, NULL},
 };

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/seeding/mn_seed_target.h"
 
 /* A dataset that makes generators again and again is left to itself after so many. */

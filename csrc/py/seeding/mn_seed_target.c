@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 
 #define MT_TOP_BIT 0x80000000u
 

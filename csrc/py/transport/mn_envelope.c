@@ -115,7 +115,7 @@ mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, ui
         PyErr_NoMemory();
         return NULL;
     }
-    bool sound = true;
+    bool sound = true; /* it was, when the task was accepted; its worker may write there still */
     for (uint64_t i = 0; sound && i < env->nparts; i++) {
         sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
     }

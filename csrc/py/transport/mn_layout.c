@@ -7,7 +7,7 @@
 
 #define NO_IMPORT_ARRAY
 #include "py/module/mn_numpy.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 
 uint32_t
 mn_layout_nfields(const struct mn_layout *l)

@@ -9,7 +9,7 @@
 
 #define NO_IMPORT_ARRAY
 #include "py/module/mn_numpy.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 
 struct decoder {
     struct mn_state *st;

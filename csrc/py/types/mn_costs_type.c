@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "engine/mn_shared_costs.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/module/mn_state.h"
 
 struct costs_object {

@@ -9,7 +9,7 @@
  * What is granted is changed, and one batch of it given, in critical sections of the iterator,
  * which end for a moment where something of Python's makes the thread wait.
  */
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
 #include <stddef.h>

@@ -8,7 +8,7 @@
 #include "engine/mn_engine_snapshot.h"
 #include "schedule/mn_forming.h"
 #include "py/module/mn_named_tuples.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
 

@@ -3,7 +3,7 @@
  *
  * One Engine belongs to one iterator and to the process that made it.  Its methods are
  * called by the thread that iterates; wait() and close() release the GIL. Whoever else calls
- * one waits until nobody is in one but where it sleeps (mn_shared.h).
+ * one waits until nobody is in one but where it sleeps (mn_critical_section.h).
  */
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_memfd.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
 /* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */

@@ -3,7 +3,7 @@
  */
 #include "py/types/mn_index.h"
 
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 
 /* As as_int64, of a list that nobody changes meanwhile. */
 static PyObject *

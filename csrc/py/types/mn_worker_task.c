@@ -9,7 +9,7 @@
 #include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
-#include "py/module/mn_shared.h"
+#include "py/module/mn_critical_section.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
@@ -302,7 +302,7 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
     if (PyList_GET_SIZE(extras) != 0) {
         return mn_task_tuple(st, t, b, Py_NewRef(Py_None), extras);
     }
-    Py_DECREF(extras);
+    Py_DECREF(extras); /* all of it is in rows: nothing is left for Python to do */
     mn_worker_finish_task(o);
     return NULL;
 }

@@ -550,7 +550,7 @@ read_pages(int number, bool shorten)
     char chars[300] = "";
     struct mn_text text = {chars, sizeof(chars)};
     CHECK(mn_npy_open(&file, &maps, mapped_paths[number], false, &text) == 0);
-    mn_npy_opened(&file);
+    mn_npy_header_known(&file);
     CHECK((file.map != NULL) == (file.fd == -1) && file.identity.size == PAGES * PAGE);
     mn_npy_begin(&file);
     CHECK(mn_npy_read(&file, &buffer, 0, PAGES * PAGE, &bytes, &count, &text) == 0);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "os/mn_cpu.h"
+#include "os/mn_cpu_limits.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -5,8 +5,8 @@
  * group up to the root (versions 1 and 2). A quota is rounded up: half a CPU more is worth
  * a worker, since workers wait for storage part of their time.
  */
-#ifndef MN_CPU_H
-#define MN_CPU_H
+#ifndef MN_CPU_LIMITS_H
+#define MN_CPU_LIMITS_H
 
 /* At least 1. Reads files: ask at start and rarely after. */
 int
@@ -16,4 +16,4 @@ mn_cpu_count(void);
 int
 mn_cpu_count_at(const char *root);
 
-#endif /* MN_CPU_H */
+#endif /* MN_CPU_LIMITS_H */

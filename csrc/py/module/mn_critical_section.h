@@ -1,4 +1,4 @@
-/* mn_shared.h - objects that several threads use, also where there is no GIL.
+/* mn_critical_section.h - objects that several threads use, also where there is no GIL.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A method of an object that has state of its own runs in a critical section of the object.
@@ -7,8 +7,8 @@
  * nothing. What other threads may change while we look, lists and dictionaries of the program's,
  * is read by functions that return references of our own.
  */
-#ifndef MN_SHARED_H
-#define MN_SHARED_H
+#ifndef MN_CRITICAL_SECTION_H
+#define MN_CRITICAL_SECTION_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

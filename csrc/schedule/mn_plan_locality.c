@@ -1,4 +1,4 @@
-/* mn_plan_pieces.c - neighbours kept together: cutting batches into pieces, and whose they are.
+/* mn_plan_locality.c - neighbours kept together: cutting batches into pieces, and whose they are.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Where samples are cheaper beside their neighbours (policy_locality.h), or as long as that is
@@ -163,13 +163,10 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 
 /* ---- cutting ------------------------------------------------------------------------ */
 
-/* Slower than most by so much and twice as slow: worth to be started early. */
-#define LOCALITY_SLOW_NS (INT64_C(1) * 1000 * 1000)
-
 static bool
 is_slow(const struct mn_plan *p, int64_t sample_ns)
 {
-    return sample_ns > 2 * p->dispatch.rates.typical_ns + LOCALITY_SLOW_NS;
+    return mn_slow_starts_alone(sample_ns, p->dispatch.rates.typical_ns);
 }
 
 bool
@@ -229,7 +226,8 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
     }
 }
 
-/* Cuts a batch into tasks that end where one of these begins. */
+/* Cuts a batch into tasks that end where one of what begins (CHAIN, PIECE). parts: also a batch
+ * that one worker could make. */
 static void
 cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts, int what)
 {

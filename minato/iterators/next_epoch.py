@@ -1,0 +1,97 @@
+"""The next epoch, whose first batches are planned while the present one ends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..progress import Progress
+from ..seeding.order_generators import sampler_of
+from .position import Position
+from .window import Window
+
+
+class EpochAhead(NamedTuple):
+    """The next epoch, of which some batches are planned while the present one ends."""
+
+    progress: Progress
+    first: int  # its first sequence
+    ends: int  # batches of the present epoch
+
+
+class SamplerEnd:
+    """Where a RandomSampler draws from its generator once more, when it ends: that end must
+    not be met ahead, because torch's loader would not be there yet."""
+
+    def __init__(self, loader: Any, far: bool) -> None:
+        """far: the sampler is read beyond torch's window."""
+        self._sampler = sampler_of(loader)
+        random = type(self._sampler) is torch.utils.data.RandomSampler
+        self.draws = far and random and self._sampler.generator is not None
+        #: 1 where it is met with the last batch, because that is not full; 0 where only
+        #: asking for one more meets it
+        self.short = 0
+        self._batches = loader.batch_sampler
+        plain = type(self._batches) is torch.utils.data.BatchSampler
+        self._fills = self.draws and plain and not self._batches.drop_last
+
+    def epoch_begins(self) -> None:
+        """A dataset that grows or shrinks in the epoch changes nothing of this."""
+        if self._fills:
+            self.short = int(len(self._sampler) % self._batches.batch_size != 0)
+
+
+class NextEpoch:
+    """Whether the next epoch begins early, and what takes it back."""
+
+    early: EpochAhead | None = None
+    wanted = False  # prefetch_next_epoch
+    # of the sampler's generators, before its end was met ahead of torch's window
+    _before_end: dict[str, bytes] | None = None
+
+    def __init__(self, loader: Any, position: Position, window: Window) -> None:
+        self.end = SamplerEnd(loader, window.far)
+        self._position = position
+        self._window = window
+
+    def epoch_begins(self, wanted: bool) -> None:
+        """An epoch begins. wanted: the next is to begin while it ends."""
+        self.wanted, self._before_end = wanted, None
+
+    @property
+    def due(self) -> bool:
+        """Whether it begins as soon as the sampler has ended."""
+        return self.wanted and self.early is None
+
+    def note_end(self) -> None:
+        """The sampler's end is about to be met, which may be earlier than torch's loader would."""
+        if self._before_end is None:
+            self._before_end = self._position.sources.capture(everything=False)
+
+    def left(self, early: EpochAhead) -> int:
+        """Batches of the present epoch not handed out yet."""
+        return early.ends - self._position.progress.count
+
+    def adopt(self) -> bool:
+        """Makes the epoch that was begun early the present one; False when there is none, or
+        it is stale: the last was left in the middle, or set_epoch or load_state_dict was
+        called since."""
+        early, self.early = self.early, None
+        if early is None:
+            return False
+        memo = self._position.memo
+        told = early.progress.user_epoch != memo.user_epoch
+        if self.left(early) > 0 or told or memo.resume is not None:
+            self._undo(early)
+            return False
+        self._before_end = None
+        self._position.adopt(early.progress)
+        return True
+
+    def _undo(self, early: EpochAhead) -> None:
+        """Puts the sampler's generators where torch's loader would have them now."""
+        states, far = early.progress.generators, self._window.size() + self.end.short
+        if self._before_end is not None and self.left(early) >= far:
+            states = self._before_end  # that would not have met the sampler's end yet
+        self._position.sources.set_own(states or {})
