@@ -14,10 +14,12 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from housekeeping import ADDRESS_SANITIZER
 
 from .datasets import Noisy
 from .support import PATIENCE, alive, copied, kill, same, wait_for, worker_entries, workers_of
@@ -127,25 +129,61 @@ def test_a_replacement_ends_there_between_epochs(
     dataset, options = KINDS[WORKER[label]]
     options = {"num_workers": 2, "persistent_workers": True, **options}
     calm = make(dataset(), **options)
+    expected = [copied(batch) for batch in calm]
+    torch.manual_seed(5)
+    expected += [copied(batch) for batch in calm]
     how = [signal.SIGKILL, *WAYS][at % 4]
     for method in METHODS if len(TIMES) > 1 else METHODS[:1]:
         file = fault(label, 1, how, folder=method)
         loader = make(dataset(), multiprocessing_context=method, **options)
         iterator = iter(loader)
-        first = [copied(batch) for batch in iterator]
+        got = [copied(batch) for batch in iterator]
         before = workers_of(iterator)
         for pid in before:
             kill(pid)
         wait_for(lambda: all_ready(iterator, before), "replacements")
         file.parent.mkdir()
         torch.manual_seed(5)
-        second = [copied(batch) for batch in loader]
+        got += [copied(batch) for batch in loader]
         wait_for(file.exists, f"a death at {label}")
         wait_for(lambda: loader.stats()["deaths"] == 3, "the loader to see it")
-        torch.manual_seed(1234)
-        assert same(first, [copied(batch) for batch in calm])
-        torch.manual_seed(5)
-        assert same(second, [copied(batch) for batch in calm])
+        assert same(got, expected)
+
+
+class Opens:
+    """Whoever loads it opens a file: so each worker loads its own dataset."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (__file__,)
+
+
+@pytest.mark.parametrize("at, label", [*enumerate(WORKER)])
+def test_a_replacement_ends_there_in_mid_epoch(
+    at: int, label: str, fault: Callable[..., Path], fresh_server: None
+) -> None:
+    """All workers are killed, and one of those in their places ends there."""
+    dataset, options = KINDS[WORKER[label]]
+    options = {"num_workers": 2, "persistent_workers": True, **options}
+    expected = [copied(batch) for batch in make(dataset(), **options)]
+    how = [signal.SIGKILL, *WAYS][at % 4]
+    methods = [*METHODS, "spawn each"] if at % 3 == 0 else METHODS
+    for method in methods if len(TIMES) > 1 else METHODS[:1]:
+        file = fault(label, 1, how, folder=method.replace(" ", "_"))
+        data = dataset()
+        data.beside = Opens() if method == "spawn each" else None
+        loader = make(data, multiprocessing_context=method.split()[0], **options)
+        iterator = iter(loader)
+        got = [copied(next(iterator))]
+        assert loader.stats()["worker_start"].startswith("each" if data.beside else "forked")
+        before = workers_of(iterator)
+        for pid in before:
+            kill(pid)
+        wait_for(lambda: not any(map(alive, before)), "their end")
+        file.parent.mkdir()
+        got += [copied(batch) for batch in iterator]
+        wait_for(file.exists, f"a death at {label}")
+        wait_for(lambda: loader.stats()["deaths"] == 3, "the loader to see it")
+        assert same(got, expected)
 
 
 def all_ready(iterator: object, but: list[int]) -> bool:
@@ -241,6 +279,7 @@ def test_the_zygote_dies_there(label: str, n: int, fault) -> None:
     wait_for(file.exists, f"a death at {label}")
 
 
+@pytest.mark.skipif(not ADDRESS_SANITIZER, reason="else one watches for tests that hang")
 def test_processes_that_fork_have_no_other_threads() -> None:
     """Or a sanitizer's locks are not to be had in the forks: see tests/test_sanitized.py."""
     threads = torch.multiprocessing.get_context("fork").Array("i", 8)
