@@ -134,7 +134,7 @@ take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_dam
     if (worker < e->shm.ctl->nworkers) {
         mn_crew_damaged(&e->crew, worker, damage);
         death.worker = worker;
-        death.pid = mn_worker_at(&e->shm, worker)->pid;
+        death.pid = mn_crew_pid(&e->crew, worker);
     }
     /* of a word without sense nothing is taken over but the generation that it must have */
     uint64_t own = mn_task_word(e->tasks.gens[task], 0, mn_word_attempt(word), MN_TASK_DONE);

@@ -47,6 +47,13 @@ mn_crew_exited(const struct mn_crew *c, uint32_t worker)
            && (m->pid == 0 || m->dead);
 }
 
+uint32_t
+mn_crew_pid(const struct mn_crew *c, uint32_t worker)
+{
+    uint32_t seen = c->members[worker].pid;
+    return seen != 0 ? seen : mn_worker_at(&c->shm, worker)->pid;
+}
+
 /* An exit code, a signal or the number of an error, whatever stands there. */
 static int32_t
 status_of(int32_t status)
@@ -93,7 +100,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     bool asked = m->asked || !c->executor->processes; /* a thread's entry is believed */
     bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
-    struct mn_death death = {worker, k->pid, status_of(k->exit_status)};
+    struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(k->exit_status)};
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }
@@ -143,7 +150,8 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
     if (m->damage == MN_SOUND) {
         m->damage = what;
         c->ndeaths++;
-        c->death = (struct mn_death){worker, k->pid, MN_STATUS_DAMAGED + (int32_t)what};
+        int32_t status = MN_STATUS_DAMAGED + (int32_t)what;
+        c->death = (struct mn_death){worker, mn_crew_pid(c, worker), status};
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
         mn_a32_store_release(&m->end, 1); /* the engine's thread does it */
         c->wakes.engine = c->wakes.everybody = true;

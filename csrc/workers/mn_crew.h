@@ -89,6 +89,10 @@ mn_crew_close(struct mn_crew *c);
 bool
 mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 
+/* Of its process, as it was seen while that lived: its entry may say anything. */
+uint32_t
+mn_crew_pid(const struct mn_crew *c, uint32_t worker);
+
 /* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.
  * Decides on its replacement. The longer a row of deaths is in which no task was finished, the
  * longer is the pause before it; the end of the row is up to the tasks, which are not tried for

@@ -25,7 +25,7 @@ from .support import PATIENCE, alive, wait_for
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
 TASK_BYTES, ENV_OFF, ENV_LEN, FLAGS, RUNNING, DONE, ENVELOPE = 128, 32, 40, 56, 2, 3, 1
 ENVELOPE_HEAD = 32
-WORKER_BYTES, STATE = 192, 4
+WORKER_BYTES, STATE, PID = 192, 4, 8
 
 
 def mapping() -> int:
@@ -52,12 +52,21 @@ def spoil() -> None:
     ctypes.c_uint32.from_address(task + FLAGS).value = ENVELOPE
 
 
+def entry() -> int:
+    base, me = mapping(), torch.utils.data.get_worker_info().id
+    return base + word(base + WORKERS_OFF) + me * WORKER_BYTES
+
+
 def forge(state: int) -> None:
     """This worker's entry then says so of its process, which goes on."""
-    base, me = mapping(), torch.utils.data.get_worker_info().id
-    entry = base + word(base + WORKERS_OFF) + me * WORKER_BYTES
-    ctypes.c_uint32.from_address(entry + STATE).value = state
+    ctypes.c_uint32.from_address(entry() + STATE).value = state
     time.sleep(4 * PATIENCE)
+
+
+def spoil_and_be_another() -> None:
+    """The worker's entry then names a process that was never there."""
+    ctypes.c_uint32.from_address(entry() + PID).value = 0xFFFFFFFF
+    spoil()
 
 
 def spoil_and_stay() -> None:
@@ -117,6 +126,17 @@ def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
         else:
             got += next(iterator).tolist()
     assert got == [i for i in range(64) if i // 4 != 9]
+
+
+def test_an_error_names_the_process_that_it_was() -> None:
+    dataset = Spoils(0, spoil_and_be_another)
+    made = make(dataset, max_retries=0)
+    assert len(list(made)) == 16
+    dataset.left.value = 1
+    with pytest.raises(minato.WorkerLost, match="damaged: its result lies in memory") as caught:
+        list(made)
+    assert caught.value.pid == dataset.pid.value
+    assert made.stats()["deaths"] == 1
 
 
 def test_a_static_batch_of_which_a_record_is_damaged() -> None:

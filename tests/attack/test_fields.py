@@ -10,6 +10,7 @@ import ctypes
 import multiprocessing
 import re
 import time
+from collections.abc import Iterator
 from ctypes import c_int32, c_uint16, c_uint32, c_uint64
 from pathlib import Path
 from typing import Any
@@ -150,11 +151,74 @@ def test_a_field_that_is_written_over(record: str, workers: int) -> None:
     assert not wrong, wrong
 
 
+class Streams(Written, torch.utils.data.IterableDataset):
+    """The same, from streams: sample 37 is that of the second of two workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        return map(self.__getitem__, range(info.id, 64, info.num_workers))
+
+
+@pytest.mark.parametrize("kind", ["static", "iterable"])
+def test_a_field_that_a_worker_writes_over_that_is_not_replaced(kind: str) -> None:
+    """What cannot be made again is missing, with an error; nothing else than samples is given,
+    and no sample twice or in another place. With other workers the next epoch is whole."""
+    dataset = Streams() if kind == "iterable" else Written()
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=2, timeout=PATIENCE, persistent_workers=True,
+        **({} if kind == "iterable" else {"scheduling": "static"}),
+    )  # fmt: skip
+    whole = epoch(loader)
+    assert sorted(whole) == list(range(64))
+    wrong, lost = [], 0
+    for value in range(len(VALUES)) if SECONDS >= 30 else range(2):
+        for which, record in enumerate(RECORDS):
+            for name, offset, size in fields(record):
+                told = [1 + which, offset, size, value]
+                faults, errors = written_over(loader, told, whole)
+                wrong += [(record, name, value, fault, errors) for fault in faults]
+                lost += bool(errors)
+    assert not wrong, wrong
+    assert lost > 0
+
+
+def written_over(loader: Any, told: list[int], whole: list[Any]) -> tuple[list[Any], list[str]]:
+    """What was given that is wrong, and the errors."""
+    wrong: list[Any] = []
+    errors: list[str] = []
+    for _ in range(2):  # a worker may end only now for the field before
+        loader.dataset.told[:] = told
+        before, got = len(errors), one_epoch(loader, errors)
+        missing = {at // 4 for at, sample in enumerate(whole) if sample not in got}
+        kept = [sample for at, sample in enumerate(whole) if at // 4 not in missing]
+        if got != kept or (missing and len(errors) == before):
+            wrong.append(got)
+        if loader.dataset.told[0] == 0:
+            break
+    else:
+        wrong.append("it was not written over")
+    if whole not in (one_epoch(loader, errors), one_epoch(loader, errors)):
+        wrong.append("the next epochs")
+    return wrong, errors
+
+
+def one_epoch(loader: Any, errors: list[str]) -> list[int | str]:
+    """An epoch, and after an error an end to the workers: to torch's, too, of whom one has died."""
+    before, got = len(errors), []
+    try:
+        got = epoch(loader, errors)
+    except RuntimeError as error:  # where it begins
+        errors.append(str(error))
+    if len(errors) > before:
+        loader._iterator = None
+    return got
+
+
 def but_batch(number: int) -> list[int]:
     return [i for i in range(64) if i // 4 != number]
 
 
-def epoch(loader: Any) -> list[int | str]:
+def epoch(loader: Any, errors: list[str] | None = None) -> list[int | str]:
     iterator, got = iter(loader), []
     for _ in range(17):
         try:
@@ -162,6 +226,8 @@ def epoch(loader: Any) -> list[int | str]:
         except StopIteration:
             break
         except RuntimeError as error:
+            if errors is not None:
+                errors.append(str(error))
             if not isinstance(error, minato.WorkerLost):
                 got.append(str(error))
     return got

@@ -313,12 +313,17 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
 {
     struct bench s;
     set_up(&s, 2);
+    s.crew.members[2].pid = 1234; /* as it was seen while it lived */
+    s.t->workers[2].pid = 99;
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_TIMES);
+    CHECK_EQ(s.crew.death.pid, 1234);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
     CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].leave), MN_LEAVE_SHRINK);
+    s.crew.members[2].dead = true;
     struct mn_death death = die(&s, 2, 0, false);
     CHECK_EQ(death.status, MN_STATUS_DAMAGED + MN_DAMAGE_TIMES);
+    CHECK_EQ(death.pid, 1234);
     CHECK_EQ(s.crew.ndeaths, 1);
     CHECK(!mn_crew_is_damaged(&s.crew, 2)); /* that is another one now */
     CHECK_EQ(s.fake.made, 4);
