@@ -63,7 +63,9 @@ mn_proc_read_stat(pid_t pid, struct mn_proc_stat *out)
 {
     char path[64];
     char text[1024];
-    (void)snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
+    /* Its first thread's file says the same as its own. In place of a process's own, qemu-user
+     * shows one to it in which each of its threads was started at another time. */
+    (void)snprintf(path, sizeof(path), "/proc/%ld/task/%ld/stat", (long)pid, (long)pid);
     int rc = pid > 0 ? mn_proc_slurp(path, text, sizeof(text)) : -ESRCH;
     if (rc == -ENOENT) { /* no such process, or no /proc at all */
         return access("/proc/self/stat", F_OK) == 0 ? -ESRCH : -ENOENT;

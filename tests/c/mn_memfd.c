@@ -296,13 +296,13 @@ forks_share_until_told_not_to(void)
 }
 
 static const struct mn_test tests[] = {
-    MN_TEST("plain", pages_come_and_go),
-    MN_TEST("plain", a_mapped_punch_spares_neighbours),
+    MN_TEST_ADVISED("plain", pages_come_and_go),
+    MN_TEST_ADVISED("plain", a_mapped_punch_spares_neighbours),
     MN_TEST("plain", populate_without_kernel_help),
     MN_TEST("plain", failures_leave_nothing_open),
-    MN_TEST("plain", core_dumps_leave_it_out),
+    MN_TEST_ADVISED("plain", core_dumps_leave_it_out),
     MN_TEST("thread", populate_beside_a_writer),
-    MN_TEST("fork", forks_share_until_told_not_to),
+    MN_TEST_ADVISED("fork", forks_share_until_told_not_to),
 };
 
 MN_TEST_MAIN(tests)

@@ -152,7 +152,7 @@ lose_the_first_thread(void *arg)
 static void
 a_headless_process_lives(void)
 {
-    struct lifeline l;
+    static struct lifeline l; /* not of a thread that ends before the child has used it */
     uint64_t start = 0;
     lifeline_open(&l);
     pid_t pid = mn_test_fork(lose_the_first_thread, &l);
