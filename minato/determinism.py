@@ -16,17 +16,16 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from operator import getitem
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from .dataset_calls import fetches_batches
 from .loader import DataLoader
 from .seeding.generators import find_all, make_seeder
-from .workers.job import by_sample, fetches_batches
-from .workers.seeded_samples import made as make
+from .workers.seeded_samples import fetched
 
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8
@@ -186,6 +185,8 @@ def _same(data: Any) -> Any:
 class _Probe(Dataset[Any]):
     """One item: all samples, made in the given order, as digests of their fields."""
 
+    auto_collation = True
+
     def __init__(self, dataset: Any, units: list[list[int]], order: range) -> None:
         self.dataset = dataset
         self.units = units
@@ -204,12 +205,7 @@ class _Probe(Dataset[Any]):
             position.append(position[-1] + len(unit))
         for number in self.order:
             unit = self.units[number]
-            if fetches_batches(self.dataset):
-                place = _BASE_SEED, 0, number, 1
-                samples = make(seeder, place, self.dataset.__getitems__, unit)
-            else:
-                place = _BASE_SEED, 0, position[number], 0
-                samples = [make(seeder, place, getitem, by_sample(self.dataset), unit[0])]
+            samples = fetched(seeder, self, unit, (_BASE_SEED, 0, number, position[number]))
             made[number] = [_digests(sample) for sample in samples]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]

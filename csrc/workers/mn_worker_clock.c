@@ -18,9 +18,17 @@ mn_worker_waited(struct mn_worker_clock *clock)
 void
 mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock)
 {
-    clock->begin_ns = mn_now_ns();
+    clock->begin_ns = clock->lap_ns = mn_now_ns();
     mn_a64_store_relaxed(&w->me->since_ns, clock->begin_ns);
     mn_a64_store_relaxed(&w->me->row, w->held.row0);
+}
+
+uint64_t
+mn_worker_lap(struct mn_worker_clock *clock)
+{
+    uint64_t before = clock->lap_ns;
+    clock->lap_ns = mn_now_ns();
+    return clock->lap_ns - before;
 }
 
 void

@@ -192,7 +192,8 @@ _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdi
 
 def opaque(data: Any) -> bool:
     """Whether there is anything in a batch that is neither a tensor nor plain: it stays in the
-    program's hands as it is, and nobody knows what memory it is made of."""
+    program's hands as it is, and may lie in rows. A copy to the device that the program begins of
+    it could still read page-locked rows when they are the next batch's (``locked_rows.py``)."""
     found = False
 
     def leaf(part: Any) -> Any:

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import Subset
 
 from .._system import CORE
+from ..dataset_calls import behind_subsets
 from . import locked_rows, resident
 from .interface import Job, Provider
 from .resident import Resident
@@ -114,7 +115,6 @@ def split(loader: Any, provider: Provider | None) -> Split:
     if provider is None or not CORE:
         return whole
     from ..ops import VolumeDataset
-    from ..workers.job import behind_subsets
     from ..workers.native import looked_at
 
     dataset, subsets = behind_subsets(loader.dataset)

@@ -8,12 +8,12 @@ from typing import Any, NoReturn, TypeVar
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..dataset_calls import fetches_batches
 from ..errors import Failure
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import Form, Shape
 from ..workers.executor import Executor
-from ..workers.job import fetches_batches
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import REPLACE
 from ..workers.process_pool import Pool

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
+from ..dataset_calls import offered
 from ..errors import add_note
-from ..workers.job import offered
 
 Key = Callable[[Any], Hashable]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .._core import Engine, Epoch
+from ..dataset_calls import offered
 from ..progress import Progress
 from ..transport.rows_or_whole import Form
-from ..workers.job import offered
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
 from .loader_memo import Memo

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from .._core import Seeder
-from ..workers.job import behind_subsets
+from ..dataset_calls import behind_subsets
 from .generator_states import (
     GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
 )

@@ -10,17 +10,13 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import getitem
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..workers.job import by_sample, fetches_batches
 from ..workers.on_error import Tolerant
-from ..workers.seeded_samples import (
-    OF_COLLATE, OF_GETITEMS, OF_SAMPLE, Unseeded, collated, made, tolerated,
-)  # fmt: skip
+from ..workers.seeded_samples import OF_COLLATE, Unseeded, collated, fetched, tolerated
 from .generators import Growing
 
 
@@ -76,28 +72,15 @@ class SeededFetcher:
             return collated(
                 self._here.seeder,
                 (base_seed, epoch, number, OF_COLLATE),
-                partial(self._samples, index, *self.place),
+                partial(self._samples, index),
                 self._fetcher.collate_fn,
             )
 
-    def _samples(self, index: Any, base_seed: int, epoch: int, number: int, position: int) -> Any:
-        seeder, dataset = self._here.seeder, self._fetcher.dataset
-        if self._tolerant is not None:
-            whole_place = base_seed, epoch, number, position
-            fetcher, spares = self._fetcher, self.spares
-            return tolerated(self._tolerant, seeder, fetcher, index, spares, whole_place)
-        if not self._fetcher.auto_collation:
-            place = base_seed, epoch, position, OF_SAMPLE
-            data = made(seeder, place, getitem, dataset, index)
-        elif fetches_batches(dataset):
-            place = base_seed, epoch, number, OF_GETITEMS
-            data = made(seeder, place, dataset.__getitems__, index)
-        else:
-            data, dataset = [], by_sample(dataset)
-            for k, i in enumerate(index):
-                place = base_seed, epoch, position + k, OF_SAMPLE
-                data.append(made(seeder, place, getitem, dataset, i))
-        return data
+    def _samples(self, index: Any) -> Any:
+        seeder, fetcher = self._here.seeder, self._fetcher
+        if self._tolerant is None:
+            return fetched(seeder, fetcher, index, self.place)
+        return tolerated(self._tolerant, seeder, fetcher, index, self.spares, self.place)
 
 
 class TolerantFetcher:

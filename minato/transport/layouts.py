@@ -177,7 +177,6 @@ class Layout:
     """A proven description, its compiled form, and how it travels to workers."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
         self.core = _core.Layout(spec)
         self.pickled = pickle.dumps(spec)
 
@@ -194,7 +193,6 @@ class Layout:
         if layout.core.row_bytes == 0:
             raise NoLayout("samples without row data")
         return layout
-
 
     @classmethod
     def sent(cls, pickled: bytes) -> Layout:

@@ -47,7 +47,7 @@ def _is_number(value: Any, most: float) -> bool:
 def answer(sent: Envelope) -> tuple[Any, ...]:
     """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
     each of the first two. Or (AMISS, the first or None, what was wrong with samples)."""
-    got = _answer(sent.worker, _loads(sent))
+    got = _known_answer(sent.worker, _loads(sent))
     if got[0] == AMISS:
         return got
     if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
@@ -62,7 +62,7 @@ def placed(
     failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above. (OK, data,
     layout) tells a layout, pickled or empty. And what the dataset says of itself."""
     told, state = _stated(sent.worker, _loads(sent))
-    got = _answer(sent.worker, told)
+    got = _known_answer(sent.worker, told)
     if got[0] == AMISS:
         return got, state
     if got[0] == PLACED:
@@ -78,7 +78,7 @@ def placed(
 def begun(sent: Envelope) -> bytes | None:
     """Of a new epoch: what the dataset says of itself."""
     told, state = _stated(sent.worker, _loads(sent))
-    if _answer(sent.worker, told)[0] != OK:
+    if _known_answer(sent.worker, told)[0] != OK:
         raise nonsense(sent.worker)
     return state
 
@@ -99,7 +99,8 @@ def layout(worker: int, pickled: bytes) -> Layout:
         raise nonsense(worker) from error
 
 
-def _answer(worker: int, told: Any) -> tuple[Any, ...]:
+def _known_answer(worker: int, told: Any) -> tuple[Any, ...]:
+    """It, if it is of one of the kinds that ``workers/answers.py`` names; raises nonsense()."""
     got: tuple[Any, ...] = told
     if isinstance(got, tuple) and len(got) == 3 and got[0] == AMISS:
         if not _is_amiss(*got[1:]):

@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Task
+from ..dataset_calls import behind_subsets, by_sample, offered
 from ..errors import Failure, native_impossible
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
@@ -29,7 +30,6 @@ from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, failure_of, parted
-from .job import behind_subsets, by_sample, offered
 from .on_error import RAISE, Tolerant, split_spares
 from .seeded_samples import OF_SAMPLE, in_its_place
 from .thread_pool import ThreadPool

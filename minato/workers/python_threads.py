@@ -92,7 +92,8 @@ class _Runner(Runner):
 def _work(
     job: Job, number: int, blocked: set[int | signal.Signals], one_thread: Callable[[], None]
 ) -> None:
-    """The life of a worker's thread."""
+    """The life of a worker's thread. blocked: signals, in the thread that made the loader.
+    one_thread: limits what libraries start in the calling thread."""
     # Not the mask of the moment it was started in: programs that a dataset runs inherit it.
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     segment = job.memory.segment

@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Task
+from ..dataset_calls import by_sample, fetches_batches, offered
 from ..errors import Failure
 from ..seeding import init_states
 from ..seeding.order_generators import all_global, put_global
@@ -28,11 +29,10 @@ from .answers import (
     AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
     RESUME, SAMPLE, STATED, Answer, Entry, encode, failure_of, parted,
 )  # fmt: skip
-from .job import Job, by_sample, fetches_batches, offered
+from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
 from .seeded_samples import (
-    OF_COLLATE, OF_GETITEMS, OF_SAMPLE, AllLeftOut, Unseeded, collated, in_its_place, made,
-    tolerated,
+    OF_COLLATE, OF_SAMPLE, AllLeftOut, Unseeded, collated, fetched, in_its_place, made, tolerated,
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Runner:
         self.indices: Any = None  # Worker.indices, likewise
         #: None where the first sample that fails ends its batch
         self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
-        self.probing = job.probing
+        self.probing = job.probing  # until one batch has told what sending its samples takes
         self.learns = job.places  # what its samples look like
         self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
@@ -250,47 +250,24 @@ class Runner:
         return collated(seeder, place, samples, self.collate_fn)
 
     def _samples(self, seeder: Any, task: Task) -> Any:
-        job, index = self.job, task.indices
-        number, epoch, position, base_seed = task.number, task.epoch, task.position, task.base_seed
-        if self.tolerant is not None:
-            return self._tolerated(self.tolerant, seeder, task)
-        if not job.auto_collation:
-            place = base_seed, epoch, position, OF_SAMPLE
-            data = made(seeder, place, getitem, job.dataset, index)
-            self.mark(0)
-        elif fetches_batches(job.dataset):
-            place = base_seed, epoch, number, OF_GETITEMS
-            data = made(seeder, place, job.dataset.__getitems__, index)
-        else:
-            data, dataset = [], by_sample(job.dataset)
-            for k, i in enumerate(index):
-                self.row = (k,)
-                place = base_seed, epoch, position + k, OF_SAMPLE
-                data.append(made(seeder, place, getitem, dataset, i))
-                self.mark(k)
-            self.row = ()
-            if self.probing:
-                self.probing = False
-                self.sending = (sending_ns(data),)
-        return data
-
-    def _tolerated(self, tolerant: Tolerant, seeder: Any, task: Task) -> Any:
-        """The samples of a batch, or one, as ``_samples`` gives them, whatever fails."""
-        job = self.job
-        indices, spares = split_spares(task.indices, task.spares)
-        if not job.auto_collation:  # spares need a list to lie in
-            indices = indices[0] if job.on_error == REPLACE else indices
-
-        def at(row: int) -> None:
-            self.row = (row,)
-
+        job, indices = self.job, task.indices
         place = task.base_seed, task.epoch, task.number, task.position
-        data = tolerated(tolerant, seeder, job, indices, spares, place, (at, self.mark))
+        if self.tolerant is None:
+            data = fetched(seeder, job, indices, place, (self._at, self.mark))
+        else:
+            indices, spares = split_spares(indices, task.spares)
+            if not job.auto_collation:  # spares need a list to lie in
+                indices = indices[0] if job.on_error == REPLACE else indices
+            told = self._at, self.mark
+            data = tolerated(self.tolerant, seeder, job, indices, spares, place, told)
         self.row = ()
         if self.probing and job.auto_collation and not fetches_batches(job.dataset):
             self.probing = False
             self.sending = (sending_ns(data),)
         return data
+
+    def _at(self, row: int) -> None:
+        self.row = (row,)
 
     def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""

@@ -1,16 +1,17 @@
 """Samples made with the seeds of their places: by workers, and in the program's own process.
 
-Whatever makes samples in Python does it by ``made`` and ``collated``, and with ``on_error`` by
-``tolerated`` and ``in_its_place``, so that all make the same.
+Whatever makes samples in Python does it by ``made``, ``fetched`` and ``collated``, and with
+``on_error`` by ``tolerated`` and ``in_its_place``, so that all make the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any, Protocol
 
+from ..dataset_calls import by_sample, fetches_batches
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
-from .job import by_sample, fetches_batches
 from .on_error import Amiss, Tolerant, split_spares
 
 #: domains of the seeds, enum mn_seed_domain: what a place stands for. Of a sample it is that of the
@@ -29,18 +30,44 @@ def _ignore(_row: int) -> None:
     pass
 
 
+#: base seed, epoch, the batch's number, its position
+BatchPlace = tuple[int, int, int, int]
+#: called before and after each sample, with its row
+RowHooks = tuple[Callable[[int], None], Callable[[int], None]]
+
+
+def fetched(
+    seeder: Any, source: Fetches, index: Any, place: BatchPlace, told: RowHooks = (_ignore, _ignore)
+) -> Any:
+    """The samples of a batch; or one sample, which has no row, so nobody is told before it."""
+    base_seed, epoch, number, position = place
+    begins, ended = told
+    dataset: Any = source.dataset
+    if not source.auto_collation:
+        sample = made(seeder, (base_seed, epoch, position, OF_SAMPLE), getitem, dataset, index)
+        ended(0)
+        return sample
+    if fetches_batches(dataset):
+        return made(seeder, (base_seed, epoch, number, OF_GETITEMS), dataset.__getitems__, index)
+    samples, dataset = [], by_sample(dataset)
+    for row, i in enumerate(index):
+        begins(row)
+        place_of_one = base_seed, epoch, position + row, OF_SAMPLE
+        samples.append(made(seeder, place_of_one, getitem, dataset, i))
+        ended(row)
+    return samples
+
+
 def tolerated(
     tolerant: Tolerant,
     seeder: Any,
     source: Fetches,
     index: Any,
     spares: Any,
-    place: tuple[int, int, int, int],
-    told: tuple[Callable[[int], None], Callable[[int], None]] = (_ignore, _ignore),
+    place: BatchPlace,
+    told: RowHooks = (_ignore, _ignore),
 ) -> Any:
-    """The samples of a batch, or one sample, less those that cannot be made, or with others in
-    their place. place: base seed, epoch, the batch's number, its position; told: called before
-    and after each sample, with its row.
+    """As ``fetched``, less what cannot be made, or with others in its place.
 
     Raises AllLeftOut where there are none.
     """

@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "base/mn_error.h"
-#include "os/mn_clock.h"
 #include "py/seeding/mn_seed_mix.h"
 #include "workers/mn_thread_entry.h"
 
@@ -109,7 +108,7 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
 /* MN_OK, MN_CLOSED: the loader closes and nobody wants the rest, or a sample's error. */
 static int
 do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct mn_task *t,
-        struct mn_block *b, uint64_t before, struct mn_native_failure *failure)
+        struct mn_block *b, struct mn_worker_clock *clock, struct mn_native_failure *failure)
 {
     struct mn_report *reports = mn_block_reports(b);
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
@@ -118,10 +117,8 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
         }
         mn_a64_store_relaxed(&w->me->row, row); /* statistics only */
         int rc = do_row(n, w, b, row, failure);
-        uint64_t now = mn_now_ns();
-        reports[row].wall_ns = now - before;
+        reports[row].wall_ns = mn_worker_lap(clock);
         reports[row].status = rc == 0 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
-        before = now;
         if (rc != 0) {
             failure->row = row;
             failure->rc = rc < 0 ? rc : -EINVAL;
@@ -157,7 +154,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
             return MN_NATIVE_PYTHON;
         }
         mn_worker_begin(w, clock);
-        rc = do_rows(n, w, t, b, clock->begin_ns, failure);
+        rc = do_rows(n, w, t, b, clock, failure);
         if (rc == MN_CLOSED || mn_entry_over(w)) {
             break; /* what nobody reads is not published: at exit it would wake a thread
                     * that dies as it takes the GIL, torch's C++ on its stack */

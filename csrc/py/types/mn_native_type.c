@@ -4,7 +4,6 @@
  * next() runs samples without the GIL (mn_native.h) and comes back for what needs Python:
  * an error, indices that are no machine integers, a batch that torch's rules make whole.
  */
-#include "os/mn_clock.h"
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_native.h"
@@ -27,7 +26,6 @@ struct mn_native_object {
     Py_buffer indices; /* of a subset; obj NULL: none */
     uint32_t task;
     bool holding; /* it is RUNNING under us */
-    uint64_t mark_ns; /* end of the last row that mark() was told of */
 };
 
 static const struct mn_native_pipeline *
@@ -202,7 +200,6 @@ native_next(PyObject *self, PyObject *Py_UNUSED(ignored))
     o->holding = true;
     if (event == MN_NATIVE_PYTHON) {
         mn_worker_begin(&o->side, &o->clock);
-        o->mark_ns = o->clock.begin_ns;
     }
     return hand_over(o, event == MN_NATIVE_FAILED ? &failure : NULL);
 }
@@ -252,10 +249,8 @@ native_mark(PyObject *self, PyObject *arg)
     const struct mn_task *t = o->holding ? &o->side.held : NULL;
     if (t != NULL && row >= t->row0 && row < t->row0 + t->nrows) {
         struct mn_report *r = mn_block_reports(mn_block_at(&o->side.shm, t->block_off));
-        uint64_t now = mn_now_ns();
-        r[row].wall_ns = now - o->mark_ns;
+        r[row].wall_ns = mn_worker_lap(&o->clock);
         r[row].status = MN_ROW_ENVELOPE;
-        o->mark_ns = now;
     }
     Py_RETURN_NONE;
 }

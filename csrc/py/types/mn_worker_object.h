@@ -26,7 +26,6 @@ struct mn_worker_object {
     uint32_t task;
     uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
     struct mn_worker_clock clock;
-    uint64_t mark_ns;     /* end of the last row that mark() was told of */
 };
 
 /* Begins the task that was claimed. What Python has to do, to be answered with finish(); NULL

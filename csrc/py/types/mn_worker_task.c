@@ -6,7 +6,6 @@
  */
 #include <string.h>
 
-#include "os/mn_clock.h"
 #include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
 #include "py/module/mn_critical_section.h"
@@ -233,7 +232,6 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
         }
         return extras;
     }
-    uint64_t before = o->clock.begin_ns;
     for (uint32_t row = t->row0; row < t->row0 + t->nrows; row++) {
         if (o->thread && mn_entry_over(&o->side)) {
             Py_DECREF(extras);
@@ -245,10 +243,8 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
             Py_DECREF(extras);
             return NULL;
         }
-        uint64_t now = mn_now_ns();
-        reports[row].wall_ns = now - before;
+        reports[row].wall_ns = mn_worker_lap(&o->clock);
         reports[row].status = rc == 1 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
-        before = now;
         if (rc == -2 && !b->apart && !o->goes_on) {
             break; /* torch stops at the first exception of a batch */
         }
@@ -288,7 +284,6 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     o->holding = true;
     mn_worker_begin(&o->side, &o->clock);
-    o->mark_ns = o->clock.begin_ns;
     if (tell_epoch(o, b) < 0) {
         return NULL;
     }

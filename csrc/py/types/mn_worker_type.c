@@ -10,7 +10,6 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_checked_results.h"
-#include "os/mn_clock.h"
 #include "os/mn_proc.h"
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
@@ -350,11 +349,9 @@ worker_mark(PyObject *self, PyObject *arg)
         return NULL;
     }
     if (t != NULL && row < t->nrows) {
-        uint64_t now = mn_now_ns();
         mn_block_reports(mn_block_at(&o->side.shm, t->block_off))[row].wall_ns =
-            now - o->mark_ns;
+            mn_worker_lap(&o->clock);
         mn_a64_store_relaxed(&o->side.me->row, row + 1); /* statistics only */
-        o->mark_ns = now;
     }
     Py_RETURN_NONE;
 }

@@ -1,0 +1,50 @@
+"""What a dataset offers, and how it is asked for samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Subset
+
+
+def offered(dataset: Any, name: str) -> Callable[..., Any] | None:
+    """A method that the dataset has, not one that its ``__getattr__`` makes up."""
+    if name in getattr(dataset, "__dict__", ()) or hasattr(type(dataset), name):
+        method = getattr(dataset, name)
+        return method if callable(method) else None
+    return None
+
+
+def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
+    """The dataset that torch's subsets of it show, and these, the outermost first."""
+    subsets = []
+    while type(dataset) is Subset:  # a class derived from it may give other samples
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    return dataset, subsets
+
+
+def fetches_batches(dataset: Any) -> bool:
+    """Whether a batch's samples are to be asked for in one call, as torch does of a dataset
+    with ``__getitems__``. A Subset has that for its dataset's sake: where that one has none
+    the Subset asks it for one sample after another, and so may we."""
+    return bool(getattr(behind_subsets(dataset)[0], "__getitems__", None))
+
+
+class _OneByOne:
+    """Samples of a Subset as its ``__getitems__`` gets them from a dataset without."""
+
+    def __init__(self, subsets: list[Subset[Any]]) -> None:
+        self.subsets = subsets
+
+    def __getitem__(self, index: Any) -> Any:
+        for subset in self.subsets:
+            index = subset.indices[index]
+        return subset.dataset[index]
+
+
+def by_sample(dataset: Any) -> Any:
+    """What gives a sample of a dataset that is not to be asked for whole batches."""
+    subsets = behind_subsets(dataset)[1]
+    return _OneByOne(subsets) if subsets else dataset
