@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from dataclasses import fields
 from types import TracebackType
@@ -24,9 +25,15 @@ class Swaps:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._forked()
+        if hasattr(os, "register_at_fork"):  # a system that forks
+            os.register_at_fork(after_in_child=self._forked)
         self._users = 0
         self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    def _forked(self) -> None:
+        """Whoever holds the lock is not there, in a fork of this process."""
+        self._lock = threading.Lock()
 
     @property
     def active(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data
+from attack.support import in_child
 from torch.utils.data import DataLoader as Torchs, IterableDataset, TensorDataset
 
 import minato
@@ -258,6 +259,18 @@ def test_threads_share_it() -> None:
     for thread in threads:
         thread.join()
     assert len(seen) == 400 and all(seen)
+
+
+def test_a_fork_while_another_thread_changes_it() -> None:
+    """The child, where that thread is not, can do so, too."""
+    swaps = Swaps()
+
+    def child() -> None:
+        swaps.acquire([(Below, "length", 5)])
+        assert vars(Below)["length"] == 5
+
+    with swaps._lock:
+        assert in_child(child) == 0
 
 
 @pytest.mark.parametrize("kind", [Torchs, Below])

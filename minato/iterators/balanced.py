@@ -169,7 +169,7 @@ class BalancedIterator(MinatoIterator):
 
     # ---- an epoch --------------------------------------------------------------------------
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _begin(self, loader: Any, first_iter: bool) -> None:
         planner = self._planner
         if not first_iter:
             if planner.adopt():

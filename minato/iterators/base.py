@@ -88,6 +88,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
         self._turn = threading.RLock()  # of the threads that ask this iterator for batches
+        self._owner = os.getpid()
         self._options = options = Options.of(loader)
         self._provider = provider_for(options.device)  # before anything is begun: it may fail
         memo.copies = None
@@ -225,11 +226,27 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _living(self) -> bool:
         return self._supervisor is not None and self._supervisor.living()
 
+    # ---- an epoch ----------------------------------------------------------------------------
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """torch's, of the first epoch, and of the others of an iterator that persists."""
+        if self._owner == os.getpid():
+            self._begin(loader, first_iter)
+            return
+        self._grant(0)  # in a fork: workers, and all that is known of them, are the parent's
+        vars(self).clear()
+        type(self).__init__(self, loader)
+
+    def _begin(self, loader: Any, first_iter: bool) -> None:
+        raise NotImplementedError
+
     # ---- next() ------------------------------------------------------------------------------
 
     def _next(self) -> Any:
         """torch's __next__ without the range that it marks for profilers: where none listens
         that would be a good part of a small batch's time. mn_delivery.c decides between them."""
+        if self._owner != os.getpid():  # where its turn may be a thread's that is not here
+            raise RuntimeError("this iterator belongs to another process: make a new one")
         try:
             with self._turn:
                 if self._sampler_iter is None or self._iterable:

@@ -369,8 +369,8 @@ class ReadyIterator(BalancedIterator):
     def _send_idx(self) -> int:  # type: ignore[override]
         return self._rcvd_idx + self._planner.drawn_ahead()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
+    def _begin(self, loader: Any, first_iter: bool) -> None:
+        super()._begin(loader, first_iter)
         self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
     def _next_batch(self) -> Any:

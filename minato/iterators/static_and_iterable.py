@@ -61,7 +61,7 @@ class StaticIterator(MinatoIterator):
         # each worker's window, the marker of a new epoch, and some that are read late
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _begin(self, loader: Any, first_iter: bool) -> None:
         self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0

@@ -114,18 +114,18 @@ class VolumeDataset:
 
     _tail = 0  # operators at the end that are left out, see _unfinished
     _places = False  # samples have the place of their crop, and no voxels, see _windows
+    _native: _ops.Cases | None = None  # made when it is first needed
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
         self._sample_seed = _SampleSeed()
-        self._native: _ops.Cases | None = None
+        vars(self).pop("_native", None)
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         self._resident: dict[str, Any] = {}  # by device: its cases there, or why they are not
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_lock", "_sample_seed", "_native", "_outputs", "_resident"):
-            del state[name]
+        for name in ("_sample_seed", "_native", "_outputs", "_resident"):
+            state.pop(name, None)
         if _mp_context.get_spawning_popen() is None:
             # Shared memory can be inherited only; a plain pickle carries the number.
             state["_epoch"] = self._epoch.value
@@ -140,15 +140,12 @@ class VolumeDataset:
     def _get(self) -> _ops.Cases:
         native = self._native
         if native is None:
-            with self._lock:
-                if self._native is None:
-                    made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat,
-                                      self.with_index, _KEYINGS[self.keyed_by],
-                                      self.seed & MASK, self._epoch, self._tail,
-                                      self._places)
-                    self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
-                    self._native = made
-                native = self._native
+            made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat, self.with_index,
+                              _KEYINGS[self.keyed_by], self.seed & MASK, self._epoch, self._tail,
+                              self._places)
+            self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
+            # Several threads may have made one; a lock might be held when one of them forks.
+            native = vars(self).setdefault("_native", made)
         return native
 
     def __len__(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Union
 
@@ -364,6 +363,8 @@ class Pipeline:
     not change what stands before. ReadNpy, if any, comes first.
     """
 
+    _native: _ops.Pipeline | None = None  # made when it is first needed
+
     def __init__(self, operators: Sequence[Operator], *, _level: int = -1) -> None:
         self.operators = tuple(operators)
         self._level = _level  # of the instruction sets; -1: the best there is
@@ -372,8 +373,6 @@ class Pipeline:
                 raise TypeError(f"operator {place} is no minato.ops operator: {operator!r}")
             if isinstance(operator, ReadNpy) and place > 0:
                 raise ValueError("ReadNpy must be the first operator")
-        self._lock = threading.Lock()
-        self._native: _ops.Pipeline | None = None
         self._boxes: list[Any] = []  # of labels that another process has seen (label_boxes)
 
     def __repr__(self) -> str:
@@ -390,13 +389,10 @@ class Pipeline:
     def _get(self) -> _ops.Pipeline:
         native = self._native
         if native is None:
-            with self._lock:
-                if self._native is None:
-                    specs = tuple(op._describe() for op in self.operators)
-                    made = _ops.Pipeline(specs, self._level)
-                    made.import_boxes(self._boxes)
-                    self._native = made
-                native = self._native
+            made = _ops.Pipeline(tuple(op._describe() for op in self.operators), self._level)
+            made.import_boxes(self._boxes)
+            # Several threads may have made one; a lock might be held when one of them forks.
+            native = vars(self).setdefault("_native", made)
         return native
 
     def __call__(self, image: Volume, label: Volume | None = None, *, key: Key = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -195,17 +196,23 @@ def test_a_child_reads_on_what_the_parent_has_dropped():
     assert code == 0, "the child's batch was overwritten"
 
 
-def test_a_child_may_use_a_loader_of_its_own():
-    loader = make(Wordy(40))
-    next(iter(loader))
+@pytest.mark.parametrize("options", [
+    {}, {"persistent_workers": True}, {"persistent_workers": True, "scheduling": "static"},
+], ids=str)  # fmt: skip
+def test_a_child_may_use_a_loader_of_its_own(options):
+    loader = make(Wordy(40), **options)
+    iterator = iter(loader)
+    next(iterator)
     torch.manual_seed(5)
-    expected = [copied(b) for b in loader]
+    expected = [copied(b) for b in make(Wordy(40), **options)]
 
     def child() -> None:
         torch.manual_seed(5)
         assert same([copied(b) for b in loader], expected)
+        assert len(list(loader)) == 10
 
     assert in_child(child) == 0
+    assert len(list(iterator)) == 9
 
 
 def test_a_child_cannot_use_the_parents_iterator():
@@ -218,6 +225,47 @@ def test_a_child_cannot_use_the_parents_iterator():
 
     assert in_child(child) == 0
     assert len(list(iterator)) == 9
+
+
+class Halts(torch.utils.data.Sampler):
+    """In one thread it stays at an index until it is told to go on."""
+
+    def __init__(self):
+        self.there, self.go = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        for index in range(40):
+            if index == 30 and threading.current_thread() is not threading.main_thread():
+                self.there.set()
+                assert self.go.wait(2 * PATIENCE)
+            yield index
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"persistent_workers": True}, {"scheduling": "static"}, {"worker_type": "thread", "seed_per_sample": False},
+    {"batching": "ready", "in_order": False},
+], ids=str)  # fmt: skip
+def test_a_fork_while_another_thread_is_in_next(options):
+    """The child, where that thread is not, is told so at once, drops the iterator and goes on."""
+    loader = make(Wordy(40), sampler=(sampler := Halts()), **options)
+    iterator, result = iter(loader), []
+    thread = threading.Thread(target=lambda: result.extend(iterator))
+    thread.start()
+    assert sampler.there.wait(PATIENCE)
+
+    def child() -> None:
+        nonlocal iterator, thread
+        with pytest.raises(RuntimeError, match="another process"):
+            next(iterator)
+        assert len(list(loader)) == 10
+        iterator = thread = None
+        gc.collect()
+        assert len(list(loader)) == 10
+
+    assert in_child(child) == 0
+    sampler.go.set()
+    thread.join(PATIENCE)
+    assert sorted(int(i) for batch in result for i in batch["index"]) == list(range(40))
 
 
 # ---- threads ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import types
 
 import numpy as np
 import pytest
+from attack.support import in_child
 
 from minato import ops
 
@@ -266,6 +267,32 @@ def test_many_threads(files, kind):
 def _child(connection, dataset):
     connection.send([part.numpy().tobytes() for part in dataset[1]])
     connection.close()
+
+
+class Halts(ops.Cast):
+    """Says what it is only when it is told to go on, but for the main thread."""
+
+    there, go = threading.Event(), threading.Event()
+
+    def _describe(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.there.set()
+            assert self.go.wait(60)
+        return super()._describe()
+
+
+def test_a_fork_while_another_thread_makes_the_pipeline(files):
+    pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandCrop(PATCH), Halts()])
+    dataset = ops.VolumeDataset(files, pipeline, seed=11)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(dataset[0]))
+    thread.start()
+    assert Halts.there.wait(60)
+    assert in_child(lambda: int(len(dataset[0]) != 2)) == 0
+    assert len(dataset[0]) == 2 and not got
+    Halts.go.set()
+    thread.join(60)
+    assert all(map(torch.equal, got[0], dataset[0]))
 
 
 def test_a_fork_in_the_middle_of_work(dataset):
