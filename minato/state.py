@@ -285,6 +285,8 @@ def _check_fit(state: State, loader: Any) -> None:
             f"the state is of {kinds[not iterable]} dataset, this loader has "
             f"{kinds[iterable]} one"
         )
+    if iterable and (state["delivered"] or state["delivered_beyond"]):
+        raise ValueError("the state is damaged: batches of an iterable dataset count by worker")
     for name, mine in (("dataset_length", _length(loader)), ("batch_size", loader.batch_size)):
         if None not in (mine, state[name]) and mine != state[name]:
             raise ValueError(
