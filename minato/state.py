@@ -227,21 +227,26 @@ def _check_form(state: Any) -> None:
     numbers.append(state.get("failed", 0))  # states of before on_error have none
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is no whole number of 63 bits")
-    _check_sampler(state.get("sampler"))
+    _check_sampler(state.get("sampler"), state["delivered"])
     _check_worker_states(state.get("worker_states"))  # states of before it have none
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
         raise ValueError("the state is damaged: costs are two lists")
 
 
-def _check_sampler(said: Any) -> None:
+def _check_sampler(said: Any, delivered: int) -> None:
     if said is None:
         return
     fields = {"drawn": int, "position": int, "begins": bool, "sampler": object, "iterator": object}
     sound = isinstance(said, dict) and set(said) == set(fields)
     if not sound or not all(isinstance(said[name], kind) for name, kind in fields.items()):
         raise ValueError(f"the state is damaged: sampler is {said!r}")
-    if not _whole_numbers([said["drawn"], said["position"]]):
+    if not _whole_numbers([said["drawn"], said["position"]]) or said["position"] >= 2**63:
         raise ValueError("the state is damaged: counts of its sampler are no whole numbers")
+    if said["drawn"] > delivered:
+        raise ValueError(
+            f"the state is damaged: its sampler goes on behind {said['drawn']} batches, and "
+            f"{delivered} were delivered"
+        )
 
 
 def _check_worker_states(states: Any) -> None:
@@ -280,6 +285,8 @@ def _check_fit(state: State, loader: Any) -> None:
             f"the state is of {kinds[not iterable]} dataset, this loader has "
             f"{kinds[iterable]} one"
         )
+    if iterable and (state["delivered"] or state["delivered_beyond"]):
+        raise ValueError("the state is damaged: batches of an iterable dataset count by worker")
     for name, mine in (("dataset_length", _length(loader)), ("batch_size", loader.batch_size)):
         if None not in (mine, state[name]) and mine != state[name]:
             raise ValueError(

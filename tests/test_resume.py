@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 import minato
 from minato import _core
 from minato.iterators import loader_memo
+from minato.seeding.order_generators import all_global
 from minato.state import pack, pack_costs, unpack_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -960,6 +961,35 @@ def test_an_early_epoch_thrown_away_leaves_no_trace() -> None:
 
 
 # ---- damage ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("role, data", [
+    ("torch", b"12345678"), ("python", b"[3, [1], null]"), ("numpy", b"[[1], 0, 0, 0.0]"),
+    ("numpy", json.dumps([[2**70] * 624, 1, 0, 0.0]).encode()),
+])  # fmt: skip
+def test_a_generators_state_that_cannot_be_set(role: str, data: bytes, workers: int) -> None:
+    """The program has its own generators as they were, those before it too."""
+    loader = minato.DataLoader(range(8), batch_sampler=[[0, 1], [2, 3]], num_workers=workers)
+    next(iter(loader))
+    state = loader.state_dict()
+    seed(5)
+    before = all_global()
+    loader.load_state_dict({**state, "generators": {**state["generators"], role: pack(data)}})
+    with pytest.raises(ValueError, match=f"the state's generator '{role}'"):
+        list(loader)
+    assert all_global() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("damage", [{"delivered": 2**62}, {"delivered_beyond": [3]}], ids=str)
+def test_batches_of_a_stream_are_counted_by_worker(damage: dict[str, Any], workers: int) -> None:
+    """Its sampler has no end at which another count would be found wrong."""
+    loader = minato.DataLoader(Stream(20), batch_size=3, num_workers=workers)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="the state is damaged"):
+        loader.load_state_dict({**loader.state_dict(), **damage})
+
 
 ODD: list[Any] = [
     None, -1, 0, 2**80, -(2**63), 1.5, float("nan"), True, "x", b"\0" * 7, b"\0" * 8, [], {}, (),

@@ -168,7 +168,7 @@ class Sources:
                 continue
             try:
                 _set_state(generator, states[role])
-            except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            except Exception as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "
                     f"{type(generator).__name__}: it was taken with another sampler ({error})"
@@ -184,22 +184,24 @@ def all_global() -> dict[str, bytes]:
 def put_global(states: dict[str, bytes]) -> None:
     """Puts global generators into these states, in a process that is ours."""
     for role, (_get, set_) in _GLOBALS.items():
-        if role in states:
+        if role not in states:
+            continue
+        try:
             set_(states[role])
+        except Exception as error:
+            raise ValueError(
+                f"the state's generator {role!r} is damaged, or of another version of what it "
+                f"belongs to: {error}"
+            ) from error
 
 
 @contextlib.contextmanager
 def global_generators(states: dict[str, bytes]) -> Iterator[None]:
     """The global generators in these states; the program finds its own again after."""
-    before = {}
-    for role, (get, set_) in _GLOBALS.items():
-        if role in states:
-            now = get()
-            if now is not None:
-                before[role] = now
-                set_(states[role])
+    found = {role: get() for role, (get, _set) in _GLOBALS.items() if role in states}
+    before = {role: data for role, data in found.items() if data is not None}
     try:
+        put_global({role: states[role] for role in before})
         yield
     finally:
-        for role, data in before.items():
-            _GLOBALS[role][1](data)
+        put_global(before)

@@ -340,8 +340,13 @@ def test_a_sampler_without_a_state_now() -> None:
         next(iter(other))
 
 
-@pytest.mark.parametrize("said", [7, {}, {"drawn": 1, "position": -1, "begins": False,
-                                          "sampler": None, "iterator": None}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("said", [
+    7, {},
+    {"drawn": 1, "position": -1, "begins": False, "sampler": None, "iterator": None},
+    {"drawn": 1, "position": 2**63, "begins": False, "sampler": None, "iterator": None},
+    # behind more batches than were delivered: it would go on beyond those that were not
+    {"drawn": 2, "position": 2 * SIZE, "begins": False, "sampler": None, "iterator": None},
+], ids=str)  # fmt: skip
 def test_damaged_states(said: Any) -> None:
     loader = make(Counts, 2)
     next(iter(loader))
