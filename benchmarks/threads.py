@@ -15,7 +15,8 @@ that compute no more than there are cores (of "python" in threads with a GIL: on
 have to deliver the same bytes. "from nothing" is the time to the first batch, the start of the
 workers included.
 
-torchdata.nodes and SPDL are measured where they are installed.
+torchdata.nodes and SPDL, whose threads make whole batches, in order, are in the table where they
+are installed: pip install spdl-core, and pip install --no-deps torchdata.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -129,14 +130,8 @@ class Spdl:
     def __init__(self, dataset: Dataset, workers: int) -> None:
         self.dataset, self.workers = dataset, workers
 
-    def __iter__(self) -> Any:
-        from spdl.pipeline import PipelineBuilder
-
-        builder = PipelineBuilder().add_source(_batches(self.dataset))
-        builder = builder.pipe(_Fetch(self.dataset), concurrency=self.workers, output_order="input")
-        pipeline = builder.add_sink(2 * self.workers).build(num_threads=self.workers)
-        with pipeline.auto_stop():
-            yield from pipeline
+    def __iter__(self) -> Iterator[Any]:
+        return common.spdl_batches(_batches(self.dataset), _Fetch(self.dataset), self.workers)
 
 
 LOADERS: dict[str, Callable[[Dataset, int], Iterable[Any]]] = {
@@ -186,8 +181,9 @@ def child(request: dict[str, Any]) -> dict[str, Any]:
     rates, used = [], []
     for _ in range(1 if request["quick"] else 3):
         begin, cpu = time.perf_counter(), common.cpu_seconds()
-        for _batch in loader:
-            pass
+        samples = sum(len(batch[1]) for batch in loader)
+        if samples != len(dataset):
+            raise SystemExit(f"{request['loader']}: {samples} of {len(dataset)} samples")
         rates.append(len(dataset) / (time.perf_counter() - begin))
         used.append((common.cpu_seconds() - cpu) / len(dataset))
     return {
@@ -247,6 +243,9 @@ def report(result: dict[str, Any]) -> None:
         head = ["loader", "samples/s", "of all rounds", "bound", "CPU us a sample", "from nothing, ms"]
         print(common.table(head, rows))
     print("\nAll loaders have delivered the same bytes.")
+    for name in LOADERS:
+        if name not in names():
+            print(f"left out, is not installed: {name}")
 
 
 def main() -> int:

@@ -394,6 +394,8 @@ def test_threads(tmp_path: Path) -> None:
     assert {"minato, threads", "minato, processes", "torch, processes"} <= set(found["runs"])
     assert found["same"] and all(bound > 0 for bound in found["bounds"].values())
     assert "\ndecode: " in text and "have delivered the same bytes" in text
+    for peer in ("torchdata.nodes, threads", "spdl, threads"):
+        assert (peer in found["runs"]) != (f"left out, is not installed: {peer}" in text)
 
 
 def test_many_workers(tmp_path: Path) -> None:

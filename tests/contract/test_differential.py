@@ -28,8 +28,10 @@ from .support import Kind, assert_same
 
 SECONDS = float(os.environ.get("MINATO_FUZZ_SECONDS", "0"))
 TIMEOUT_S = 30
-#: warnings that depend on the machine, or that torch gives in a worker where nobody looks
-UNCOMPARED = ("worker processes in total", "list of numpy.ndarrays is extremely slow")
+#: warnings that depend on the machine, that torch gives in a worker where nobody looks, or that
+#: Python (from 3.12 on) gives at each fork: the program's, and minato's are one for all workers
+UNCOMPARED = ("worker processes in total", "list of numpy.ndarrays is extremely slow",
+              "is multi-threaded, use of fork() may lead to deadlocks")
 
 
 class Point(NamedTuple):
@@ -316,7 +318,8 @@ def _step(iterator: Any) -> Any:
     except StopIteration:
         return StopIteration
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
+        own = str(error).split("\nminato: ")[0]  # Python 3.10 has no notes beside the text
+        lines = own.strip().splitlines() or [""]
         return "error", type(error).__name__, lines[0].rstrip("0123456789."), lines[-1]
 
 
