@@ -78,6 +78,7 @@ class Planner:
     engine: Engine
     draw: Draw
     _epoch: Epoch  # that batches are drawn for
+    _progress: Progress  # of that epoch
     _last: int  # so many of them are drawn without meeting the sampler's end
     _ahead: Ahead  # what is drawn from, where samples that fail are replaced
 
@@ -161,7 +162,8 @@ class Planner:
         )
         draw, next_epoch = Draw(indices, self.batched), self.next_epoch
         # At once, as far as an interrupt can see.
-        self.draw, self._epoch, self._last, next_epoch.early = draw, epoch, last, early
+        self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
+            draw, epoch, last, progress, early)  # fmt: skip
 
     # ---- drawing -------------------------------------------------------------------------
 
@@ -243,12 +245,6 @@ class Planner:
         self._begin_next()
         return True
 
-    @property
-    def _progress(self) -> Progress:
-        """Of the epoch that batches are drawn for."""
-        early = self.next_epoch.early
-        return self.position.progress if early is None else early.progress
-
     def _was_delivered(self) -> bool:
         """What was drawn last, before this process began."""
         return self._progress.has(self.draw.number)
@@ -259,10 +255,13 @@ class Planner:
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
-        taken = self._offer(index, self.draw.position)
-        if taken:
-            self._pass_over(index)
-        return taken
+        draw = self.draw
+        if not self._offer(index, draw.position):
+            return False
+        draw.pass_over()
+        if self._spares is not None:
+            self._spares.passed(index)
+        return True
 
     def _makes_whole(self, sent: Any) -> bool:
         """Whether one worker fetches and collates what is planned next."""

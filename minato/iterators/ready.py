@@ -53,7 +53,7 @@ class UnitPlanner(Planner):
     _resumed = 0  # places before this one may have been delivered
 
     def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
-        progress = self._progress
+        progress = self.position.progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
         self._planned_rows = self._formed_rows = 0
         super().begin(indices, goes_on=goes_on)

@@ -109,6 +109,8 @@ def forked_trainer(method: str, moment: str, how: int) -> int:
 
         def end(now: str) -> None:
             if now == moment:
+                if how == signal.SIGSEGV:  # it ends by the signal, and not in a sanitizer's handler
+                    signal.signal(how, signal.SIG_DFL)
                 kill(os.getpid(), how) if how else os._exit(7)
 
         train(method, end)
