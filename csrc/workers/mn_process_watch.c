@@ -15,6 +15,11 @@
  * memory is under way, within seconds. Looks, not time: while the trainer itself is stopped, too,
  * none are counted. */
 #define UNANSWERED_MOST 10u
+/* So many in which nobody was made where somebody is to be: a fork of a terabyte takes ten
+ * seconds, and so long a zygote tries what the system refuses. Where it waits for the interpreter
+ * of each worker to import the program, that may take minutes. */
+#define STARTS_NOBODY_MOST 30u
+#define STARTS_NOBODY_MOST_EACH 600u
 
 void
 mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard)
@@ -109,8 +114,8 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     return false;
 }
 
-/* Whether a worker is to be made, or is being made: a stopped zygote never comes to that. One that
- * is not may take its time: a fork of much memory, pauses, a system that refuses. */
+/* Whether a worker is to be made, or is being made: a stopped zygote never comes to that, and one
+ * that hangs in what the program has do at forks does not, either. */
 static bool
 is_to_come(const struct mn_crew *c)
 {
@@ -124,18 +129,36 @@ is_to_come(const struct mn_crew *c)
     return false;
 }
 
-/* owed: it should have said or done something. One that forks has its hands full. */
+static uint32_t
+how_made(const struct mn_crew *c)
+{
+    return mn_a32_load_acquire(&c->shm.ctl->start); /* enum mn_start */
+}
+
+static bool
+has_hung(const struct mn_watch *w)
+{
+    bool forked = how_made(w->crew) == MN_START_FORKED;
+    return w->unanswered >= UNANSWERED_MOST
+           || w->starts_nobody >= (forked ? STARTS_NOBODY_MOST : STARTS_NOBODY_MOST_EACH);
+}
+
+/* owed: it should have said or done something. One that forks has its hands full, for a while, and
+ * to load the dataset may take as long as the program likes. */
 static void
-expect_answer(struct mn_watch *w, bool owed)
+expect_answer(struct mn_watch *w, bool owed, bool to_come)
 {
     const struct mn_crew *c = w->crew;
     uint32_t starts = 0;
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
         starts += mn_worker_at(&c->shm, i)->starts;
     }
-    w->unanswered = owed && starts == w->starts_seen ? w->unanswered + 1 : 0;
+    bool none = starts == w->starts_seen;
+    w->unanswered = owed && none ? w->unanswered + 1 : 0;
+    bool loaded = how_made(c) != MN_START_UNKNOWN;
+    w->starts_nobody = to_come && loaded && none ? w->starts_nobody + 1 : 0;
     w->starts_seen = starts;
-    if (w->unanswered == UNANSWERED_MOST) {
+    if (has_hung(w)) {
         c->executor->end(c->executor);
     }
 }
@@ -153,12 +176,12 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     }
     if (due) {
         w->looked_ns = now_ns;
-        owed = owed || (is_to_come(c) && c->executor->stopped(c->executor));
-        expect_answer(w, owed);
+        bool to_come = is_to_come(c);
+        expect_answer(w, owed || (to_come && c->executor->stopped(c->executor)), to_come);
     }
     if (c->executor->gone(c->executor)) {
         mn_mutex_lock(w->guard);
-        mn_crew_lose_executor(c, w->unanswered >= UNANSWERED_MOST);
+        mn_crew_lose_executor(c, has_hung(w));
         unlock(w);
     }
 }

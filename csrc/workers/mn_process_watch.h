@@ -21,8 +21,10 @@ struct mn_watch {
     struct mn_crew *crew;
     struct mn_mutex *guard;
     uint64_t looked_ns;   /* when all were looked at last */
-    uint32_t unanswered;  /* looks in a row at which the executor owed an answer, */
-    uint32_t starts_seen; /* with the processes that it had started by then */
+    /* Looks in a row without another process that the executor has started. */
+    uint32_t unanswered;    /* at which it owed an answer */
+    uint32_t starts_nobody; /* at which somebody was to be started */
+    uint32_t starts_seen;   /* processes that it had started by then */
 };
 
 void

@@ -117,7 +117,11 @@ class Supervisor:
                 self.stop()  # nobody could see them end, or replace them
                 how = "died unexpectedly"
                 if health["zygote_hung"]:
-                    how = "was ended, because it had hung when a worker died"
+                    how = (
+                        "was ended, because it had hung when a worker was to be started or had "
+                        "died. Somebody may have stopped it, or a function that was given to "
+                        "os.register_at_fork() does not return there"
+                    )
                 elif not began:
                     raise RuntimeError(never_began(pid))
                 raise RuntimeError(

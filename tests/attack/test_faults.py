@@ -191,19 +191,27 @@ def all_ready(iterator: object, but: list[int]) -> bool:
     return all(entry["state"] == 3 and entry["pid"] not in but for entry in entries)
 
 
-@pytest.mark.parametrize("label, n", [("zygote.starting", 2), ("zygote.reap", 1)])
-def test_the_zygote_stops_there_while_it_makes_a_replacement(
-    label: str, n: int, fault: Callable[..., Path]
+HANGS = -1
+
+
+@pytest.mark.parametrize("label, n, how", [
+    ("zygote.starting", 2, signal.SIGSTOP), ("zygote.reap", 1, signal.SIGSTOP),
+    ("zygote.starting", 2, HANGS), ("zygote.starting", 1, HANGS),
+])  # fmt: skip
+def test_the_zygote_goes_no_further_while_it_makes_a_worker(
+    label: str, n: int, how: int, fault: Callable[..., Path]
 ) -> None:
-    """Of the only worker: nobody else can say that there will never be one."""
-    file = fault(label, n, signal.SIGSTOP)
-    iterator = iter(make(Noisy(40), num_workers=1, timeout=2 * PATIENCE))
-    got = [next(iterator)]
-    kill(workers_of(iterator)[0])
+    """The only worker, or one in its place: nobody else can say that there will never be one."""
+    file = fault(label, n, how)
+    iterator = iter(make(Noisy(40), num_workers=1, timeout=3 * PATIENCE))
+    got: list[Any] = []
     with pytest.raises(RuntimeError, match="was ended, because it had hung"):
         for batch in iterator:
             got.append(batch)
+            if len(got) == 1:
+                kill(workers_of(iterator)[0])
     assert file.exists()
+    assert bool(got) == (n > 1 or label == "zygote.reap")
     indices = [int(i) for batch in got for i in batch["index"]]
     assert len(set(indices)) == len(indices) < 40
 

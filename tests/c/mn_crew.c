@@ -388,6 +388,39 @@ a_stopped_executor_is_ended_if_somebody_is_to_come(void)
     tear_down(&s);
 }
 
+/* Sooner where it forks them, and not while it loads the dataset; another that comes shows that it
+ * works. */
+static void
+an_executor_that_makes_nobody_is_ended(void)
+{
+    static const uint32_t most[] = {[MN_START_FORKED] = 30, [MN_START_OPENED] = 600};
+    static const enum mn_start starts[] = {MN_START_FORKED, MN_START_OPENED};
+    for (int n = 0; n < 2; n++) {
+        struct bench s;
+        struct mn_mutex guard;
+        struct mn_watch watch;
+        set_up(&s, 2);
+        CHECK_EQ(mn_mutex_init(&guard), 0);
+        mn_watch_init(&watch, &s.crew, &guard);
+        uint64_t now_ns = 0;
+        mn_a32_store_seqcst(&s.t->workers[0].state, MN_WORKER_WANTED);
+        for (int i = 0; i < 2000; i++) {
+            mn_watch_look(&watch, now_ns += 1000000000);
+        }
+        mn_a32_store_release(&s.t->ctl.start, starts[n]);
+        s.t->workers[1].pid = 0;
+        mn_a32_store_seqcst(&s.t->workers[1].state, MN_WORKER_STARTING);
+        for (uint32_t i = 0; i < 2 * most[starts[n]]; i++) {
+            s.t->workers[1].starts += i == most[starts[n]] - 1;
+            mn_watch_look(&watch, now_ns += 1000000000);
+            CHECK_EQ(s.crew.lost, i == 2 * most[starts[n]] - 1);
+        }
+        CHECK(s.crew.hung);
+        mn_mutex_fini(&guard);
+        tear_down(&s);
+    }
+}
+
 /* One wake-up for one task: who may take it, who sleeps, and who waits for room is let be. */
 static void
 rings_go_to_who_may_take_the_task(void)
@@ -510,6 +543,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
     MN_TEST("plain", a_stopped_executor_is_ended_if_somebody_is_to_come),
+    MN_TEST("plain", an_executor_that_makes_nobody_is_ended),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),
     MN_TEST("plain", what_a_worker_owes_comes_back_once),
     MN_TEST("fork", who_was_to_be_woken_by_the_dead_is_woken),

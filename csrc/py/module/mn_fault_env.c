@@ -3,9 +3,10 @@
  *
  * MINATO_FAULT="LABEL N FILE HOW" in the environment: the process that passes the point for the
  * N-th time, counted in each process by itself, or later, makes FILE, writes its process id there
- * and ends itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7). Where
- * there is FILE nobody dies, so it is one process in all, and nobody does before there is FILE's
- * folder. The process that MINATO_FAULT_SPARES names, as a rule the trainer, never dies of it.
+ * and ends itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7); or, if
+ * it is negative, goes no further. Where there is FILE nobody dies, so it is one process in all,
+ * and nobody does before there is FILE's folder. The process that MINATO_FAULT_SPARES names, as a
+ * rule the trainer, never dies of it.
  */
 #include "py/module/mn_state.h"
 
@@ -40,6 +41,9 @@ die_here(const char *name)
         if (fd >= 0) {
             (void)dprintf(fd, "%d", (int)getpid());
             (void)close(fd);
+            while (how < 0) {
+                (void)pause();
+            }
             (void)signal(how, SIG_DFL); /* a sanitizer would take it for a fault of this code */
             (void)(how != 0 ? kill(getpid(), how) : (_exit(7), 0));
         }
