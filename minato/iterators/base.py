@@ -84,11 +84,11 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _places = False  # whether the samples of such a batch may be placed in rows
     _pinner: Pinner | None = None
     _supervisor: Supervisor | None = None
+    _owner = 0  # process whose workers it has
 
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
         self._turn = threading.RLock()  # of the threads that ask this iterator for batches
-        self._owner = os.getpid()
         self._options = options = Options.of(loader)
         self._provider = provider_for(options.device)  # before anything is begun: it may fail
         memo.copies = None
@@ -117,6 +117,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         )
         self._compose(loader, supervisor)
         self._start_workers(loader, supervisor)
+        self._owner = os.getpid()
         self._reset(loader, first_iter=True)
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:

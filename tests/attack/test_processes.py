@@ -24,6 +24,7 @@ import minato.iterators.next_epoch
 import minato.iterators.planner
 import minato.iterators.prefetcher
 import minato.iterators.receiver
+from minato.iterators.supervisor import Supervisor
 from minato.workers import grace
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
@@ -207,6 +208,10 @@ def test_a_child_may_use_a_loader_of_its_own(options):
     expected = [copied(b) for b in make(Wordy(40), **options)]
 
     def child() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Supervisor, "start", None)
+            with pytest.raises(TypeError):
+                list(loader)
         torch.manual_seed(5)
         assert same([copied(b) for b in loader], expected)
         assert len(list(loader)) == 10
