@@ -145,11 +145,7 @@ workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks
         Py_CLEAR(out);
     }
     for (uint32_t i = 0; out != NULL && i < c->nworkers; i++) {
-        PyObject *one = worker_dict(read, c, &w[i], tasks);
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
+        mn_list_add(&out, worker_dict(read, c, &w[i], tasks));
     }
     free(w);
     return out;

@@ -1,4 +1,5 @@
-/* mn_state.c - the module's state from what is at hand, and errors of the system. See mn_state.h.
+/* mn_state.c - the module's state from what is at hand, errors of the system, and lists. See
+ * mn_state.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_state.h"
@@ -36,4 +37,13 @@ mn_raise_errno(int rc, const char *what)
         }
     }
     return -1;
+}
+
+void
+mn_list_add(PyObject **list, PyObject *item)
+{
+    if (item == NULL || PyList_Append(*list, item) < 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
 }

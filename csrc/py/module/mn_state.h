@@ -112,6 +112,11 @@ mn_peek(PyObject *module, PyObject *read);
 int
 mn_raise_errno(int rc, const char *what);
 
+/* Adds an item, which is the list's then, and may be NULL with an exception. The list becomes NULL
+ * where there is none, or no memory for it. */
+void
+mn_list_add(PyObject **list, PyObject *item);
+
 /* ---- segments: one mapping, in the process that made it or in one that attached ----- */
 
 struct mn_segment {

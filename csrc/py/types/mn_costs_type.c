@@ -162,14 +162,9 @@ costs_slowest(PyObject *self, PyObject *arg)
     most = most < 0 ? 0 : most < MOST_SLOWEST ? most : MOST_SLOWEST;
     int64_t n = mn_cost_slowest(&lock(self)->model, most, index, wall);
     unlock(self);
-    PyObject *out = PyList_New((Py_ssize_t)n);
+    PyObject *out = PyList_New(0);
     for (Py_ssize_t i = 0; out != NULL && i < n; i++) {
-        PyObject *pair = Py_BuildValue("LL", (long long)index[i], (long long)wall[i]);
-        if (pair == NULL) {
-            Py_CLEAR(out);
-            break;
-        }
-        PyList_SET_ITEM(out, i, pair);
+        mn_list_add(&out, Py_BuildValue("LL", (long long)index[i], (long long)wall[i]));
     }
     return out;
 }

@@ -81,8 +81,6 @@ mn_engine_until(double seconds);
 int64_t
 mn_engine_slice(uint64_t until);
 
-/* mn_engine_submit.c: static scheduling, and the layouts that rows may follow */
-
 /* Where workers read the layout; 0: it was not posted. */
 uint32_t
 mn_engine_posted(PyObject *self, PyObject *layout);
@@ -90,132 +88,67 @@ mn_engine_posted(PyObject *self, PyObject *layout);
 void
 mn_engine_forget_posted(PyObject *self);
 
-extern const char mn_engine_post_doc[];
-PyObject *
-mn_engine_py_post(PyObject *self, PyObject *args);
-extern const char mn_engine_submit_doc[];
-PyObject *
-mn_engine_py_submit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *
-mn_engine_py_resume(PyObject *self, PyObject *args);
+/* ---- methods, which mn_engine_type.c makes the type's ------------------------------------ */
+
+/* mn_engine_py_<name>, of no argument, one or a tuple of them, and what it is documented by: the
+ * table of mn_engine_type.c says which, and documents some itself. */
+#define MN_ENGINE_METHOD(name)                                                          \
+    extern const char mn_engine_##name##_doc[];                                         \
+    PyObject *mn_engine_py_##name(PyObject *self, PyObject *arg)
+#define MN_ENGINE_FAST_METHOD(name)                                                     \
+    extern const char mn_engine_##name##_doc[];                                         \
+    PyObject *mn_engine_py_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+
+/* mn_engine_submit.c: static scheduling, and the layouts that rows may follow */
+MN_ENGINE_METHOD(post);
+MN_ENGINE_FAST_METHOD(submit);
+MN_ENGINE_METHOD(resume);
 
 /* mn_engine_plan.c: balanced scheduling */
-extern const char mn_engine_plan_doc[];
-PyObject *
-mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-extern const char mn_engine_set_form_doc[];
-PyObject *
-mn_engine_py_set_form(PyObject *self, PyObject *layout);
-PyObject *
-mn_engine_py_plan_end(PyObject *self, PyObject *ignored);
-PyObject *
-mn_engine_py_plan_clear(PyObject *self, PyObject *ignored);
-extern const char mn_engine_next_doc[];
-PyObject *
-mn_engine_py_next(PyObject *self, PyObject *args);
-extern const char mn_engine_refused_doc[];
-PyObject *
-mn_engine_py_refused(PyObject *self, PyObject *block);
-PyObject *
-mn_engine_py_taken(PyObject *self, PyObject *block);
-
-extern const char mn_engine_formed_doc[];
-PyObject *
-mn_engine_py_formed(PyObject *self, PyObject *ignored);
-extern const char mn_engine_displaced_doc[];
-PyObject *
-mn_engine_py_displaced(PyObject *self, PyObject *ignored);
-extern const char mn_engine_gather_doc[];
-PyObject *
-mn_engine_py_gather(PyObject *self, PyObject *layout);
-extern const char mn_engine_place_doc[];
-PyObject *
-mn_engine_py_place(PyObject *self, PyObject *args);
-extern const char mn_engine_scheduler_doc[];
-PyObject *
-mn_engine_py_scheduler(PyObject *self, PyObject *ignored);
-extern const char mn_engine_timing_doc[];
-PyObject *
-mn_engine_py_timing(PyObject *self, PyObject *ignored);
+MN_ENGINE_FAST_METHOD(plan);
+MN_ENGINE_METHOD(set_form);
+MN_ENGINE_METHOD(plan_end);
+MN_ENGINE_METHOD(plan_clear);
+MN_ENGINE_METHOD(next);
+MN_ENGINE_METHOD(refused);
+MN_ENGINE_METHOD(taken);
+MN_ENGINE_METHOD(formed);
+MN_ENGINE_METHOD(displaced);
+MN_ENGINE_METHOD(gather);
+MN_ENGINE_METHOD(place);
+MN_ENGINE_METHOD(scheduler);
+MN_ENGINE_METHOD(timing);
 
 /* mn_engine_take.c */
-extern const char mn_engine_decode_doc[];
-PyObject *
-mn_engine_py_decode(PyObject *self, PyObject *args);
-extern const char mn_engine_take_doc[];
-PyObject *
-mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *
-mn_engine_py_row(PyObject *self, PyObject *args);
+MN_ENGINE_METHOD(decode);
+MN_ENGINE_FAST_METHOD(take);
+MN_ENGINE_METHOD(row);
 
 /* mn_pagelock_type.c: pages that a device may read */
-extern const char mn_engine_set_driver_doc[];
-PyObject *
-mn_engine_py_set_driver(PyObject *self, PyObject *args);
-extern const char mn_engine_lock_pages_doc[];
-PyObject *
-mn_engine_py_lock_pages(PyObject *self, PyObject *args);
-PyObject *
-mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored);
-extern const char mn_engine_page_locks_doc[];
-PyObject *
-mn_engine_py_page_locks(PyObject *self, PyObject *ignored);
+MN_ENGINE_METHOD(set_driver);
+MN_ENGINE_METHOD(lock_pages);
+MN_ENGINE_METHOD(unlock_pages);
+MN_ENGINE_METHOD(page_locks);
 
 /* mn_engine_snapshot.c: methods that report */
-extern const char mn_engine_envelopes_doc[];
-PyObject *
-mn_engine_py_envelopes(PyObject *self, PyObject *args);
-extern const char mn_engine_form_doc[];
-PyObject *
-mn_engine_py_form(PyObject *self, PyObject *block);
-extern const char mn_engine_reports_doc[];
-PyObject *
-mn_engine_py_reports(PyObject *self, PyObject *block);
-extern const char mn_engine_lost_doc[];
-PyObject *
-mn_engine_py_lost(PyObject *self, PyObject *block);
-extern const char mn_engine_workers_doc[];
-PyObject *
-mn_engine_py_workers(PyObject *self, PyObject *ignored);
-extern const char mn_engine_kill_worker_doc[];
-PyObject *
-mn_engine_py_kill_worker(PyObject *self, PyObject *args);
-PyObject *
-mn_engine_py_retire_worker(PyObject *self, PyObject *number);
-extern const char mn_engine_end_worker_doc[];
-PyObject *
-mn_engine_py_end_worker(PyObject *self, PyObject *number);
-extern const char mn_engine_move_to_doc[];
-PyObject *
-mn_engine_py_move_to(PyObject *self, PyObject *workers);
-extern const char mn_engine_let_go_doc[];
-PyObject *
-mn_engine_py_let_go(PyObject *self, PyObject *number);
-extern const char mn_engine_dismiss_doc[];
-extern const char mn_engine_note_failed_doc[];
-
-PyObject *
-mn_engine_py_note_failed(PyObject *self, PyObject *arg);
-
-PyObject *
-mn_engine_py_dismiss(PyObject *self, PyObject *ignored);
-extern const char mn_engine_health_doc[];
-PyObject *
-mn_engine_py_health(PyObject *self, PyObject *ignored);
-extern const char mn_engine_memory_doc[];
-PyObject *
-mn_engine_py_memory(PyObject *self, PyObject *ignored);
-extern const char mn_engine_waits_doc[];
-PyObject *
-mn_engine_py_waits(PyObject *self, PyObject *ignored);
-PyObject *
-mn_engine_py_wait_begins(PyObject *self, PyObject *ignored);
-PyObject *
-mn_engine_py_wait_ends(PyObject *self, PyObject *got);
-PyObject *
-mn_engine_py_delivered(PyObject *self, PyObject *ignored);
-extern const char mn_engine_spans_doc[];
-PyObject *
-mn_engine_py_spans(PyObject *self, PyObject *block);
+MN_ENGINE_METHOD(envelopes);
+MN_ENGINE_METHOD(form);
+MN_ENGINE_METHOD(reports);
+MN_ENGINE_METHOD(lost);
+MN_ENGINE_METHOD(workers);
+MN_ENGINE_METHOD(kill_worker);
+MN_ENGINE_METHOD(retire_worker);
+MN_ENGINE_METHOD(end_worker);
+MN_ENGINE_METHOD(move_to);
+MN_ENGINE_METHOD(let_go);
+MN_ENGINE_METHOD(note_failed);
+MN_ENGINE_METHOD(dismiss);
+MN_ENGINE_METHOD(health);
+MN_ENGINE_METHOD(memory);
+MN_ENGINE_METHOD(waits);
+MN_ENGINE_METHOD(wait_begins);
+MN_ENGINE_METHOD(wait_ends);
+MN_ENGINE_METHOD(delivered);
+MN_ENGINE_METHOD(spans);
 
 #endif

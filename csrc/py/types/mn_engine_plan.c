@@ -308,12 +308,8 @@ mn_engine_py_formed(PyObject *self, PyObject *ignored)
     for (uint32_t i = 0; out != NULL && i < nruns; i++) {
         const struct mn_run *r = &runs[i];
         PyObject *block = mn_block_new(self, r->sequence, r->block_off, NULL);
-        PyObject *one =
-            block != NULL ? Py_BuildValue("(NII)", block, r->row0, r->nrows) : NULL;
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
+        mn_list_add(&out,
+                    block != NULL ? Py_BuildValue("(NII)", block, r->row0, r->nrows) : NULL);
     }
     return out;
 }
@@ -499,18 +495,14 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
     if (!mn_engine_autoscale(e, &log)) {
         Py_RETURN_NONE;
     }
-    PyObject *list = PyList_New(log.n);
+    PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list != NULL && i < log.n; i++) {
         const struct mn_decision *d = &log.last[i];
         PyObject *one = mn_named_tuple(st->decision_type, "(Kiiisiiid)",
                                        (unsigned long long)d->at_ns, d->from, d->to, d->reason,
                                        reason_text(d->reason), d->occupancy, d->cpu, d->wait,
                                        (double)d->rate_milli / 1000.0);
-        if (one == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, i, one);
+        mn_list_add(&list, one);
     }
     return list == NULL ? NULL
                         : Py_BuildValue("{sI sI sI sK sN sy#}", "active", log.active, "low",

@@ -32,14 +32,9 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
     struct mn_envelope_part *parts =
         pickle != NULL ? mn_envelope_open(at, t->env_len, env, t->issue, PyBytes_AS_STRING(pickle))
                        : NULL;
-    PyObject *list = parts != NULL ? PyList_New((Py_ssize_t)env->nparts) : NULL;
+    PyObject *list = parts != NULL ? PyList_New(0) : NULL;
     for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        PyObject *b = part(st, e, block, t->env_off, &parts[i]);
-        if (b == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, (Py_ssize_t)i, b);
+        mn_list_add(&list, part(st, e, block, t->env_off, &parts[i]));
     }
     PyMem_Free(parts);
     if (list == NULL) {
@@ -96,10 +91,7 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
                             ? mn_named_tuple(st->envelope_type, "(IIIOO)", t->worker, t->row0,
                                              t->nrows, Py_None, Py_None)
                             : open_envelope(st, e, off, t);
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
+        mn_list_add(&out, one);
     }
     return out;
 }
@@ -134,14 +126,10 @@ mn_engine_py_reports(PyObject *self, PyObject *block)
     }
     struct mn_block *b = mn_block_at(mn_engine_shm(e), off);
     const struct mn_report *r = mn_engine_read_reports(e, off);
-    PyObject *out = PyList_New(b->nrows);
+    PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < b->nrows; i++) {
-        PyObject *one = Py_BuildValue("(IK)", r[i].status, (unsigned long long)r[i].wall_ns);
-        if (one == NULL) {
-            Py_CLEAR(out);
-            break;
-        }
-        PyList_SET_ITEM(out, i, one);
+        mn_list_add(&out,
+                    Py_BuildValue("(IK)", r[i].status, (unsigned long long)r[i].wall_ns));
     }
     return out;
 }
@@ -162,15 +150,10 @@ mn_engine_py_lost(PyObject *self, PyObject *block)
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i < ntasks; i++) {
         struct mn_loss x;
-        if (!mn_engine_loss(e, off, i, &x)) {
-            continue;
+        if (mn_engine_loss(e, off, i, &x)) {
+            mn_list_add(&out, mn_named_tuple(st->loss_type, "(IIiII)", x.death.worker,
+                                             x.death.pid, x.death.status, x.row0, x.nrows));
         }
-        PyObject *one = mn_named_tuple(st->loss_type, "(IIiII)", x.death.worker, x.death.pid,
-                                       x.death.status, x.row0, x.nrows);
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
     }
     return out;
 }
@@ -207,7 +190,7 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
     }
     const struct mn_shm *shm = mn_engine_shm(e);
     uint32_t n = shm->ctl->nworkers;
-    PyObject *out = PyList_New(n);
+    PyObject *out = PyList_New(0);
     for (uint32_t w = 0; out != NULL && w < n; w++) {
         struct mn_worker *k = mn_worker_at(shm, w);
         PyObject *running = running_of(shm, k);
@@ -226,11 +209,7 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
                       (unsigned long long)k->init_states[0],
                       (unsigned long long)k->init_states[1],
                       (unsigned long long)k->init_states[2]);
-        if (one == NULL) {
-            Py_CLEAR(out);
-            break;
-        }
-        PyList_SET_ITEM(out, w, one);
+        mn_list_add(&out, one);
     }
     return out;
 }
@@ -481,14 +460,9 @@ span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
     /* a BATCH task has as many reports as the block has rows */
     uint32_t end = t->kind == MN_KIND_COLLATE ? t->row0 : t->row0 + t->nrows;
     end = end < b->nrows ? end : b->nrows;
-    PyObject *rows = PyList_New(end - t->row0);
+    PyObject *rows = PyList_New(0);
     for (uint32_t i = t->row0; rows != NULL && i < end; i++) {
-        PyObject *ns = PyLong_FromUnsignedLongLong(r[i].wall_ns);
-        if (ns == NULL) {
-            Py_CLEAR(rows);
-            break;
-        }
-        PyList_SET_ITEM(rows, i - t->row0, ns);
+        mn_list_add(&rows, PyLong_FromUnsignedLongLong(r[i].wall_ns));
     }
     return rows == NULL ? NULL
                         : mn_named_tuple(st->span_type, "(IIIIIIKKKN)", t->worker,
@@ -516,11 +490,7 @@ mn_engine_py_spans(PyObject *self, PyObject *block)
         if (!t->accepted) {
             continue;
         }
-        PyObject *one = span(st, b, reports, t, mn_task_at(shm, mn_block_tasks(b)[i]));
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
+        mn_list_add(&out, span(st, b, reports, t, mn_task_at(shm, mn_block_tasks(b)[i])));
     }
     return out == NULL ? NULL
                        : Py_BuildValue("(KKN)", (unsigned long long)b->epoch,

@@ -65,14 +65,9 @@ mn_native_info(PyObject *module, PyObject *capsule)
 {
     (void)module;
     const struct mn_native_pipeline *p = pipeline_of(capsule);
-    PyObject *list = p != NULL ? PyList_New(p->n_fields) : NULL;
+    PyObject *list = p != NULL ? PyList_New(0) : NULL;
     for (int32_t i = 0; list != NULL && i < p->n_fields; i++) {
-        PyObject *item = field_tuple(&p->fields[i]);
-        if (item == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, i, item);
+        mn_list_add(&list, field_tuple(&p->fields[i]));
     }
     return list == NULL ? NULL : Py_BuildValue("(IN)", p->keying, list);
 }

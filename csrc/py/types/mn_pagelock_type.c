@@ -51,11 +51,7 @@ lock_cuts(PyObject *self, void *closure)
     PyObject *cuts = PyList_New(0);
     uint64_t cut = MN_PAGELOCKS_CHUNK - off % MN_PAGELOCKS_CHUNK;
     for (; cuts != NULL && cut < p->bytes; cut += MN_PAGELOCKS_CHUNK) {
-        PyObject *n = PyLong_FromUnsignedLongLong(cut);
-        if (n == NULL || PyList_Append(cuts, n) < 0) {
-            Py_CLEAR(cuts);
-        }
-        Py_XDECREF(n);
+        mn_list_add(&cuts, PyLong_FromUnsignedLongLong(cut));
     }
     return cuts;
 }

@@ -212,14 +212,10 @@ worker_finish(PyObject *self, PyObject *args)
 static PyObject *
 copies_of(const char *at, const struct mn_envelope_part *parts, uint64_t n)
 {
-    PyObject *list = PyList_New((Py_ssize_t)n);
+    PyObject *list = PyList_New(0);
     for (uint64_t i = 0; list != NULL && i < n; i++) {
-        PyObject *b = PyByteArray_FromStringAndSize(at + parts[i].at, (Py_ssize_t)parts[i].bytes);
-        if (b == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, (Py_ssize_t)i, b);
+        mn_list_add(&list, PyByteArray_FromStringAndSize(at + parts[i].at,
+                                                         (Py_ssize_t)parts[i].bytes));
     }
     return list;
 }
@@ -281,11 +277,8 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && i + 1 < b->ntasks; i++) {
         struct mn_task *t = mn_task_at(&o->side.shm, tasks[i]); /* DONE, seen with [C1] */
-        PyObject *one = t->flags & MN_FLAG_ENVELOPE ? part_of(o, tasks[i]) : Py_NewRef(Py_None);
-        if (one == NULL || PyList_Append(out, one) < 0) {
-            Py_CLEAR(out);
-        }
-        Py_XDECREF(one);
+        bool sent = (t->flags & MN_FLAG_ENVELOPE) != 0;
+        mn_list_add(&out, sent ? part_of(o, tasks[i]) : Py_NewRef(Py_None));
     }
     return out;
 }
