@@ -80,6 +80,28 @@ ourselves(void)
     CHECK_EQ(mn_proc_wait_pidfd(fd, 0), -EBADF);
 }
 
+static void *
+read_start(void *start)
+{
+    CHECK_EQ(mn_proc_start_time(getpid(), start), 0);
+    return NULL;
+}
+
+/* An emulator knows better when each of them was started. */
+static void
+threads_agree_when_the_process_started(void)
+{
+    uint64_t mine, of_another, later = mn_test_clock_ns() + 30000000u; /* ticks are of 10 ms */
+    pthread_t t;
+    read_start(&mine);
+    while (mn_test_clock_ns() < later) {
+        sched_yield();
+    }
+    CHECK(pthread_create(&t, NULL, read_start, &of_another) == 0);
+    CHECK(pthread_join(t, NULL) == 0);
+    CHECK_EQ(of_another, mine);
+}
+
 static void
 nobody(void)
 {
@@ -208,6 +230,7 @@ signals_end_the_wait(void)
 static const struct mn_test tests[] = {
     MN_TEST("plain", ourselves),
     MN_TEST("plain", nobody),
+    MN_TEST("thread", threads_agree_when_the_process_started),
     MN_TEST("fork", a_life),
     MN_TEST("fork", a_headless_process_lives),
     MN_TEST("fork", signals_end_the_wait),

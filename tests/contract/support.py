@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import inspect
 import math
 import os
 import time
@@ -32,6 +33,9 @@ ALL_LOADERS = ("torch", "minato-static", "minato")
 #: Versions of torch whose own class was seen to do what these tests expect of it, and what column
 #: `torch` of expect.py says. That changes with its version only.
 SEEN = ("2.13",)
+#: Torch 2.6 asks CUDA alone whether to pin, and says nothing where there is no device.
+ASKS_ACCELERATOR = "torch.accelerator" in inspect.getsource(
+    tud.dataloader._BaseDataLoaderIter.__init__)
 
 
 def selected() -> list[str]:

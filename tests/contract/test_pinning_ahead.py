@@ -20,8 +20,9 @@ import minato
 from minato import ops
 
 from .datasets import Failing, Numbers, Sharded
-from .support import Kind, drain, error_text, flat, run_script, wait_for
+from .support import ASKS_ACCELERATOR, Kind, drain, error_text, flat, run_script, wait_for
 
+pytestmark = pytest.mark.skipif(not ASKS_ACCELERATOR, reason="this torch asks CUDA whether to pin")
 DEVICE = 3  # its index
 SECONDS = 20.0
 
