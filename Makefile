@@ -216,7 +216,8 @@ fuzz-properties: build
 	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
-# Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev).
+# Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev),
+# and atheris (pip) for what is in Python.
 fuzz-inputs: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) MINATO_TEST_SEED=$(SEED) $(BIN)/pytest -q -rs tests/fuzz
 

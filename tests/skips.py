@@ -18,6 +18,8 @@ LISTED: dict[str, str] = {
     "clang is not installed|there is no clang":
         "gcc builds all of it there; a developer's clang, or one installed for make nightly, "
         "builds it a second time.",
+    "atheris is not installed":
+        "The same targets run on random bytes; where it is, make fuzz-inputs sees what it covers.",
     "(aarch64-linux-gnu-gcc|aarch64|qemu-aarch64) is not installed":
         "The kernels for AArch64 are tested where a compiler and an emulator for it are.",
     "takes minutes: set MINATO_TEST_AARCH64":

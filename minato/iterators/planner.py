@@ -41,6 +41,14 @@ class Making(NamedTuple):
     replaces: bool = False  # samples that fail, by others of the epoch
 
 
+def _length_of(index: Any) -> int:
+    """Of a batch's indices, as far as what the sampler gave has one."""
+    try:
+        return len(index)
+    except Exception:
+        return 1
+
+
 class Draw:
     """What a sampler gives in one epoch, one index at a time."""
 
@@ -63,7 +71,7 @@ class Draw:
         """The index was planned, or delivered before this process began."""
         assert self._drawn is not None
         index = self._drawn[0]
-        end = self.position + (len(index) if self._sized and hasattr(index, "__len__") else 1)
+        end = self.position + (_length_of(index) if self._sized else 1)
         # At once, as far as an interrupt can see.
         self._drawn, self.number, self.position, self.within = None, self.number + 1, end, 0
 
@@ -219,7 +227,7 @@ class Planner:
                 continue
             if self._was_delivered():
                 self._pass_over(index)  # before this process began
-            elif not self._plan(index):
+            elif not self._plan_or_leave_out(index):
                 return
 
     def _waits_for_its_end(self, window: int) -> bool:
@@ -252,6 +260,14 @@ class Planner:
     def _counted(self) -> int:
         """What was drawn, as progress counts."""
         return self.draw.number
+
+    def _plan_or_leave_out(self, index: Any) -> bool:
+        try:
+            return self._plan(index)
+        except Exception:  # one that does not pickle, say: it would come again at each call
+            if not self.draw.exhausted:
+                self._pass_over(index)
+            raise
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""

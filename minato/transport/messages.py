@@ -133,8 +133,10 @@ class _Pickler(ForkingPickler):
                 return np.ascontiguousarray(array).__reduce_ex__(5)
             return _rebuild_flipped, (np.ascontiguousarray(np.flip(array, axes)), axes)
         if not array.dtype.isnative and array.dtype.kind in "iufcMmU":
-            if self.samples:
+            if self.samples and array.flags.forc:
                 return NotImplemented
+            if self.samples:  # else NumPy's own pickle would turn it
+                return array.copy().__reduce_ex__(5)
             return array.astype(array.dtype.newbyteorder("=")).__reduce_ex__(5)
         if array.flags.writeable or array.dtype.kind not in "biufcMmSUV":
             return NotImplemented

@@ -1,27 +1,36 @@
-"""C that reads what others wrote, on inputs that nobody meant: .npy headers, envelopes, costs.
+"""What reads that which others wrote, on inputs that nobody meant: .npy headers, envelopes and costs
+in C; samples of all kinds and states in Python.
 
-Every target is built with gcc and its sanitizers and runs changed seeds. With MINATO_FUZZ_SECONDS
-set and a clang that has libFuzzer, which sees what it covers, that runs each for so long, too.
+Every target in C is built with gcc and its sanitizers and runs changed seeds; those in Python run
+on random bytes. With MINATO_FUZZ_SECONDS set and a clang that has libFuzzer, or atheris, which see
+what they cover, these run each for so long, too.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
+import random
 import shutil
 import struct
 import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contract.support import search_path
+
+from . import mn_fuzz_python
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
 SECONDS = float(os.environ.get("MINATO_FUZZ_SECONDS") or 0)
 SEED = int(os.environ.get("MINATO_TEST_SEED") or 1)
-ROUNDS = 20_000
+ROUNDS, PYTHON_ROUNDS = 20_000, 200
 FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread",
          "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", f"-I{CSRC}",
          # functions that no target calls are left out, and what those would need
@@ -104,7 +113,36 @@ def test_changed_inputs(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"MINATO_TEST_SEED={SEED}\n{done.stderr[-5000:]}"
 
 
+@pytest.mark.parametrize("name", mn_fuzz_python.TARGETS)
+def test_random_bytes(name: str) -> None:
+    rng = random.Random(SEED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(PYTHON_ROUNDS):
+            data = rng.randbytes(rng.randrange(60))
+            try:
+                mn_fuzz_python.TARGETS[name](data)
+            except Exception as error:
+                raise AssertionError(f"{name}: {data!r}") from error
+
+
 if SECONDS:
+
+    @pytest.mark.limit(SECONDS * 2 + 120)
+    @pytest.mark.parametrize("name", mn_fuzz_python.TARGETS)
+    def test_bytes_that_cover_more(name: str) -> None:
+        if importlib.util.find_spec("atheris") is None:
+            pytest.skip("atheris is not installed")
+        found = HERE.parents[1] / "build" / "fuzz" / name
+        found.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, mn_fuzz_python.__file__, name, f"-max_total_time={SECONDS:g}",
+             f"-seed={SEED}", "-max_len=200", "-timeout=300", "-rss_limit_mb=0",
+             f"-artifact_prefix={found.parent}/{name}-", str(found)],
+            env={**os.environ, "PYTHONPATH": search_path()},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
 
     @pytest.mark.limit(SECONDS * 2 + 120)
     @pytest.mark.parametrize("name", TARGETS)

@@ -14,6 +14,7 @@ from contract.support import error_text
 
 import minato
 from minato.iterators.loader_memo import memo_of
+from minato.transport import messages
 from minato.transport.sendable import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -266,3 +267,12 @@ def test_what_may_travel():
     nested = []
     nested.append(nested)
     assert not sendable(nested)
+
+
+def test_samples_keep_their_byte_order() -> None:
+    """default_collate refuses another than the machine's, also of an array that is not contiguous,
+    which NumPy's own pickle would turn."""
+    for array in (np.ones(3, ">f4"), np.broadcast_to(np.ones(3, ">f4"), (2, 3))):
+        pickled, buffers = messages.dumps([array], samples=True)
+        [there] = messages.loads(pickled, buffers)
+        assert there.dtype.str == ">f4" and there.tolist() == array.tolist()
