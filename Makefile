@@ -141,6 +141,7 @@ SELF := $(MAKE)
 torches:
 	@failed=; for python in $(PYTHONS); do \
 	  $$python -c "" 2>/dev/null || { echo "left out, is not here: $$python"; continue; }; \
+	  rm -rf .venv-wheels-torches; \
 	  $(SELF) wheels PYTHON=$$python WHEELS_VENV=.venv-wheels-torches || exit 1; \
 	  for torch in $(TORCHES); do \
 	    echo "== $$python, $$torch"; \

@@ -195,6 +195,8 @@ class Receiver:
         early = planner.next_epoch.early
         if early is not None:  # not by a count: an interrupt may have lost a batch
             first = next(iter(planner.planned), early.first)
+            if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
+                return False
             return not planner.received() and first >= early.first
         if planner.drawn_ahead() or self.kept_back:
             return False

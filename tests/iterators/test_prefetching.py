@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import multiprocessing
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -283,6 +284,34 @@ def test_none_of_the_next_epoch() -> None:
         iterator = iter(loader)
         complete(iterator, 4)
         assert firsts(iterator) == [0, 2, 4, 6]
+
+
+class Waits(torch.utils.data.Dataset):
+    """Its first sample waits, once, until all others of this epoch and of the next are made."""
+
+    def __init__(self) -> None:
+        self.made, self.waited = (multiprocessing.Value("i", 0) for _ in range(2))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0 and not self.waited.value:
+            self.waited.value = 1
+            assert wait_for(lambda: self.made.value >= 5)
+            time.sleep(0.2)  # until the trainer has them
+        else:
+            with self.made.get_lock():
+                self.made.value += 1
+        return torch.tensor([index])
+
+
+def test_a_short_epoch_that_is_received_before_the_last_one_ends_is_all_there() -> None:
+    made = minato.DataLoader(
+        Waits(), num_workers=2, prefetch_factor=8, in_order=False, persistent_workers=True,
+        prefetch_next_epoch=True, timeout=30,
+    )  # fmt: skip
+    assert [sorted(int(batch) for batch in made) for _ in range(3)] == [[0, 1, 2]] * 3
 
 
 @pytest.mark.parametrize("ahead", [False, True])
