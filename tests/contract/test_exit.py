@@ -158,6 +158,8 @@ if __name__ == "__main__":
 def test_forked_trainers(loader: Kind, tmp_path: Path) -> None:
     # A process that has used a loader forks; parent and child both go on loading.
     body = HEAD + """
+import warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # Python 3.12 and later
 iterator = iter(made)
 kept = [next(iterator) for _ in range(5)]
 batch = kept[0]
