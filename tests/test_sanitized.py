@@ -193,8 +193,9 @@ MUTANTS = {
     "hold: freed twice": Mutant(
         "mn_delivered_memory.c", "        free(h);\n        return;\n    }\n    mn_mutex_lock",
         "        free(h);\n    }\n    mn_mutex_lock", TRANSPORT),
-    "layout: one dimension too few": Mutant(
-        "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc((size_t)nd,", TRANSPORT),
+    "layout: room for one dimension": Mutant(
+        "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc(1,",
+        ("tests/contract/test_collate.py",)),
     "layout: shapes freed in their middle": Mutant(
         "mn_layout.c", "PyMem_Free(l->nodes[i].shape);", "PyMem_Free(l->nodes[i].shape + 1);",
         TRANSPORT),
@@ -205,11 +206,12 @@ MUTANTS = {
         "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
         "PyMem_Calloc(1, sizeof *targets)", ("tests/seeding/test_seeding.py",)),
     "worker: a sum that overflows": Mutant(
-        "mn_worker_task.c", "        reports[row].wall_ns = now - before;",
-        "        reports[row].wall_ns = now - before + ((int)row + INT32_MAX < 0);", TRANSPORT),
+        "mn_worker_task.c", "reports[row].wall_ns = mn_worker_lap(&o->clock);",
+        "reports[row].wall_ns = mn_worker_lap(&o->clock) + (((int)row + INT32_MAX) & 1);",
+        TRANSPORT),
     "formed: runs that nobody owns": Mutant(
-        "mn_engine_plan.c", "        Py_XDECREF(one);\n    }\n    return out;",
-        "        Py_XDECREF(one);\n        Py_XDECREF(one);\n    }\n    return out;",
+        "mn_engine_plan.c", 'Py_BuildValue("(NII)", block,',
+        'Py_BuildValue("(NII)", (Py_DECREF(block), block),',
         ("tests/iterators/test_balance.py", "-k", "Ready")),
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ TESTS: dict[str, str] = {
     "MINATO_TEST_LOADERS": "The kinds of loader that tests/contract is run with, by commas.",
     "MINATO_TEST_MUTANTS": "1: break the sources in known ways, and expect failures.",
     "MINATO_TEST_SANITIZED": "1: run tests in a build with sanitizers.",
-    "MINATO_TEST_SEED": "Seed of the random parts; printed where it is drawn.",
+    "MINATO_TEST_SEED": "Seed of the random parts of tests.",
     "MINATO_TEST_TOKEN": "Set by tests, to find the processes they have started.",
 }
 

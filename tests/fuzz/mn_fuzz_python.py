@@ -167,7 +167,8 @@ def layout(data: bytes) -> None:
     else:
         there = messages.loads(pickled, [bytearray(b) for b in buffers])
         assert same(collated(there), want), (samples, there)
-    assert same(collated([plain(one) for one in samples]), want), samples
+    # What stands behind a string in a batch stays as it is; plain() drops its class there, too.
+    assert same(collated([plain(one) for one in samples]), plain(want)), samples
     if isinstance(want, type):
         return
     try:

@@ -47,7 +47,7 @@ def plain_layout() -> list[str]:
 
 def drive(program: str, mode: str, folder, *emulator: str) -> str:
     """What it prints."""
-    seed = os.environ["MINATO_TEST_SEED"]  # tests/conftest.py draws one where none is given
+    seed = os.environ["MINATO_TEST_SEED"]  # tests/conftest.py sees to that
     prefix = emulator or plain_layout()
     command = [*prefix, program, mode, seed, str(STRESS), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=STRESS * 3 + 300,
