@@ -240,10 +240,15 @@ class StaticIterator(MinatoIterator):
                     self._read(number)
 
     def _done(self) -> list[int]:
-        """Numbers of the batches that are done, in that order."""
+        """Numbers of the batches that are done, in that order. Of those that are done meanwhile a
+        worker's later ones are not seen without the earlier: that it has come to the end of its
+        stream would be known before its last batch."""
         engine, sent = self._engine, self._blocks
-        numbers = [n for n, s in sent.items() if s.answer is not None or engine.poll(s.block)]
-        return sorted(numbers, key=lambda n: sent[n].done_ns or engine.done_ns(sent[n].block))
+        numbers = [n for n in sorted(sent, reverse=True)
+                   if sent[n].answer is not None or engine.poll(sent[n].block)]  # fmt: skip
+        return sorted(
+            numbers, key=lambda n: (sent[n].done_ns or engine.done_ns(sent[n].block), n)
+        )
 
     def _first_done(self) -> int:
         engine = self._engine

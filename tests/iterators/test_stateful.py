@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import minato
 from minato import stateful
+from minato.iterators.static_and_iterable import StaticIterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -627,6 +629,24 @@ def test_another_number_of_workers_before_anything_was_delivered(workers: int) -
     if workers:
         assert loader.state_dict()["delivered_by_worker"] == [1, *[0] * (workers - 1)]
     assert sorted(sum((b.tolist() for b in it), batch.tolist())) == list(range(N))
+
+
+def test_what_is_done_while_it_is_looked_at_is_seen_in_order() -> None:
+    """Else a worker has come to its end before its last batch, which is then not waited for."""
+    iterator = StaticIterator.__new__(StaticIterator)
+    polled: list[Any] = []
+
+    def poll(block: int) -> bool:  # both are done as soon as one was looked at
+        polled.append(block)
+        return len(polled) > 1
+
+    engine = SimpleNamespace(poll=poll, done_ns=lambda block: 5)
+    iterator._supervisor = SimpleNamespace(engine=engine)  # type: ignore[assignment]
+    sent = [SimpleNamespace(answer=None, done_ns=0, block=number) for number in range(2)]
+    iterator._blocks = dict(enumerate(sent))  # type: ignore[arg-type]
+    assert iterator._done() == [0]
+    assert iterator._done() == [0, 1]
+    iterator._supervisor = None
 
 
 def test_a_dataset_that_has_no_state_now() -> None:
