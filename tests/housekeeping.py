@@ -53,7 +53,7 @@ LONGEST = (
 )  # fmt: skip
 LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
-#: of a run, while its processes each do more than one test, or none
+#: how long a run of several processes may be without the result of any test
 QUIET_S = 3 * LIMIT_S + 1200
 #: how long what a test has left may take to go
 PATIENCE_S = 10.0

@@ -155,8 +155,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             except StopIteration:
                 self._progress.check_end(self._number)
                 raise
-            drawn = all_global() if first and self._draws_from_told else {}
-        put_global(drawn)
+            drawn = all_global() if first and self._draws_from_told else None
+        if drawn is not None:
+            put_global(drawn)
         if self._seeded is not None:
             position = self._position
             self._seeded.place = (position.seed, position.epoch, self._number, self._place)

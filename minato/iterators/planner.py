@@ -271,13 +271,10 @@ class Planner:
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
-        draw = self.draw
-        if not self._offer(index, draw.position):
-            return False
-        draw.pass_over()
-        if self._spares is not None:
-            self._spares.passed(index)
-        return True
+        taken = self._offer(index, self.draw.position)
+        if taken:
+            self._pass_over(index)
+        return taken
 
     def _makes_whole(self, sent: Any) -> bool:
         """Whether one worker fetches and collates what is planned next."""

@@ -244,7 +244,7 @@ class StaticIterator(MinatoIterator):
         worker's later ones are not seen without the earlier: that it has come to the end of its
         stream would be known before its last batch."""
         engine, sent = self._engine, self._blocks
-        numbers = [n for n in sorted(sent, reverse=True)
+        numbers = [n for n in reversed(sent)
                    if sent[n].answer is not None or engine.poll(sent[n].block)]  # fmt: skip
         return sorted(
             numbers, key=lambda n: (sent[n].done_ns or engine.done_ns(sent[n].block), n)

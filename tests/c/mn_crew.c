@@ -331,14 +331,20 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
 }
 
 static void
+set_up_watch(struct bench *s, struct mn_mutex *guard, struct mn_watch *watch)
+{
+    set_up(s, 2);
+    CHECK_EQ(mn_mutex_init(guard), 0);
+    mn_watch_init(watch, &s->crew, guard);
+}
+
+static void
 a_lost_executor_is_told_once(void)
 {
     struct bench s;
     struct mn_mutex guard;
     struct mn_watch watch;
-    set_up(&s, 2);
-    CHECK_EQ(mn_mutex_init(&guard), 0);
-    mn_watch_init(&watch, &s.crew, &guard);
+    set_up_watch(&s, &guard, &watch);
     mn_watch_look(&watch, 1000000000);
     CHECK(!s.crew.lost);
     s.fake.gone = true;
@@ -363,9 +369,7 @@ a_stopped_executor_is_ended_if_somebody_is_to_come(void)
     struct bench s;
     struct mn_mutex guard;
     struct mn_watch watch;
-    set_up(&s, 2);
-    CHECK_EQ(mn_mutex_init(&guard), 0);
-    mn_watch_init(&watch, &s.crew, &guard);
+    set_up_watch(&s, &guard, &watch);
     uint64_t now_ns = 0;
     s.fake.stopped = true;
     for (int i = 0; i < 30; i++) {
@@ -399,9 +403,7 @@ an_executor_that_makes_nobody_is_ended(void)
         struct bench s;
         struct mn_mutex guard;
         struct mn_watch watch;
-        set_up(&s, 2);
-        CHECK_EQ(mn_mutex_init(&guard), 0);
-        mn_watch_init(&watch, &s.crew, &guard);
+        set_up_watch(&s, &guard, &watch);
         uint64_t now_ns = 0;
         mn_a32_store_seqcst(&s.t->workers[0].state, MN_WORKER_WANTED);
         for (int i = 0; i < 2000; i++) {

@@ -217,15 +217,8 @@ class Counts(torch.utils.data.Sampler):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 12:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
+    __init__ = Counts.__init__
+    __iter__ = Counts.__iter__
     state_dict = Counts.state_dict
     load_state_dict = Counts.load_state_dict
 
