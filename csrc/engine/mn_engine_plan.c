@@ -24,7 +24,7 @@ start_due_and_unlock(struct mn_engine *e)
 uint64_t
 mn_engine_next_sequence(const struct mn_engine *e)
 {
-    return mn_plan_order(e->plan).next;
+    return mn_plan_next_sequence(e->plan);
 }
 
 int

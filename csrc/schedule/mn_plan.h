@@ -306,6 +306,11 @@ struct mn_plan_order {
 struct mn_plan_order
 mn_plan_order(const struct mn_plan *p);
 
+/* The sequence of the next batch to plan. Only planning changes it: who plans may read it
+ * without the lock that guards the rest of the order. */
+uint64_t
+mn_plan_next_sequence(const struct mn_plan *p);
+
 /* The part that forms batches of what is ready; NULL: what is planned is what is delivered. */
 struct mn_forming *
 mn_plan_forming(const struct mn_plan *p);

@@ -95,6 +95,12 @@ mn_plan_order(const struct mn_plan *p)
     return p->order;
 }
 
+uint64_t
+mn_plan_next_sequence(const struct mn_plan *p)
+{
+    return p->order.next;
+}
+
 struct mn_forming *
 mn_plan_forming(const struct mn_plan *p)
 {
