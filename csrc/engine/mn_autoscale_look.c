@@ -14,13 +14,20 @@
  * every change. */
 #define ROOM_NS UINT64_C(5000000000)
 
+/* The thread that works. */
+static pid_t
+thread_of(const struct mn_worker *k)
+{
+    uint32_t tid = mn_a32_load_relaxed(&k->tid);
+    return (pid_t)(tid != 0 ? tid : mn_a32_load_relaxed(&k->pid));
+}
+
 static uint64_t
 queued_of(const struct mn_worker *k)
 {
     uint64_t ns = 0;
     bool there = mn_a32_load_acquire(&k->state) == MN_WORKER_READY;
-    pid_t pid = (pid_t)(k->tid != 0 ? k->tid : k->pid);
-    return there && mn_cputime_queued(pid, &ns) == 0 ? ns : 0;
+    return there && mn_cputime_queued(thread_of(k), &ns) == 0 ? ns : 0;
 }
 
 /* The process that has done most; 0 without one. */
@@ -32,10 +39,10 @@ busiest(const struct mn_engine *e)
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         const struct mn_worker *k = mn_worker_at(&e->shm, w);
         uint64_t rows = mn_a64_load_relaxed(&k->rows_done);
-        if (k->tid == 0 && rows >= most
+        if (mn_a32_load_relaxed(&k->tid) == 0 && rows >= most
             && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
             most = rows;
-            pid = (pid_t)k->pid;
+            pid = (pid_t)mn_a32_load_relaxed(&k->pid);
         }
     }
     return pid;
@@ -45,7 +52,7 @@ static uint64_t
 cpu_of(const struct mn_worker *k)
 {
     uint64_t ns = 0;
-    return mn_cputime_process((pid_t)(k->tid != 0 ? k->tid : k->pid), &ns) == 0 ? ns : 0;
+    return mn_cputime_process(thread_of(k), &ns) == 0 ? ns : 0;
 }
 
 /* What workers compute whose samples are flagged, since the first look at them. */

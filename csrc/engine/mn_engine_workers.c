@@ -46,8 +46,7 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
     mn_mutex_unlock(&e->mutex);
     if (pid == 0) { /* the engine has not seen it yet */
         const struct mn_worker *k = mn_worker_at(&e->shm, worker);
-        pid = k->pid;
-        born = k->born;
+        pid = mn_worker_pid(k, &born);
     }
     return pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
 }

@@ -51,7 +51,7 @@ uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker)
 {
     uint32_t seen = c->members[worker].pid;
-    return seen != 0 ? seen : mn_worker_at(&c->shm, worker)->pid;
+    return seen != 0 ? seen : mn_a32_load_relaxed(&mn_worker_at(&c->shm, worker)->pid);
 }
 
 /* An exit code, a signal or the number of an error, whatever stands there. */
@@ -100,7 +100,8 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     bool asked = m->asked || !c->executor->processes; /* a thread's entry is believed */
     bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
-    struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(k->exit_status)};
+    int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
+    struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(status)};
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }

@@ -47,8 +47,8 @@ static bool
 note_who(struct mn_watch *w, uint32_t worker)
 {
     const struct mn_worker *k = mn_worker_at(&w->crew->shm, worker);
-    uint32_t pid = k->pid;
-    uint64_t born = k->born;
+    uint64_t born;
+    uint32_t pid = mn_worker_pid(k, &born);
     if (pid == 0 || born == 0) {
         return true; /* it is about to come */
     }
@@ -94,7 +94,8 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
         bool there = may_be(state) || state == MN_WORKER_EXITED;
         bool gone = there && !note_who(w, worker);
         return state == MN_WORKER_SWEPT
-               || (due && gone && state != MN_WORKER_EXITED && has_ended(k->pid));
+               || (due && gone && state != MN_WORKER_EXITED
+                   && has_ended(mn_a32_load_relaxed(&k->pid)));
     }
     if (!m->dead && (due || state == MN_WORKER_EXITED || mn_a32_load_acquire(&m->end) != 0)) {
         m->dead = has_died(m, state);
@@ -122,7 +123,8 @@ is_to_come(const struct mn_crew *c)
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
         const struct mn_worker *k = mn_worker_at(&c->shm, i);
         uint32_t state = mn_a32_load_acquire(&k->state);
-        if (state == MN_WORKER_WANTED || (state == MN_WORKER_STARTING && k->pid == 0)) {
+        if (state == MN_WORKER_WANTED || (state == MN_WORKER_STARTING
+                                           && mn_a32_load_relaxed(&k->pid) == 0)) {
             return true;
         }
     }
@@ -151,7 +153,7 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     const struct mn_crew *c = w->crew;
     uint32_t starts = 0;
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
-        starts += mn_worker_at(&c->shm, i)->starts;
+        starts += mn_a32_load_relaxed(&mn_worker_at(&c->shm, i)->starts);
     }
     bool none = starts == w->starts_seen;
     w->unanswered = owed && none ? w->unanswered + 1 : 0;

@@ -260,15 +260,17 @@ enum mn_leave {
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
     mn_a32 state;
-    uint32_t pid;
-    uint32_t starts;  /* processes that have had this slot; trainer */
-    uint32_t tid;     /* the thread that works; 0: the process's first */
+    /* The trainer looks at these four and at born at any time, for statistics and to see who is
+     * there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
+    mn_a32 pid;
+    mn_a32 starts;  /* processes that have had this slot; who makes them */
+    mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
-    int32_t exit_status; /* zygote, before EXITED: exit code, or -signal */
+    mn_a32 exit_status; /* zygote, before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
-    uint64_t born;       /* start time of pid, as mn_proc.h has it; written with pid */
+    mn_a64 born;         /* start time of pid, as mn_proc.h has it */
     /* line: lease */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
@@ -293,6 +295,23 @@ struct mn_worker {
                      * engine; 0: never */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
+
+static inline void
+mn_worker_set_pid(struct mn_worker *k, uint32_t pid, uint64_t born)
+{
+    mn_a64_store_relaxed(&k->born, born);
+    mn_a32_store_release(&k->pid, pid);
+}
+
+/* Whose entry it is, and when that process was born. Where another is just coming, the time may be
+ * that one's: the two together are nobody's then. */
+static inline uint32_t
+mn_worker_pid(const struct mn_worker *k, uint64_t *born)
+{
+    uint32_t pid = mn_a32_load_acquire(&k->pid);
+    *born = mn_a64_load_relaxed(&k->born);
+    return pid;
+}
 
 /* The task that a worker has begun, and when. A look, no more: it may just be over. False
  * without one, and for what cannot be one. */

@@ -23,10 +23,10 @@ static void
 come(struct mn_worker_side *w)
 {
     w->lease_off = w->lease_end = w->used_end = 0; /* the last life's were taken back */
-    w->me->pid = (uint32_t)getpid();
-    w->me->tid = mn_thread_number();
-    w->me->starts++;
-    w->me->exit_status = 0;
+    mn_a32_store_relaxed(&w->me->pid, (uint32_t)getpid());
+    mn_a32_store_relaxed(&w->me->tid, mn_thread_number());
+    mn_a32_add_relaxed(&w->me->starts, 1);
+    mn_a32_store_relaxed(&w->me->exit_status, 0);
     w->me->began = 1;
     mn_a32_store_seqcst(&w->me->state, MN_WORKER_READY); /* [R1] */
 }
@@ -79,7 +79,7 @@ mn_entry_begin(struct mn_worker_side *w)
 void
 mn_entry_die(struct mn_worker_side *w, int32_t status)
 {
-    w->me->exit_status = status;
+    mn_a32_store_relaxed(&w->me->exit_status, (uint32_t)status);
     mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
     mn_event_notify(&w->shm.ctl->engine);
 }

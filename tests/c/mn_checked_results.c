@@ -467,8 +467,9 @@ put_process(struct bench *s, uint32_t number)
             pause();
         }
     }
-    CHECK_EQ(mn_proc_start_time(pid, &k->born), 0);
-    k->pid = (uint32_t)pid;
+    uint64_t born;
+    CHECK_EQ(mn_proc_start_time(pid, &born), 0);
+    mn_worker_set_pid(k, (uint32_t)pid, born);
     return pid;
 }
 

@@ -200,7 +200,8 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
                 : Py_BuildValue(
                       "{sI sI si sN sK sK sK sK sK s(KKK)}", "state",
                       mn_a32_load_acquire(&k->state), /* [S2] */
-                      "pid", k->pid, "status", k->exit_status, "running", running, "since_ns",
+                      "pid", mn_a32_load_relaxed(&k->pid), "status",
+                      (int32_t)mn_a32_load_relaxed(&k->exit_status), "running", running, "since_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
                       (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
                       (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",

@@ -85,9 +85,8 @@ segment_starting(PyObject *self, PyObject *arg)
     if (k == NULL) {
         return NULL;
     }
-    k->pid = 0;
-    k->born = 0;
-    k->starts++;
+    mn_worker_set_pid(k, 0, 0);
+    mn_a32_add_relaxed(&k->starts, 1);
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
     MN_FAULT("zygote.starting");
     Py_RETURN_NONE;
@@ -102,7 +101,7 @@ segment_not_started(PyObject *self, PyObject *arg)
     if (k == NULL) {
         return NULL;
     }
-    k->starts--;
+    mn_a32_add_relaxed(&k->starts, UINT32_MAX); /* one less */
     mn_a32_store_release(&k->state, MN_WORKER_WANTED);
     Py_RETURN_NONE;
 }
@@ -117,8 +116,9 @@ segment_set_pid(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
         return NULL;
     }
-    (void)mn_proc_start_time((pid_t)pid, &k->born); /* unknown: nobody can be killed by it */
-    k->pid = pid;
+    uint64_t born = 0; /* unknown: nobody can be killed by it */
+    (void)mn_proc_start_time((pid_t)pid, &born);
+    mn_worker_set_pid(k, pid, born);
     Py_RETURN_NONE;
 }
 
@@ -133,7 +133,7 @@ segment_exited(PyObject *self, PyObject *args)
     }
     struct mn_segment *s = (struct mn_segment *)self;
     MN_FAULT("zygote.exited.before");
-    k->exit_status = status;
+    mn_a32_store_relaxed(&k->exit_status, (uint32_t)status);
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* [S1] */
     MN_FAULT("zygote.exited.silent");
     /* the dead one may have claimed the event without waking its sleeper */

@@ -372,8 +372,9 @@ worker_ready(PyObject *self, PyObject *args)
      * MiB is the most glibc takes for the threshold. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
-    (void)mn_proc_start_time(getpid(), &o->side.me->born);
-    o->side.me->pid = (uint32_t)getpid();
+    uint64_t born = 0;
+    (void)mn_proc_start_time(getpid(), &born);
+    mn_worker_set_pid(o->side.me, (uint32_t)getpid(), born);
     mn_worker_waited(&o->clock);
     o->side.me->began = 1;
     mn_a32_store_seqcst(&o->side.me->state, MN_WORKER_READY); /* [R1] */
