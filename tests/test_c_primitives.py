@@ -536,7 +536,7 @@ MUTANTS = {
         "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
         "mn_engine", kinds=("plain",)),
     "plan: what idles does not wait": Mutant(
-        SCHEDULE + "mn_plan_stall.c", ">= mn_plan_patience_ns(p->pace.batch_bytes);", ">= 0;",
+        SCHEDULE + "mn_plan_starved.c", ">= mn_plan_patience_ns(p->pace.batch_bytes);", ">= 0;",
         "mn_plan"),
     "plan: the gone keep their shares": Mutant(
         SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),

@@ -17,7 +17,7 @@
  *
  * Its files build on each other: mn_planned (what is planned), mn_plan_chunks (rows of a task),
  * mn_plan_locality (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
- * is planned anew for what was learned), mn_plan_stall (what idles), mn_plan_next (what
+ * is planned anew for what was learned), mn_plan_starved (what idles), mn_plan_next (what
  * starts for anybody), mn_plan_first (who helps with the first batch), mn_plan_help (what an idle
  * worker takes over), mn_plan_shares (what starts for one worker), mn_forming (batches of what is
  * ready), mn_plan_life (from add to taken).
@@ -268,7 +268,7 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
 void
 mn_plan_learned(struct mn_plan *p, bool news);
 
-/* ---- what idles: mn_plan_stall.c ---------------------------------------------------------- */
+/* ---- what idles: mn_plan_starved.c -------------------------------------------------------- */
 
 /* When the engine has to look again if nothing happens: never later than in nap_ns. */
 int64_t

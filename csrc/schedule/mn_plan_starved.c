@@ -1,4 +1,4 @@
-/* mn_plan_stall.c - workers that idle behind a slow sample: when work past the window starts,
+/* mn_plan_starved.c - workers that idle behind a slow sample: when work past the window starts,
  * and when more is planned. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
