@@ -265,7 +265,7 @@ mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper);
 uint32_t
 mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t helper);
 
-/* ---- mn_plan_first.c --------------------------------------------------------------------- */
+/* ---- mn_plan_first_batch.c --------------------------------------------------------------- */
 
 /* Finds out whether the first batch is a group (policy_locality.h), and has all help with it where
  * it is none. True as long as nothing is known of it. */

@@ -1,4 +1,4 @@
-/* mn_plan_first.c - neighbours kept together: who helps with the first batch of all.
+/* mn_plan_first_batch.c - neighbours kept together: who helps with the first batch of all.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Everybody waits for it, and nothing is known: policy_locality.h says what is done.
