@@ -134,9 +134,10 @@ def tell(part: Any, state: Any, what: str) -> None:
 
 
 def begin_anew(dataset: Any) -> None:
-    """A stream of Hugging Face's datasets begins where it was told to each time that its epoch is
-    the one that it was told of, the next epochs of a program that counts none included. What the
-    program itself has told it, it may hold to."""
+    """A dataset that tell() has given a state begins its next epoch at the beginning. A stream of
+    Hugging Face's datasets would begin where that state says each time that its epoch is the one of
+    the state, and where the program counts no epochs, each is. Not to be called for what the
+    program itself has told it."""
     if _attributes(dataset).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 

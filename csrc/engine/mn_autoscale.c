@@ -63,6 +63,7 @@ mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window)
     s->occupancy_n++;
 }
 
+/* Into the log of decisions. in: what it was decided on; NULL: a standby came or went. */
 static void
 note(struct mn_autoscale *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
      const struct mn_workers_input *in)
@@ -337,7 +338,8 @@ retire_standby(struct mn_engine *e, struct mn_flag *f, uint64_t now)
 {
     if (f->standby >= 0) {
         ask_to_leave(e, (uint32_t)f->standby);
-        note(e->autoscale, now, (int32_t)e->active + 1, (int32_t)e->active, -2, NULL);
+        note(e->autoscale, now, (int32_t)e->active + 1, (int32_t)e->active,
+             MN_STANDBY_RETIRED, NULL);
     }
     f->since_ns = 0;
     f->standby = -1;
@@ -362,7 +364,8 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
     else if (f->standby < 0 && can_help(e, f)) {
         f->standby = start_one(e);
         if (f->standby >= 0) {
-            note(e->autoscale, now, (int32_t)e->active, (int32_t)e->active + 1, -1, NULL);
+            note(e->autoscale, now, (int32_t)e->active, (int32_t)e->active + 1,
+                 MN_STANDBY_ADMITTED, NULL);
             mn_engine_wake_zygote(e);
         }
     }

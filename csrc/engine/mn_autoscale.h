@@ -26,11 +26,13 @@ struct mn_engine;
 /* The engine thread looks again after so long at the least. */
 #define MN_AUTOSCALE_NAP_NS INT64_C(5000000)
 
+enum mn_standby_reason { MN_STANDBY_ADMITTED = -1, MN_STANDBY_RETIRED = -2 };
+
 /* One change of the number of workers, or of the reason not to. */
 struct mn_decision {
     uint64_t at_ns;
     int32_t from, to;
-    int32_t reason; /* enum mn_workers_reason; -1 standby admitted, -2 standby retired */
+    int32_t reason; /* enum mn_workers_reason, or enum mn_standby_reason */
     int32_t occupancy, cpu, wait; /* permille, what it was decided on */
     int64_t rate_milli;
 };

@@ -243,7 +243,8 @@ class ReadyReceiver(Receiver):
         return self.collates.batch(place, samples, 0, mixed)
 
     def _parts(self, runs: list[Run]) -> list[Part]:
-        """What the sampler asked for, where that is made at all."""
+        """The planned batches that the rows are of, for an error that names their samples; without
+        those that could not be made at all."""
         parts = []
         for block, row0, rows in runs:
             if block.made:

@@ -179,7 +179,7 @@ class _Watch:
             position += samples
             whole = full is None or samples >= full  # else it may have begun anew
             if self._each and whole:
-                self._take(indices, drawn, position)
+                self._ask_behind(indices, drawn, position)
             yield index
         self._end = Said(0, 0, self._asked(indices), True)
         ended(self._end)
@@ -190,7 +190,9 @@ class _Watch:
         except Exception as error:
             return error
 
-    def _take(self, indices: Any, drawn: int, position: int) -> None:
+    def _ask_behind(self, indices: Any, drawn: int, position: int) -> None:
+        """Notes what the sampler says behind an index. Not where that takes much memory or time:
+        whoever goes on then draws again from where it was asked last."""
         while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
             self._bytes -= self._said.popleft().size()
         if self._bytes > MOST_BYTES and len(self._said) > 1:

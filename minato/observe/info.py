@@ -149,6 +149,7 @@ def _exchange() -> str:
 
 
 def _seeding() -> dict[str, str]:
+    """By global generator: which way puts it into a sample's state, as Seeder.describe() says."""
     if "minato" not in sys.modules:
         return {}
     from minato.seeding.generators import make_seeder

@@ -64,7 +64,8 @@ class Form:
         self._told: tuple[bool, Layout | None] | None = None
 
     def forget(self) -> None:
-        """The engine is to be told again."""
+        """An epoch begins: the engine is told again, in case an interrupt came between noting that
+        it is told and telling it."""
         self._told = None
 
     def tell(self, engine: Engine) -> None:

@@ -477,9 +477,14 @@ const char mn_engine_scheduler_doc[] =
 static const char *
 reason_text(int32_t reason)
 {
-    return reason == -1   ? "a straggler keeps its worker busy: a standby worker is admitted"
-           : reason == -2 ? "the straggler is done: its standby worker leaves"
-                          : mn_workers_text((enum mn_workers_reason)reason);
+    switch (reason) {
+    case MN_STANDBY_ADMITTED:
+        return "a straggler keeps its worker busy: a standby worker is admitted";
+    case MN_STANDBY_RETIRED:
+        return "the straggler is done: its standby worker leaves";
+    default:
+        return mn_workers_text((enum mn_workers_reason)reason);
+    }
 }
 
 PyObject *

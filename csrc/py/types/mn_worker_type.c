@@ -98,6 +98,7 @@ worker_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     worker_clear(self);
+    /* Not before: it keeps the mapping, which side points into. */
     Py_CLEAR(((struct mn_worker_object *)self)->segment);
     type->tp_free(self);
     Py_DECREF(type);
