@@ -123,7 +123,7 @@ run_native(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **
 }
 
 static int
-add_field(struct mn_cases *cases, const struct mn_plan *plan, const char *name,
+add_field(struct mn_cases *cases, const struct mn_volume_plan *plan, const char *name,
           struct mn_text *text)
 {
     struct mn_native_field *f = &cases->native.fields[cases->native.n_fields++];
@@ -165,7 +165,7 @@ crops_files(const struct mn_cases *cases)
 
 /* What ReadNpy knows of a case: the channels; the rest differs from case to case. */
 static int
-plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_plan *plan,
+plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_volume_plan *plan,
           struct mn_text *text)
 {
     struct mn_work *work = NULL;
@@ -189,7 +189,7 @@ static int
 plan_fields(struct mn_cases *cases, struct mn_text *text)
 {
     const struct mn_op *read = &cases->pipeline->ops[0];
-    struct mn_plan image, label;
+    struct mn_volume_plan image, label;
     if (cases->pipeline->n_ops == 0 || read->kind != MN_OP_READ_NPY) {
         return mn_fail(text, EINVAL, "the pipeline of a dataset must begin with ReadNpy");
     }

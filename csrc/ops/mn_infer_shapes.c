@@ -7,7 +7,7 @@
 #include "ops/mn_pipeline.h"
 
 static void
-set_patch(struct mn_plan *plan, const struct mn_op *op)
+set_patch(struct mn_volume_plan *plan, const struct mn_op *op)
 {
     for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
         plan->shape[axis] = op->size[axis];
@@ -15,7 +15,7 @@ set_patch(struct mn_plan *plan, const struct mn_op *op)
 }
 
 static int
-reshape(struct mn_plan *plan, const struct mn_op *op, struct mn_text *text)
+reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
 {
     if (plan->dtype == MN_DTYPE_NONE) {
         return 0;
@@ -25,7 +25,8 @@ reshape(struct mn_plan *plan, const struct mn_op *op, struct mn_text *text)
 }
 
 static void
-pad_unknown(struct mn_plan *plan, const struct mn_plan *before, const struct mn_op *op)
+pad_unknown(struct mn_volume_plan *plan, const struct mn_volume_plan *before,
+            const struct mn_op *op)
 {
     for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
         bool known = before->shape[axis] >= 0
@@ -37,16 +38,16 @@ pad_unknown(struct mn_plan *plan, const struct mn_plan *before, const struct mn_
 }
 
 static int
-infer_reshape(struct mn_plan *plan, const struct mn_op *op, struct mn_text *text)
+infer_reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
 {
-    struct mn_plan before = *plan;
+    struct mn_volume_plan before = *plan;
     int rc = reshape(plan, op, text);
     pad_unknown(plan, &before, op);
     return rc;
 }
 
 static bool
-is_known(const struct mn_plan *plan)
+is_known(const struct mn_volume_plan *plan)
 {
     bool known = true;
     for (int axis = 0; plan->dtype != MN_DTYPE_NONE && axis < MN_VOLUME_DIMS; axis++) {
@@ -56,14 +57,14 @@ is_known(const struct mn_plan *plan)
 }
 
 static void
-to_volume(struct mn_op_volume *volume, const struct mn_plan *plan)
+to_volume(struct mn_op_volume *volume, const struct mn_volume_plan *plan)
 {
     volume->dtype = plan->dtype;
     memcpy(volume->shape, plan->shape, sizeof(volume->shape));
 }
 
 static int
-infer_user(struct mn_plan *image, struct mn_plan *label, const struct mn_op *op,
+infer_user(struct mn_volume_plan *image, struct mn_volume_plan *label, const struct mn_op *op,
            uint32_t number, struct mn_text *text)
 {
     struct mn_op_call in = {.size = sizeof(in), .number = number}, out;
@@ -91,7 +92,7 @@ infer_user(struct mn_plan *image, struct mn_plan *label, const struct mn_op *op,
 }
 
 static void
-infer_dtype(struct mn_plan *plan, int dtype)
+infer_dtype(struct mn_volume_plan *plan, int dtype)
 {
     if (plan->dtype != MN_DTYPE_NONE && dtype != MN_DTYPE_NONE) {
         plan->dtype = dtype;
@@ -99,8 +100,8 @@ infer_dtype(struct mn_plan *plan, int dtype)
 }
 
 static int
-infer_op(const struct mn_op *op, uint32_t number, struct mn_plan *image,
-         struct mn_plan *label, struct mn_text *text)
+infer_op(const struct mn_op *op, uint32_t number, struct mn_volume_plan *image,
+         struct mn_volume_plan *label, struct mn_text *text)
 {
     int rc;
     switch (op->kind) {
@@ -134,8 +135,8 @@ infer_op(const struct mn_op *op, uint32_t number, struct mn_plan *image,
 }
 
 int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_plan *image,
-                  struct mn_plan *label, struct mn_text *text)
+mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
+                  struct mn_volume_plan *label, struct mn_text *text)
 {
     int rc = 0;
     for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {

@@ -53,7 +53,7 @@ struct mn_op {
 };
 
 /* What is known of a volume before there is one. */
-struct mn_plan {
+struct mn_volume_plan {
     int dtype; /* MN_DTYPE_NONE: no volume; -1: not known */
     int64_t shape[MN_VOLUME_DIMS]; /* -1: not known */
 };
@@ -89,8 +89,8 @@ mn_pipeline_close(struct mn_pipeline *pipeline);
 /* What comes out, as far as it is known from what goes in; before the last `tail`
  * operators. */
 int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_plan *image,
-                  struct mn_plan *label, struct mn_text *text);
+mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
+                  struct mn_volume_plan *label, struct mn_text *text);
 
 /* A work for the calling thread, to be given back by mn_work_end. */
 int
