@@ -1,4 +1,5 @@
-"""The extension itself under AddressSanitizer and UndefinedBehaviorSanitizer, with fault points.
+"""The extension itself under AddressSanitizer and UndefinedBehaviorSanitizer, with fault points;
+and under ThreadSanitizer, what threads share.
 
 It is built in a copy of the tree, so that nothing of it gets into this one. What runs there are
 tests of this folder: workers and the zygote killed at each labelled point, and what loads rows,
@@ -6,7 +7,8 @@ envelopes and collated batches, and in the long run all of tests/contract. Repor
 because a worker that a sanitizer ends is otherwise just a worker that died, and is replaced. gcc's
 UndefinedBehaviorSanitizer writes none beside AddressSanitizer: it sets the other's file in
 place of its own. So undefined behaviour is an illegal instruction, of which AddressSanitizer reports
-where it is.
+where it is. ThreadSanitizer sees what the extension does, and of Python and torch only what they
+wait with (the GIL is a lock to it) and allocate.
 
 Environment:
     MINATO_TEST_SANITIZED: set it for the long runs, too (some minutes).
@@ -39,6 +41,13 @@ LONG = [
     *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")
             if path.name != "test_threads.py"),  # which forks beside threads: see ALONE
 ]  # fmt: skip
+#: Threads that work, the engine's thread, and batches that other threads drop. (What forks beside
+#: other threads is no run for ThreadSanitizer.)
+SHARED = [
+    "tests/workers/test_python_threads.py", "tests/workers/test_thread_pool.py",
+    "tests/workers/test_shared_by_threads.py",
+    "tests/transport/test_sendable.py", "tests/transport/test_forks_while_held.py",
+]  # fmt: skip
 #: That these runs end is seen to by the deadlines of the tests in them; this is for what hangs
 #: outside of those. A machine that has much else to do may need long for all of them.
 HANGS_S = 3600
@@ -49,12 +58,40 @@ HANGS_S = 3600
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def runtimes() -> str | None:
+class Kind(NamedTuple):
+    """How the extension is built, what is loaded before Python, and what the sanitizer is told; in
+    that, LOGS is where it reports."""
+
+    sanitizers: str
+    runtime: str
+    options: dict[str, str]
+    flags: str = ""
+    with_torch: bool = True
+
+
+ADDRESS = Kind(
+    "address,undefined", "libasan.so",
+    {"ASAN_OPTIONS": "detect_leaks=0:handle_sigill=2:log_path=LOGS/address",
+     "PYTHONMALLOC": "malloc"},  # what Python allocates is watched, too
+    flags="-fsanitize-undefined-trap-on-error",
+)  # fmt: skip
+#: Without minato._torch, so on the ways that do without it.
+NO_TORCH = ADDRESS._replace(with_torch=False)
+THREAD = Kind(
+    "thread", "libtsan.so",
+    {"TSAN_OPTIONS": "die_after_fork=0:exitcode=0:allocator_may_return_null=1:history_size=4:"
+                     "report_signal_unsafe=0:suppressions=LOGS/../suppressions:log_path=LOGS/thread"},
+)  # fmt: skip
+#: glibc frees a thread's variables after its end, which nobody orders for ThreadSanitizer.
+SUPPRESSIONS = "race:_dl_deallocate_tls\n"
+
+
+def runtimes(kind: Kind = ADDRESS) -> str | None:
     """What has to be loaded before Python, or None where this compiler has no sanitizers. That of
     C++ is there for AddressSanitizer, which looks once, and early, for how torch throws."""
     compiler = shutil.which("gcc")
     found = []
-    for name in ("libasan.so", "libstdc++.so.6") if compiler else ():
+    for name in (kind.runtime, "libstdc++.so.6") if compiler else ():
         done = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True,
                               text=True, check=True)  # fmt: skip
         found.append(done.stdout.strip())
@@ -64,9 +101,10 @@ def runtimes() -> str | None:
 class Tree:
     """A copy of this tree with a sanitized extension."""
 
-    def __init__(self, root: Path, with_torch: bool) -> None:
-        self.root, self.with_torch = root, with_torch
+    def __init__(self, root: Path, kind: Kind) -> None:
+        self.root, self.kind = root, kind
         root.mkdir()
+        (root / "suppressions").write_text(SUPPRESSIONS)
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -74,14 +112,14 @@ class Tree:
                                 ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
             else:
                 shutil.copy(source, root / name)
-        if not with_torch:  # else that of an editable installation is found
+        if not kind.with_torch:  # else that of an editable installation is found
             (root / "minato" / "_torch.py").write_text('raise ImportError("left out")\n')
         self.build()
 
     def build(self) -> None:
-        environment = {"MINATO_SANITIZE": "address,undefined", "MINATO_FAULTS": "1",
-                       "CFLAGS": "-fsanitize-undefined-trap-on-error",
-                       "MINATO_OPTIMIZE": "-O1", "MINATO_TORCH": str(int(self.with_torch))}
+        environment = {"MINATO_SANITIZE": self.kind.sanitizers, "MINATO_FAULTS": "1",
+                       "CFLAGS": self.kind.flags, "MINATO_OPTIMIZE": "-O1",
+                       "MINATO_TORCH": str(int(self.kind.with_torch))}
         done = subprocess.run(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=self.root,
             env={**os.environ, **environment}, capture_output=True, text=True, check=False,
@@ -95,9 +133,8 @@ class Tree:
         logs.mkdir()
         (self.root / "left").mkdir(exist_ok=True)  # by a process that a sanitizer ends
         told = {
-            "LD_PRELOAD": runtimes() or "",
-            "ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:log_path={logs}/address",
-            "PYTHONMALLOC": "malloc",  # what Python allocates is watched, too
+            "LD_PRELOAD": runtimes(self.kind) or "",
+            **{name: text.replace("LOGS", str(logs)) for name, text in self.kind.options.items()},
             "PYTHONPATH": str(self.root),
             "TMPDIR": str(self.root / "left"),
             "MINATO_TEST_LOADERS": "minato,minato-static",
@@ -121,12 +158,13 @@ def trees(tmp_path_factory: pytest.TempPathFactory):
     """Makes a tree, or gives the one that was made."""
     if runtimes() is None:
         pytest.skip("gcc has no sanitizers here")
-    made: dict[bool, Tree] = {}
+    made: dict[str, Tree] = {}
 
-    def get(with_torch: bool) -> Tree:
-        if with_torch not in made:
-            made[with_torch] = Tree(tmp_path_factory.mktemp("sanitized") / "tree", with_torch)
-        return made[with_torch]
+    def get(kind: Kind) -> Tree:
+        key = repr(kind)
+        if key not in made:
+            made[key] = Tree(tmp_path_factory.mktemp("sanitized") / "tree", kind)
+        return made[key]
 
     yield get
     for tree in made.values():
@@ -138,7 +176,7 @@ def test_what_runs_there_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINATO_TEST_FAULTS", "1")
     faults = importlib.import_module("attack.test_faults")
     assert Path(faults.__file__) == ROOT / SHORT[0]
-    runs = [*LONG, *(mutant.run[0] for mutant in MUTANTS.values())]
+    runs = [*LONG, *SHARED, *(mutant.run[0] for mutant in MUTANTS.values())]
     assert [file for file in runs if not (ROOT / file).exists()] == []
 
 
@@ -152,26 +190,30 @@ if os.environ.get("MINATO_TEST_SANITIZED"):
     @pytest.mark.limit(HANGS_S)
     @pytest.mark.parametrize("file", SHORT)
     def test_short(trees, file: str) -> None:
-        """Without minato._torch, so on the ways that do without it."""
-        must_pass(*trees(False).run(file, MINATO_STRESS_SECONDS="0.3"))
+        must_pass(*trees(NO_TORCH).run(file, MINATO_STRESS_SECONDS="0.3"))
 
     @pytest.mark.limit(HANGS_S)
     @pytest.mark.parametrize("file", LONG)
     def test_long(trees, file: str) -> None:
-        must_pass(*trees(True).run(file, MINATO_TEST_FAULTS="2"))
+        must_pass(*trees(ADDRESS).run(file, MINATO_TEST_FAULTS="2"))
+
+    @pytest.mark.limit(HANGS_S)
+    @pytest.mark.parametrize("file", SHARED)
+    def test_what_threads_share(trees, file: str) -> None:
+        must_pass(*trees(THREAD).run(file))
 
 
 # ---- do the sanitizers, or the tests, notice? ----
 
 
 class Mutant(NamedTuple):
-    """A change of csrc/py, and tests that come by it."""
+    """A change of csrc, and tests that come by it."""
 
     file: str
     old: str
     new: str
     run: tuple[str, ...]
-    with_torch: bool = False  # minato._torch is there: what is broken is used only then
+    kind: Kind = NO_TORCH
 
 
 TRANSPORT = ("tests/contract/test_transport.py",)
@@ -201,7 +243,7 @@ MUTANTS = {
         TRANSPORT),
     "delivery: a batch that nobody owns": Mutant(
         "mn_delivery.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
-        ("tests/iterators/test_prefetching.py",), with_torch=True),
+        ("tests/iterators/test_prefetching.py",), ADDRESS),
     "seeder: room for one target": Mutant(
         "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
         "PyMem_Calloc(1, sizeof *targets)", ("tests/seeding/test_seeding.py",)),
@@ -210,14 +252,18 @@ MUTANTS = {
         "reports[row].wall_ns = mn_worker_lap(&o->clock) + (((int)row + INT32_MAX) & 1);",
         TRANSPORT),
     "formed: runs that nobody owns": Mutant(
-        "mn_engine_plan.c", 'Py_BuildValue("(NII)", block,',
+        "types/mn_engine_plan.c", 'Py_BuildValue("(NII)", block,',
         'Py_BuildValue("(NII)", (Py_DECREF(block), block),',
         ("tests/iterators/test_balance.py", "-k", "Ready")),
+    "worker: what it runs in a plain word": Mutant(
+        "workers/mn_worker.c", "mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1);",
+        "*(uint64_t *)(uintptr_t)&w->me->running = (uint64_t)task + 1;",
+        ("tests/workers/test_shared_by_threads.py",), THREAD),
 }  # fmt: skip
 
 
 def source_of(root: Path, mutant: Mutant) -> Path:
-    [path] = (root / "csrc" / "py").rglob(mutant.file)
+    [path] = (root / "csrc").rglob(mutant.file)
     return path
 
 
@@ -232,17 +278,18 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
 
     @pytest.mark.limit(900)
     @pytest.mark.parametrize(
-        "run, with_torch", dict.fromkeys((m.run, m.with_torch) for m in MUTANTS.values()), ids=str)
+        "run, kind", {(m.run, repr(m.kind)): (m.run, m.kind) for m in MUTANTS.values()}.values(),
+        ids=lambda value: value.runtime if isinstance(value, Kind) else str(value))
     def test_the_extension_that_is_not_broken_passes(
-        trees, run: tuple[str, ...], with_torch: bool
+        trees, run: tuple[str, ...], kind: Kind
     ) -> None:
-        must_pass(*trees(with_torch).run(*run))
+        must_pass(*trees(kind).run(*run))
 
     @pytest.mark.limit(900)
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_broken_extension_is_noticed(trees, name: str) -> None:
         mutant = MUTANTS[name]
-        tree = trees(mutant.with_torch)
+        tree = trees(mutant.kind)
         path = source_of(tree.root, mutant)
         text = path.read_text()
         path.write_text(text.replace(mutant.old, mutant.new))
