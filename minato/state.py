@@ -54,7 +54,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .progress import Progress
 from .seeding.order_generators import Sources
-from .stateful import Snapshot, plain
+from .stateful import MOST_BYTES, Snapshot, plain
 
 #: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
 State = dict[str, Any]
@@ -65,18 +65,38 @@ VERSION = 2
 #: 1 had costs as three lists of 64-bit numbers: index, wall and CPU time
 READS = (1, VERSION)
 
+#: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
+#: rest only enters the mean
+COSTS_MOST = 1 << 22
+
 
 def pack(data: bytes) -> str:
     """Bytes as text for JSON."""
     return base64.b64encode(zlib.compress(data, 1)).decode("ascii")
 
 
-def unpack(text: str) -> bytes:
-    """What pack() was given; ValueError for anything else."""
+def unpack(text: str, most: int) -> bytes:
+    """What pack() was given; ValueError for anything else, and for more bytes than these, which
+    are not made: a few kilobytes of text may stand for gigabytes."""
     try:
-        return zlib.decompress(base64.b64decode(text, validate=True))
+        stream = zlib.decompressobj()
+        data = stream.decompress(base64.b64decode(text, validate=True), most + 1)
+        if len(data) <= most and not stream.eof:
+            raise ValueError("its end is missing")
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise ValueError(f"the state is damaged: {error}") from None
+    if len(data) > most:
+        raise ValueError(f"the state is damaged: what is packed has more than {most} bytes")
+    return data
+
+
+def _unpack_generators(texts: dict[str, str]) -> dict[str, bytes]:
+    """All of them together are no more than what a worker may say of itself, which has them."""
+    found, left = {}, MOST_BYTES
+    for role, text in texts.items():
+        found[role] = unpack(text, left)
+        left -= len(found[role])
+    return found
 
 
 def pack_costs(parts: tuple[bytes, bytes]) -> list[str]:
@@ -92,7 +112,8 @@ def pack_costs(parts: tuple[bytes, bytes]) -> list[str]:
 
 def unpack_costs(texts: list[str]) -> list[bytes]:
     """What CostModel.load() takes; ValueError where that is not to be had from the texts."""
-    parts = [unpack(text) for text in texts]
+    each = (4, 2) if len(texts) == 2 else (8, 8, 8)  # bytes; see pack_costs()
+    parts = [unpack(text, COSTS_MOST * size) for text, size in zip(texts, each)]
     if len(parts) == 3:  # CPU times were the third, and always 0
         return parts[:2]
     if len(parts[0]) != 2 * len(parts[1]) or len(parts[0]) % 4:
@@ -305,7 +326,7 @@ def opened(state: Any, loader: Any) -> State:
     """The state as iterators use it; ValueError says what is wrong with it."""
     _check_form(state)
     _check_fit(state, loader)
-    generators = {role: unpack(text) for role, text in state["generators"].items()}
+    generators = _unpack_generators(state["generators"])
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
     given = dict(state)
     return {**state, "generators": generators, "costs": costs, "starts": starts, "as_given": given}
@@ -336,6 +357,6 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
 def _start(state: dict[str, Any]) -> Start:
     generators, again = state["generators"], state["again"]
     if generators is not None:
-        generators = {role: unpack(text) for role, text in generators.items()}
+        generators = _unpack_generators(generators)
     said = {name: state[name] for name in ("dataset", "iterator", "ended", "begins")}
     return pickle.dumps(Snapshot(**said, generators=generators)), again

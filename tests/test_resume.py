@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -657,6 +659,36 @@ def test_bad_states(good: dict, change: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         loader.load_state_dict(state)
     assert loader.state_dict()["delivered"] == 0
+
+
+@pytest.mark.parametrize("where", ["generators", "many", "costs", "times", "version 1", "worker"])
+def test_a_state_that_stands_for_gigabytes(good: dict, where: str) -> None:
+    """It is refused before there is memory for that."""
+    bomb, part = pack(bytes(256 << 20)), pack(bytes(2 << 20))
+    worker = {"dataset": None, "iterator": None, "ended": False, "begins": False, "again": 0}
+    changes: dict[str, dict[str, Any]] = {
+        "generators": {"generators": {"sampler": bomb}},
+        "many": {"generators": {str(n): part for n in range(99)}},
+        "costs": {"costs": [bomb, pack(b"")]}, "times": {"costs": [pack(b""), bomb]},
+        "version 1": {"version": 1, "costs": [bomb, bomb, bomb]},
+        "worker": {"worker_states": [{**worker, "generators": {"torch": bomb}}]},
+    }  # fmt: skip
+    loader = make("generator", num_workers=0) if where == "worker" else make("generator")
+    state = {**good, **changes[where]}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="what is packed has more than .* bytes"):
+            loader.load_state_dict(state)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_state_whose_end_is_missing(good: dict) -> None:
+    whole = base64.b64decode(good["generators"]["sampler"])
+    short = base64.b64encode(whole[:-5]).decode()
+    with pytest.raises(ValueError, match="damaged: its end is missing"):
+        make("generator").load_state_dict({**good, "generators": {"sampler": short}})
 
 
 def test_costs_of_different_lengths(good: dict) -> None:

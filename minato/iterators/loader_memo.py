@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
 from ..progress import Progress
-from ..state import State, pack_costs
+from ..state import COSTS_MOST, State, pack_costs
 from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 if CORE:
     from .._core import CostModel
-
-#: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
-#: rest only enters the mean
-COSTS_MOST = 1 << 22
 
 #: of datasets with more samples costs are packed for states to come, too, for so many times as
 #: long as it has taken: those of millions take a good part of a second
