@@ -89,6 +89,10 @@ make_sample(const struct mn_cases *cases, struct mn_work *work, int64_t index,
     struct mn_source source = {.image_path = c->image, .label_path = c->label};
     int field = 0;
     int rc = mn_pipeline_apply(cases->pipeline, work, cases->tail, &source, key_hi, key_lo);
+    if (rc == 0 && (work->label.dtype != MN_DTYPE_NONE) != cases->has_label) {
+        rc = mn_fail(work->reader.text, EINVAL, "%s: the sample has %s label, unlike the first",
+                     where(cases, index), cases->has_label ? "no" : "a");
+    }
     if (rc == 0) {
         field = cases->windows ? store_window(cases, &work->image, index, out[0])
                                : store_volumes(cases, work, index, out);

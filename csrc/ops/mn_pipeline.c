@@ -222,13 +222,14 @@ run_op(struct mn_work *work, const struct mn_op *op, uint32_t number,
     }
 }
 
-static void
-bind_array(struct mn_view *view, const struct mn_op_volume *volume)
+static int
+bind_array(struct mn_view *view, const struct mn_op_volume *volume, struct mn_text *text)
 {
-    if (volume->dtype != MN_DTYPE_NONE) {
-        mn_view_of_memory(view, volume->dtype, volume->data, volume->shape,
-                          volume->strides);
+    if (volume->dtype == MN_DTYPE_NONE) {
+        return 0;
     }
+    mn_view_of_memory(view, volume->dtype, volume->data, volume->shape, volume->strides);
+    return mn_view_check(volume->shape, text);
 }
 
 /* Whether the pipeline reads files; it must then be given paths, and else arrays. */
@@ -254,9 +255,9 @@ mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work, int tail,
     mn_a64_add_relaxed(&pipeline->samples, 1);
     work->key_hi = key_hi;
     work->key_lo = key_lo;
-    if (source->image_path == NULL) {
-        bind_array(&work->image, &source->image);
-        bind_array(&work->label, &source->label);
+    if (rc == 0 && source->image_path == NULL) {
+        rc = bind_array(&work->image, &source->image, work->reader.text);
+        rc = rc == 0 ? bind_array(&work->label, &source->label, work->reader.text) : rc;
     }
     for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
         rc = run_op(work, &pipeline->ops[i], (uint32_t)i, source);

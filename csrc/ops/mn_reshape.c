@@ -7,19 +7,6 @@
 
 #include "ops/mn_pipeline.h"
 
-/* Checks that a volume of this shape can be addressed. */
-static int
-check_bytes(const int64_t *shape, struct mn_text *text)
-{
-    int64_t bytes = 8;
-    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
-        if (shape[axis] > 0 && __builtin_mul_overflow(bytes, shape[axis], &bytes)) {
-            return mn_fail(text, EINVAL, "the new size needs more than 2^63 bytes");
-        }
-    }
-    return 0;
-}
-
 static int
 new_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t *shape)
 {
@@ -52,7 +39,7 @@ mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text)
             shape[axis] = op->size[axis];
         }
     }
-    return check_bytes(shape, text);
+    return mn_view_check(shape, text);
 }
 
 /* Repeats `item` bytes at `from` over `count` places of `to`. */
@@ -181,7 +168,7 @@ mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *tex
             shape[axis] = (int64_t)size;
         }
     }
-    return check_bytes(shape, text);
+    return mn_view_check(shape, text);
 }
 
 /* Where output voxel i of an axis lies in the input, ends aligned with ends. */

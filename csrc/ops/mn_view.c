@@ -3,6 +3,7 @@
  */
 #include "ops/mn_view.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "ops/mn_convert.h"
@@ -55,6 +56,18 @@ mn_view_of_file(struct mn_view *view, const struct mn_npy_file *file)
     mn_view_of_block(view, file->npy.dtype, NULL, file->npy.shape);
     view->file = file;
     view->first_off = (int64_t)file->npy.data_off;
+}
+
+int
+mn_view_check(const int64_t *shape, struct mn_text *text)
+{
+    int64_t bytes = sizeof(double);
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        if (shape[axis] > 0 && __builtin_mul_overflow(bytes, shape[axis], &bytes)) {
+            return mn_fail(text, EINVAL, "the volume would need more than 2^63 bytes");
+        }
+    }
+    return 0;
 }
 
 size_t

@@ -67,8 +67,13 @@ mn_view_of_memory(struct mn_view *view, int dtype, const void *base, const int64
 void
 mn_view_of_block(struct mn_view *view, int dtype, const void *base, const int64_t *shape);
 
-/* Bytes of the voxels that will be. The shape of a view never overflows this: it comes
- * from something that exists, or was checked. */
+/* Fails where a volume of this shape cannot be addressed, whatever its dtype becomes. An axis of
+ * -1 is not known yet. */
+int
+mn_view_check(const int64_t *shape, struct mn_text *text);
+
+/* Bytes of the voxels that will be. The shape of a view never overflows this: it was checked.
+ * That it exists says nothing, because axes may be of stride 0 and files may have holes. */
 size_t
 mn_view_bytes(const struct mn_view *view);
 

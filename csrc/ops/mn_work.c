@@ -108,7 +108,7 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
                        path, mn_dtype_name(file->npy.dtype), mn_dtype_name(expected));
     }
     mn_view_of_file(which == 0 ? &work->image : &work->label, file);
-    return 0;
+    return mn_view_check(file->npy.shape, work->reader.text);
 }
 
 /* A mapped file is read by calls from where it is not in the page cache: they read ahead, and
@@ -177,7 +177,7 @@ is_whole_file(const struct mn_view *view)
 {
     int64_t strides[MN_VOLUME_DIMS];
     mn_strides_of(strides, view->shape, mn_dtype_size(view->source));
-    return view->file != NULL
+    return view->file != NULL && view->source == view->dtype
            && memcmp(view->shape, view->file->npy.shape, sizeof(view->shape)) == 0
            && memcmp(view->strides, strides, sizeof(strides)) == 0;
 }
@@ -203,10 +203,10 @@ static int
 check_label(const struct mn_work *work)
 {
     const struct mn_view *label = &work->label;
-    if (label->dtype != MN_DTYPE_U8 || label->source != MN_DTYPE_U8) {
+    if (label->dtype != MN_DTYPE_U8) {
         return mn_fail(work->reader.text, EINVAL,
                        "a balanced crop needs a uint8 label, found %s",
-                       mn_dtype_name(label->source));
+                       mn_dtype_name(label->dtype));
     }
     if (label->shape[0] != 1) {
         return mn_fail(work->reader.text, EINVAL,
@@ -230,7 +230,8 @@ mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes)
             return 0;
         }
     }
-    if (rc == 0 && file != NULL && !whole_file) {
+    if (rc == 0 && !whole_file
+        && (file != NULL || work->label.source != work->label.dtype)) {
         rc = mn_work_settle(work, &work->label);
     }
     free(work->boxes);

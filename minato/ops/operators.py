@@ -4,6 +4,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+from array import array
+from operator import index
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Union
 
@@ -31,13 +33,14 @@ def _spec(kind: int, *, flag: bool = False, keep: bool = False,
           dtypes: tuple[int, int] = (0, 0), size: Sequence[int] = (0, 0, 0), p: float = 0.0,
           per_axis: Sequence[float] = (0.0, 0.0, 0.0), values: Sequence[float] = (),
           capsule: Any = None) -> tuple[Any, ...]:
-    """An operator as _ops.Pipeline takes it."""
-    padded = (*values, 0.0, 0.0, 0.0, 0.0)[:4]
+    """An operator as _ops.Pipeline takes it. Raises TypeError for values that are no numbers."""
+    padded = (*array("d", values), 0.0, 0.0, 0.0, 0.0)[:4]
     return (kind, flag, keep, dtypes, tuple(size), p, tuple(per_axis), padded, capsule)
 
 
 def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    sizes = (value,) * 3 if isinstance(value, int) else tuple(int(v) for v in value)
+    each: Any = value if np.ndim(value) else (value,) * 3
+    sizes = tuple(map(index, each))
     if len(sizes) != 3 or any(not 1 <= v < 2**31 for v in sizes):
         raise ValueError(f"{name} must be one or three lengths of at least 1, got {value!r}")
     return sizes
@@ -50,10 +53,10 @@ def _probability(p: float) -> float:
 
 
 def _dtype(name: str, allowed: Iterable[str]) -> int:
-    text = np.dtype(name).name
-    if text not in allowed:
-        raise ValueError(f"dtype must be one of {', '.join(allowed)}, got {text}")
-    return DTYPES[text]
+    dtype = np.dtype(name)
+    if dtype.name not in allowed or not dtype.isnative:
+        raise ValueError(f"dtype must be one of {', '.join(allowed)}, got {dtype}")
+    return DTYPES[dtype.name]
 
 
 def random_bits() -> int:
@@ -197,7 +200,7 @@ class RandFlip(Operator):
         self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
-        each = (self.p,) * 3 if isinstance(self.p, (int, float)) else tuple(self.p)
+        each: Any = self.p if np.ndim(self.p) else (self.p,) * 3
         if len(each) != 3:
             raise ValueError(f"p must be one or three probabilities, got {self.p!r}")
         return _spec(_FLIP, per_axis=[_probability(p) for p in each])

@@ -321,6 +321,28 @@ def test_a_fork_in_the_middle_of_work(dataset):
         thread.join()
 
 
+@pytest.mark.parametrize("first", ["a label", "no label"])
+def test_a_case_with_a_label_beside_one_without(files, first):
+    """Its label is not left out, and the other's is not made up."""
+    cases = [files[0], (files[1][0], None)][:: 1 if first == "a label" else -1]
+    dataset = ops.VolumeDataset(cases, ops.Pipeline([ops.ReadNpy(), ops.RandCrop(5)]), resident=True)
+    for parts in (dataset, dataset._windows().dataset):
+        assert len(parts[0])
+        told = "no label" if first == "a label" else "a label"
+        with pytest.raises(ValueError, match=f"_x.npy: the sample has {told}, unlike the first"):
+            parts[1]
+
+
+def test_labels_of_files_that_are_cast(files, tmp_path):
+    image, label = files[0]
+    np.save(tmp_path / "y.npy", np.load(label).astype(np.int16))
+    crop = [ops.Cast(None, "uint8"), ops.RandBalancedCrop(5, 1.0)]
+    for key in range(5):
+        got = ops.Pipeline([ops.ReadNpy(label="int16"), *crop])(image, tmp_path / "y.npy", key=key)
+        want = ops.Pipeline([ops.ReadNpy(), *crop])(image, label, key=key)
+        assert got[0].tobytes() == want[0].tobytes() and got[1].tobytes() == want[1].tobytes()
+
+
 def test_errors_name_the_file(files, tmp_path):
     dataset = ops.VolumeDataset(files, strong(17))
     with pytest.raises(ValueError, match="case_2_x.npy: axis 2 has 16 voxels"):

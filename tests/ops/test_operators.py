@@ -1,6 +1,8 @@
 """Each operator, alone and fused, against NumPy and SciPy with the same draws."""
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -300,6 +302,16 @@ def test_every_order_of_operators(pair):
             both(ops.Pipeline(order)(*pair, key=key), result)
 
 
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
+def test_a_label_that_was_cast_has_boxes(dtype):
+    """Fused as one by one, of arrays and of flips of them."""
+    image, label = make_pair(4, SHAPE)
+    for key in KEYS[:10]:
+        crop = [ops.RandFlip(0.5), ops.Cast(None, "uint8"), ops.RandBalancedCrop(5, 1.0)]
+        both(ops.Pipeline(crop)(image, label.astype(dtype), key=key),
+             ops.Pipeline(crop)(image, label, key=key))
+
+
 def test_a_pipeline_of_nothing_copies(pair):
     got = ops.Pipeline([])(*pair)
     both(got, pair)
@@ -318,6 +330,9 @@ def test_outputs_that_are_given(pair):
             pipeline(*pair, key=1, out=bad)
     with pytest.raises(ValueError, match="shares memory"):
         ops.RandFlip(1)(pair[0], key=1, out=(pair[0], None))
+    plain = (ctypes.c_float * 4 * 4 * 4 * 1)()  # a buffer that tells no strides
+    assert pipeline(*pair, key=1, out=(plain, None))[0] is plain
+    same(np.array(plain), out[0])
     frozen = out[0].copy()
     frozen.flags.writeable = False
     with pytest.raises((ValueError, BufferError)):
@@ -365,6 +380,29 @@ def test_arguments_are_checked(make, words):
         make()
 
 
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: ops.RandCrop(2.5), "integer"),
+    (lambda: ops.RandCrop((4, 4.0, 4)), "integer"),
+    (lambda: ops.Pad("345"), "integer"),
+    (lambda: ops.Resample((4, None, 4)), "integer"),
+    (lambda: ops.RandScaleIntensity(low="0.7"), "number"),
+    (lambda: ops.RandGaussianNoise(mean=None), "number"),
+    (lambda: ops.Pad(4, image=1j), "number"),
+])
+def test_what_is_no_number_is_refused_at_once(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_numbers_of_numpy(pair):
+    both(ops.RandCrop(np.int64(5))(*pair, key=1), ops.RandCrop(5)(*pair, key=1))
+    both(ops.RandCrop(np.array([5, 4, 3]))(*pair, key=1), ops.RandCrop((5, 4, 3))(*pair, key=1))
+    both(ops.RandFlip(np.float32(0.5))(*pair, key=1), ops.RandFlip(0.5)(*pair, key=1))
+    for make in (lambda: ops.Cast(">f4"), lambda: ops.ReadNpy(">i2")):
+        with pytest.raises(ValueError, match="dtype must be .*, got >"):
+            make()
+
+
 def test_wrong_volumes_are_named(pair):
     image, label = pair
     for volume, kind, words in [(image[0], ValueError, "4 axes"),
@@ -403,3 +441,12 @@ def test_wrong_volumes_are_named(pair):
 def test_too_large_for_memory(pair):
     with pytest.raises(MemoryError, match="bytes"):
         ops.Resample((2**20, 2**20, 2**18))(pair[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 2**31, 2**31, 1), (1, 1, 1, 2**62), (1, 2**30, 2**31, 1)])
+@pytest.mark.parametrize("steps", [[ops.RandGaussianNoise(1.0), ops.RandCrop(1)], [ops.Resample(1)]])
+def test_one_voxel_seen_again_and_again(shape, steps):
+    """Its own bytes can be counted, those of the float32 volume that is made of it cannot."""
+    endless = np.broadcast_to(np.uint8(1), shape)
+    with pytest.raises(ValueError, match=r"2\^63 bytes"):
+        ops.Pipeline([ops.Cast(), *steps])(endless, key=1)

@@ -90,7 +90,10 @@ mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_vol
     volume->dtype = dtype_of(buffer);
     for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
         volume->shape[axis] = buffer->shape[axis];
-        volume->strides[axis] = buffer->strides[axis];
+    }
+    mn_strides_of(volume->strides, volume->shape, mn_dtype_size(volume->dtype));
+    for (int axis = 0; buffer->strides != NULL && axis < MN_VOLUME_DIMS; axis++) {
+        volume->strides[axis] = buffer->strides[axis]; /* ctypes gives none */
     }
     return 0;
 }
