@@ -16,7 +16,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,23 +34,8 @@ with seen:
     from minato.transport import messages
     from minato.transport.layouts import Layout, NoLayout, alike, plain
 
-T = TypeVar("T")
-
-
-class Draws:
-    """Numbers and choices out of bytes; zeros behind their end."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def below(self, n: int) -> int:
-        byte = self.data[self.at] if self.at < len(self.data) else 0
-        self.at += 1
-        return byte % n
-
-    def one_of(self, choices: list[T]) -> T:
-        return choices[self.below(len(choices))]
-
+    from fuzz.mn_draws import Draws
+    from fuzz.mn_fuzz_pipelines import dataset, pipeline
 
 # ---- layouts: samples of all kinds, as rows and as messages --------------------------------------
 
@@ -283,7 +268,9 @@ def state(data: bytes) -> None:
         json.dumps(loader.state_dict())
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {"layout": layout, "state": state}
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "layout": layout, "state": state, "pipeline": pipeline, "dataset": dataset,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

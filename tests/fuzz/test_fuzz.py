@@ -1,9 +1,9 @@
 """What reads that which others wrote, on inputs that nobody meant: .npy headers, envelopes and costs
-in C; samples of all kinds and states in Python.
+in C; samples of all kinds, states, and pipelines of native operators in Python.
 
 Every target in C is built with gcc and its sanitizers and runs changed seeds; those in Python run
-on random bytes. With MINATO_FUZZ_SECONDS set and a clang that has libFuzzer, or atheris, which see
-what they cover, these run each for so long, too.
+on random bytes. With MINATO_FUZZ_SECONDS set these do for so long, and so do a clang that has
+libFuzzer, and atheris, which see what they cover.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -113,13 +114,15 @@ def test_changed_inputs(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"MINATO_TEST_SEED={SEED}\n{done.stderr[-5000:]}"
 
 
+@pytest.mark.limit(SECONDS * 2 + 120)
 @pytest.mark.parametrize("name", mn_fuzz_python.TARGETS)
 def test_random_bytes(name: str) -> None:
-    rng = random.Random(SEED)
+    rng, rounds, end = random.Random(SEED), 0, time.monotonic() + SECONDS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(PYTHON_ROUNDS):
-            data = rng.randbytes(rng.randrange(60))
+        while rounds < PYTHON_ROUNDS or time.monotonic() < end:
+            data = rng.randbytes(rng.randrange(120))
+            rounds += 1
             try:
                 mn_fuzz_python.TARGETS[name](data)
             except Exception as error:

@@ -151,6 +151,37 @@ def rand_noise(image, draws, p=0.1, std=0.1, mean=0.0):
     return image + noise
 
 
+def place(n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each of `size` voxels over `n`, ends aligned with ends: the two around it, and where it
+    lies between them."""
+    at = np.arange(size) * (n - 1) / (size - 1) if size > 1 else np.zeros(1)
+    low = np.minimum(at.astype(np.int64), n - 1)
+    return low, np.minimum(low + 1, n - 1), (at - low).astype(np.float32)
+
+
+def mix(a: np.ndarray, b: np.ndarray, t: np.ndarray) -> np.ndarray:
+    return a + (b - a) * t
+
+
+def linear(image, shape):
+    """Trilinear: by height, then depth, then width."""
+    if tuple(shape) == image.shape[1:]:
+        return image
+    (z, z1, tz), (y, y1, ty), (x, x1, tx) = map(place, image.shape[1:], shape)
+    rows = mix(image[:, :, y], image[:, :, y1], ty[:, None])
+    planes = mix(rows[:, z], rows[:, z1], tz[:, None, None])
+    return mix(planes[..., x], planes[..., x1], tx)
+
+
+def nearest(label, shape):
+    """As torch's interpolate(mode="nearest") has it."""
+    f = np.float32
+    for axis, (n, size) in enumerate(zip(label.shape[1:], shape), 1):
+        at = np.floor(np.arange(size, dtype=f) * (f(n) / f(size))).astype(np.int64)
+        label = np.take(label, np.minimum(at, n - 1), axis)
+    return label
+
+
 def training(image, label, key, patch, foreground=0.4, p=0.1):
     """The whole chain of ops.unet3d_training, whose first operator is ReadNpy."""
     image, label = rand_balanced_crop(image, label, Draws(key, 1), patch, foreground)
