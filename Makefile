@@ -205,7 +205,7 @@ reference: build
 # Breaks the sources in known ways, and expects the tests to notice.
 mutants: build
 	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q -k "broken or mutants" tests/test_c_primitives.py \
-	  tests/test_sanitized.py
+	  tests/test_sanitized.py tests/attack/test_planted.py
 
 FUZZ_SECONDS ?= 300
 fuzz: fuzz-differential fuzz-properties fuzz-inputs
