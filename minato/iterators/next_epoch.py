@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,45 @@ class SamplerEnd:
             self.short = int(len(self._sampler) % self._batches.batch_size != 0)
 
 
+class EpochsTold:
+    """What the program has told the samplers of epochs, by the whole numbers that they hold: there is
+    no seeing it otherwise where it calls their own ``set_epoch``, as it has to with torch's loader."""
+
+    def __init__(self, loader: Any) -> None:
+        batches = loader.batch_sampler
+        parts = loader.sampler, getattr(batches, "sampler", None), batches
+        self._parts = [part for part in parts if callable(getattr(part, "set_epoch", None))]
+        self._seen: list[int] = []
+
+    def note(self) -> None:
+        """What there is now is known to the epoch that is drawn."""
+        self._seen = self._numbers()
+
+    def changed(self) -> bool:
+        """Whether they were told anything since."""
+        return self._seen != self._numbers()
+
+    def noted(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """The indices of an epoch. A sampler may count while it is drawn from."""
+        self.note()
+        return _Noted(self, indices) if self._parts else indices
+
+    def _numbers(self) -> list[int]:
+        held = (value for part in self._parts for value in getattr(part, "__dict__", {}).values())
+        return [value for value in held if type(value) is int]
+
+
+class _Noted(Iterator[Any]):
+    def __init__(self, told: EpochsTold, indices: Iterator[Any]) -> None:
+        self._told, self._indices = told, indices
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._indices)
+        finally:
+            self._told.note()
+
+
 class NextEpoch:
     """Whether the next epoch begins early, and what takes it back."""
 
@@ -52,6 +92,7 @@ class NextEpoch:
 
     def __init__(self, loader: Any, position: Position, window: Window) -> None:
         self.end = SamplerEnd(loader, window.far)
+        self.told = EpochsTold(loader)
         self._position = position
         self._window = window
 
@@ -76,12 +117,12 @@ class NextEpoch:
     def adopt(self) -> bool:
         """Makes the epoch that was begun early the present one; False when there is none, or
         it is stale: the last was left in the middle, or set_epoch or load_state_dict was
-        called since."""
+        called since, the samplers' own included."""
         early, self.early = self.early, None
         if early is None:
             return False
         memo = self._position.memo
-        told = early.progress.user_epoch != memo.user_epoch
+        told = early.progress.user_epoch != memo.user_epoch or self.told.changed()
         if self.left(early) > 0 or told or memo.resume is not None:
             self._undo(early)
             return False

@@ -150,7 +150,8 @@ class Planner:
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
-        self._open(self.position.watched(iter(self._sampler), early.progress), early)
+        indices = self.position.watched(iter(self._sampler), early.progress)
+        self._open(self.next_epoch.told.noted(indices), early)
 
     def _open(self, indices: Iterator[Any], early: EpochAhead | None = None) -> None:
         if self._spares is not None:

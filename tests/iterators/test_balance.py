@@ -489,6 +489,48 @@ class TestNextEpochEarly:
             loader.set_epoch(epoch)
             assert sum(indices(loader), [])[:3] == [epoch, epoch + 1, epoch + 2]
 
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_what_only_the_sampler_is_told_discards_it_too(self, batched):
+        """Programs written for torch tell a DistributedSampler, and not the loader."""
+        orders = []
+        for cls in (minato.DataLoader, torch.utils.data.DataLoader):
+            early = {"prefetch_next_epoch": True} if cls is minato.DataLoader else {}
+            sampler = torch.utils.data.DistributedSampler(range(24), 1, 0)
+            order = {"sampler": sampler, "batch_size": 2}
+            if batched:
+                order = {"batch_sampler": torch.utils.data.BatchSampler(sampler, 2, False)}
+            loader = cls(Counting(24), **order, **early, **self.options())
+            epochs = []
+            for epoch in (0, 1, 2, 2):
+                sampler.set_epoch(epoch)
+                epochs.append(sum(indices_of(loader), []))
+            orders.append(epochs)
+        assert orders[0] == orders[1]
+        assert orders[0][3] == orders[0][2] != orders[0][1] != orders[0][0]
+
+    def test_a_sampler_that_counts_is_not_taken_for_one_that_was_told(self):
+        """It counts while its epoch is begun early, and that epoch is not begun again."""
+
+        class Counts(torch.utils.data.Sampler):
+            epoch = begun = 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __len__(self):
+                return 8
+
+            def __iter__(self):
+                self.begun += 1
+                yield from (torch.arange(8) + self.epoch).remainder(8).tolist()
+                self.epoch += 1
+
+        for early in (False, True):
+            loader = make(Counting(8), prefetch_next_epoch=early, sampler=(sampler := Counts()),
+                          batch_size=2, **self.options(shuffle=None))  # fmt: skip
+            assert [sum(indices_of(loader), [])[0] for _ in range(4)] == [0, 1, 2, 3]
+            assert sampler.begun == 4 + early
+
     def test_needs_persistent_workers(self):
         with pytest.raises(ValueError, match="persistent_workers=True"):
             make(Costly(), prefetch_next_epoch=True)
