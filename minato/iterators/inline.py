@@ -190,8 +190,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._position.errors += 1
             raise
         finally:
-            if self._number > drawn and not self._progress.finished:
-                self._progress.delivered(self._number - 1)
+            last = self._number - 1  # if it was left out it has been counted
+            if last >= drawn and not self._progress.finished and not self._progress.has(last):
+                self._progress.delivered(last)
 
     def _fetched(self) -> Any:
         if self._tolerant is None:

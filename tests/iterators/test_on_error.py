@@ -409,3 +409,27 @@ def test_what_is_said_once_is_said_once() -> None:
         except ValueError as error:
             notes.append(error_text(error))
     assert len(notes) == 3 and all(one.count("could not be made") == 1 for one in notes)
+
+
+class Stumbles(list[list[int]]):
+    """Batches; before the third the sampler raises once, and goes on."""
+
+    def __iter__(self) -> Any:
+        return map(self._given, range(len(self)))
+
+    def _given(self, number: int) -> list[int]:
+        if number == 2:
+            raise OSError("the list of samples cannot be read")
+        return self[number]
+
+
+def test_a_batch_that_is_left_out_before_the_sampler_fails_is_counted_once() -> None:
+    batches = Stumbles([[0, 1], [8, 9], [0, 0], [4, 5]])
+    made = minato.DataLoader(Broken(), batch_sampler=batches, on_error="skip", max_errors=2)
+    iterator = iter(made)
+    assert next(iterator)["i"].tolist() == [0, 1]
+    with pytest.raises(OSError, match="list of samples"):
+        next(iterator)
+    state = made.state_dict()
+    assert (state["delivered"], state["delivered_beyond"]) == (2, [])
+    assert [batch["i"].tolist() for batch in iterator] == [[4, 5]]
