@@ -205,7 +205,8 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
 def _queued(pid: int) -> float:
     """Seconds that a process was ready to run and had no core; 0 where that is not known."""
     try:
-        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+        # In bytes: it may be garbage that is collected while a codec is being imported.
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) * _NS
     except (OSError, ValueError, IndexError):
         return 0.0

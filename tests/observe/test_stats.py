@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -375,6 +377,28 @@ def test_what_a_persistent_loader_is_not_told() -> None:
 
 def test_too_early_for_a_verdict() -> None:
     assert "Too early" in _verdict.verdict({"deaths": 0}, 1, _verdict.Facts())
+
+
+ENDS = """
+import sys
+import minato
+
+loader = minato.DataLoader(range(4), num_workers=1)
+iterator = iter(loader)
+next(iterator)
+before = set(sys.modules)
+del iterator
+print(*(name for name in sorted(set(sys.modules) - before) if name.startswith("encodings.")))
+"""
+
+
+def test_an_iterator_that_ends_imports_no_codec() -> None:
+    """It may be garbage, collected while that codec is being imported, and then there is none."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ENDS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == done.stderr.strip() == ""
 
 
 def test_facts_for_the_verdict() -> None:
