@@ -85,9 +85,10 @@ start_one(struct mn_engine *e)
 {
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY && !k->retired) {
+        if (!e->crew.members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
+            && !k->retired) {
             mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_NOT);
-            mn_a32_store_seqcst(&k->state, MN_WORKER_WANTED);
+            mn_crew_want(&e->crew, w);
             return (int32_t)w;
         }
     }

@@ -24,6 +24,14 @@ anybody_says_so(const struct mn_engine *e, uint32_t task)
     return w < e->shm.ctl->nworkers;
 }
 
+/* Whether it is on no queue though it says so: an entry of a queue names the generation, which is
+ * the trainer's own. */
+static bool
+is_of_no_queue(const struct mn_engine *e, uint32_t task, uint64_t word)
+{
+    return mn_word_status(word) == MN_TASK_QUEUED && mn_word_gen(word) != e->tasks.gens[task];
+}
+
 static bool
 is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
 {
@@ -32,7 +40,7 @@ is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
     case MN_TASK_RUNNING:
         return worker < e->shm.ctl->nworkers && !says_so(e, worker, task);
     case MN_TASK_QUEUED:
-        return anybody_says_so(e, task);
+        return is_of_no_queue(e, task, word) || anybody_says_so(e, task);
     default:
         return false;
     }
@@ -91,7 +99,11 @@ take_back(struct mn_engine *e, struct mn_claims *c)
     }
     c->ending = false;
     struct mn_death death = e->crew.death; /* of who was ended for it last */
-    mn_tasks_take_back(&e->tasks, c->task, c->word, &death);
+    /* How often it was tried is not known where the word is wrong: it is not made again. */
+    uint64_t word = is_of_no_queue(e, c->task, c->word)
+                        ? mn_task_word(0, 0, 0xff, MN_TASK_QUEUED)
+                        : c->word;
+    mn_tasks_take_back(&e->tasks, c->task, word, &death);
     e->crew.wakes.workers++;
     return true;
 }

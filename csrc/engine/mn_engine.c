@@ -132,7 +132,7 @@ publish_sizes(struct mn_engine *e)
     c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
     mn_engine_init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
-        mn_a32_store_relaxed(&mn_worker_at(&e->shm, w)->state, MN_WORKER_WANTED);
+        mn_crew_want(&e->crew, w);
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     mn_a64_store_relaxed(&c->limit_bytes, e->arena.limit);

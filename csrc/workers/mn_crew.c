@@ -118,7 +118,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     m->dead = false;
     mn_a32_store_relaxed(&m->end, 0);
     k->retired = m->retired;
-    k->respawn = again && c->respawn && !m->retired;
+    k->respawn = m->wanted = again && c->respawn && !m->retired;
     k->pause_ms = pause_after(m->crash_loop);
     k->began = 0;
     mn_a32_store_relaxed(&k->leave, 0);
@@ -130,6 +130,13 @@ mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how)
 {
     c->members[worker].asked = how != MN_LEAVE_NOT;
     mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->leave, how);
+}
+
+void
+mn_crew_want(struct mn_crew *c, uint32_t worker)
+{
+    c->members[worker].wanted = true;
+    mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->state, MN_WORKER_WANTED);
 }
 
 void
@@ -180,9 +187,7 @@ mn_crew_live(const struct mn_crew *c)
 {
     uint32_t live = 0;
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
-        struct mn_worker *k = mn_worker_at(&c->shm, w);
-        uint32_t st = mn_a32_load_acquire(&k->state);
-        live += st != MN_WORKER_EMPTY && !(st == MN_WORKER_SWEPT && !k->respawn);
+        live += c->members[w].wanted;
     }
     return live;
 }

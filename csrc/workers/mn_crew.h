@@ -59,6 +59,7 @@ struct mn_crew {
         uint32_t crash_loop; /* deaths in a row without a finished task, */
         uint32_t unready; /* and how many of them, the last ones, while the worker started */
         uint64_t unready_ns; /* when the first of those was seen */
+        bool wanted;     /* one is here or is to come, whatever its entry says */
         bool asked;      /* to leave, by the trainer: its entry may say anything */
         bool retired;    /* by the user */
         uint64_t tasks;  /* finished in this place before the present worker came */
@@ -109,6 +110,10 @@ mn_crew_crash_loop(const struct mn_crew *c);
  * MN_LEAVE_NOT: never mind. */
 void
 mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how);
+
+/* A worker is to come to this place. */
+void
+mn_crew_want(struct mn_crew *c, uint32_t worker);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void

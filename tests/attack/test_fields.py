@@ -128,11 +128,13 @@ VALUES = [
     lambda old: b"\x01" + bytes(len(old) - 1),
     lambda old: old[:-1] + bytes([old[-1] ^ 0x80]),
 ]
+#: fields of which more values mean something
+TELLING = {"word", "state"}
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
 @pytest.mark.parametrize("record", RECORDS)
-@pytest.mark.parametrize("workers", [1, 2] if SECONDS >= 30 else [2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_field_that_is_written_over(record: str, workers: int) -> None:
     dataset = Written()
     loader = minato.DataLoader(
@@ -140,8 +142,8 @@ def test_a_field_that_is_written_over(record: str, workers: int) -> None:
     )
     assert torch.cat(list(loader)).tolist() == list(range(64))
     wrong = []
-    for value in range(len(VALUES)) if SECONDS >= 30 else range(2):
-        for name, offset, size in fields(record):
+    for name, offset, size in fields(record):
+        for value in range(len(VALUES)) if SECONDS >= 30 or name in TELLING else range(2):
             dataset.told[:] = [1 + [*RECORDS].index(record), offset, size, value]
             for turn in range(2):
                 got = epoch(loader)

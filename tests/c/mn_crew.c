@@ -103,7 +103,7 @@ set_up(struct bench *s, uint32_t max_retries)
     s->fake = (struct fake){{fake_look, fake_gone, fake_stopped, fake_end, true}, .shm = s->shm};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
-        mn_a32_store_seqcst(&t->workers[w].state, MN_WORKER_WANTED);
+        mn_crew_want(&s->crew, w);
     }
     fake_look(&s->fake.executor);
 }
@@ -320,6 +320,8 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
     CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].leave), MN_LEAVE_SHRINK);
+    mn_a32_store_seqcst(&s.t->workers[2].state, MN_WORKER_EMPTY); /* nobody is there, it says */
+    CHECK_EQ(mn_crew_live(&s.crew), 3);
     s.crew.members[2].dead = true;
     struct mn_death death = die(&s, 2, 0, false);
     CHECK_EQ(death.status, MN_STATUS_DAMAGED + MN_DAMAGE_TIMES);
@@ -376,7 +378,7 @@ a_stopped_executor_is_ended_if_somebody_is_to_come(void)
         mn_watch_look(&watch, now_ns += 1000000000);
     }
     CHECK(!s.crew.lost);
-    mn_a32_store_seqcst(&s.t->workers[1].state, MN_WORKER_WANTED);
+    mn_crew_want(&s.crew, 1);
     s.fake.stopped = false; /* the system refuses, perhaps */
     for (int i = 0; i < 30; i++) {
         mn_watch_look(&watch, now_ns += 1000000000);
@@ -405,7 +407,7 @@ an_executor_that_makes_nobody_is_ended(void)
         struct mn_watch watch;
         set_up_watch(&s, &guard, &watch);
         uint64_t now_ns = 0;
-        mn_a32_store_seqcst(&s.t->workers[0].state, MN_WORKER_WANTED);
+        mn_crew_want(&s.crew, 0);
         for (int i = 0; i < 2000; i++) {
             mn_watch_look(&watch, now_ns += 1000000000);
         }

@@ -134,7 +134,8 @@ churn(struct plant *p, uint64_t *dice)
 {
     struct mn_engine *e = p->e;
     mn_mutex_lock(&e->mutex);
-    struct mn_worker *k = mn_worker_at(&e->shm, (uint32_t)(mn_test_random(dice) % THREADS));
+    uint32_t worker = (uint32_t)(mn_test_random(dice) % THREADS);
+    struct mn_worker *k = mn_worker_at(&e->shm, worker);
     uint32_t state = mn_a32_load_acquire(&k->state), staying = 0;
     for (uint32_t w = 0; w < THREADS; w++) {
         struct mn_worker *other = mn_worker_at(&e->shm, w);
@@ -143,7 +144,7 @@ churn(struct plant *p, uint64_t *dice)
     }
     if (state == MN_WORKER_EMPTY) {
         mn_a32_store_release(&k->leave, 0);
-        mn_a32_store_seqcst(&k->state, MN_WORKER_WANTED);
+        mn_crew_want(&e->crew, worker);
     }
     else if (state == MN_WORKER_READY && staying > 1) {
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
