@@ -260,8 +260,8 @@ enum mn_leave {
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
     mn_a32 state;
-    /* The trainer looks at these four and at born at any time, for statistics and to see who is
-     * there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
+    /* The trainer looks at pid, starts, tid, exit_status and born at any time, for statistics and
+     * to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
     mn_a32 pid;
     mn_a32 starts;  /* processes that have had this slot; who makes them */
     mn_a32 tid;     /* the thread that works; 0: the process's first */

@@ -38,9 +38,13 @@ def _spec(kind: int, *, flag: bool = False, keep: bool = False,
     return (kind, flag, keep, dtypes, tuple(size), p, tuple(per_axis), padded, capsule)
 
 
+def _of_each_axis(value: Any) -> Any:
+    """What is given for each axis, or once for all three."""
+    return value if np.ndim(value) else (value,) * 3
+
+
 def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    each: Any = value if np.ndim(value) else (value,) * 3
-    sizes = tuple(map(index, each))
+    sizes = tuple(map(index, _of_each_axis(value)))
     if len(sizes) != 3 or any(not 1 <= v < 2**31 for v in sizes):
         raise ValueError(f"{name} must be one or three lengths of at least 1, got {value!r}")
     return sizes
@@ -200,7 +204,7 @@ class RandFlip(Operator):
         self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
-        each: Any = self.p if np.ndim(self.p) else (self.p,) * 3
+        each = _of_each_axis(self.p)
         if len(each) != 3:
             raise ValueError(f"p must be one or three probabilities, got {self.p!r}")
         return _spec(_FLIP, per_axis=[_probability(p) for p in each])
