@@ -386,6 +386,13 @@ sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t co
     return s->fault;
 }
 
+/* From now on the consumer takes so long for a batch. */
+SIM_EXPORT void
+sim_consumer(struct sim *s, int64_t ns)
+{
+    s->c.consumer_ns = ns;
+}
+
 SIM_EXPORT void
 sim_free(struct sim *s)
 {

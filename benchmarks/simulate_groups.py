@@ -263,6 +263,7 @@ def engine(folder: str) -> ctypes.CDLL:
     library.sim_new.restype = ctypes.c_void_p
     library.sim_new.argtypes = [ctypes.POINTER(CCase)]
     library.sim_free.argtypes = [ctypes.c_void_p]
+    library.sim_consumer.argtypes = [ctypes.c_void_p, LONG]
     library.sim_epoch.argtypes = [ctypes.c_void_p, LONGS, ctypes.c_char_p, LONG,
                                   ctypes.POINTER(CResult)]  # fmt: skip
     return library
@@ -289,6 +290,10 @@ class Plan:
 
     def __exit__(self, *error: object) -> None:
         self.library.sim_free(self.sim)
+
+    def consumer_is(self, ns: int) -> None:
+        """From now on the consumer takes so long for a batch."""
+        self.library.sim_consumer(self.sim, ns)
 
     def epoch_of(self, order: Sequence[int]) -> CResult:
         """RuntimeError where a sample is lost or repeated, or nobody goes on."""

@@ -141,8 +141,13 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     const struct mn_worker_view *v = &r->facts.workers[victim];
     struct border b = best_border(p, r, victim, v->left_ns);
     bool idles = b.keeps == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
-    if (r->soon && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
-        return false; /* what nobody is at costs nothing to begin with */
+    /* What nobody is at costs nothing to begin with. But it may never be its turn: past the window
+     * something starts only while the head stands still. */
+    uint64_t idle_ns = p->shares.of[helper].idle_ns;
+    bool waits = idle_ns == 0
+                 || (int64_t)(r->facts.now_ns - idle_ns) < mn_plan_patience_ns(p->pace.batch_bytes);
+    if (r->soon && waits && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
+        return false;
     }
     /* A group that is opened again for next to nothing takes the processor from others. */
     int64_t worth = b.price_ns + b.price_ns / HELP_MARGIN;

@@ -340,14 +340,28 @@ belongs_home(const struct mn_plan *p, const struct mn_piece *x)
            && rows * p->known.away_ns > p->known.opening_ns;
 }
 
+/* Whether so much is planned for a piece's home that it is made sooner elsewhere, all in all: more
+ * than an equal part of everything, by a quarter of that and by what the piece costs elsewhere.
+ * One worker may be home to all, if the program was slow as they were made. */
+static bool
+home_is_full(const struct mn_plan *p, const struct mn_piece *x)
+{
+    int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
+    int64_t all_ns = p->shares.cost_ns + p->dispatch.work_ns + x->cost_ns;
+    int64_t part_ns = all_ns / (int64_t)p->pace.active;
+    int64_t more_ns = p->shares.of[x->home].cost_ns - part_ns;
+    return more_ns > part_ns / 4 + rows * p->known.away_ns;
+}
+
 /* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
  * dispatcher. */
 static void
 place(struct mn_plan *p, struct mn_piece *x)
 {
     const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
-    int64_t w = mn_piece_slow(p, x) ? -1 : x->home;
-    if (belongs_home(p, x)) {
+    bool full = x->home >= 0 && home_is_full(p, x);
+    int64_t w = mn_piece_slow(p, x) || full ? -1 : x->home;
+    if (belongs_home(p, x) && !full) {
         w = x->home;
     }
     else if (x->chain == p->shares.chain.number && p->shares.chain.owner >= 0) {

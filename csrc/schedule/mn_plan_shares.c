@@ -179,6 +179,8 @@ mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
     r->idle = v->queued == 0 && v->running_ns < 0;
     struct mn_piece *x = next_for(p, r, w);
     *out = (struct mn_plan_start){.piece = x};
+    uint64_t *idle_ns = &p->shares.of[w].idle_ns;
+    *idle_ns = x != NULL || !r->idle ? 0 : *idle_ns != 0 ? *idle_ns : r->facts.now_ns;
     if (x == NULL) {
         p->stall.held = p->stall.held || r->held;
         out->helps = r->idle ? mn_plan_find_stuck(p, r, w) : p->cfg.max_workers;

@@ -63,10 +63,11 @@ struct mn_plan_together {
 /* What one worker alone is to do next, as long as nobody has to help. */
 struct mn_share {
     struct mn_piece *first, *last;
-    uint64_t chain;  /* of what it was given last */
-    int64_t cost_ns; /* of what is in it */
-    uint32_t tasks;  /* in it */
-    bool usable;     /* its worker was there at the last look */
+    uint64_t chain;   /* of what it was given last */
+    int64_t cost_ns;  /* of what is in it */
+    uint32_t tasks;   /* in it */
+    uint64_t idle_ns; /* since when its worker has nothing to start; 0: it has */
+    bool usable;      /* its worker was there at the last look */
 };
 
 /* Whose the pieces are, while neighbours are kept together. */

@@ -281,6 +281,30 @@ def test_nothing_is_taken_over_where_the_consumer_is_slower(library) -> None:
         assert plan.opened < 1.2
 
 
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("ms", [2, 7])
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("away", [0, 1])
+def test_one_worker_that_made_all_for_a_slow_consumer_is_not_home_to_all(
+    library, workers: int, ms: int, far: bool, away: int
+) -> None:
+    """In the first epoch one is enough, as while a program compiles its model. After that all work,
+    though what a worker makes first costs more there."""
+    n, each = 480, ms * MS
+    away *= each
+    work = groups.Work([each] * n, [*range(n)], [away] * n)
+    slow = 4 * (each + away)
+    case = groups.Case("home", 2, workers, lambda rng: work, held=n, mixed=0, far=far, consumer=slow)
+    rng, waits = random.Random(0), []
+    with groups.Plan(library, case, work, True, False) as plan:
+        plan.epoch_of(case.order(work, rng))
+        plan.consumer_is(0)
+        for _epoch in range(3):
+            found = plan.epoch_of(case.order(work, rng))
+            waits.append((found.wall_ns - found.opened * away / workers) / (n * each / workers))
+    assert all(wait < 1.25 for wait in waits)
+
+
 def test_pieces_that_all_open_a_group_are_made_in_their_order(library) -> None:
     """Compressed chunks of a batch each: none is slower than another."""
     case = shared(32, 4, [32] * 48, 2 * MS, 30_000)
