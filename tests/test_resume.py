@@ -407,6 +407,41 @@ def test_gaps_in_order_again() -> None:
             assert [b.tolist() for b in loader] == [[2, 3], [6, 7], [10, 11]]
 
 
+class EveryThirdFails(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> int:
+        if index % 3 == 1:
+            raise ValueError("this sample is broken")
+        return index
+
+
+@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("batch", [2, 3, 8])
+def test_what_is_left_of_a_batch_is_replaced_by_what_the_whole_is(
+    batch: int, collate_fn: Any
+) -> None:
+    def replaced(state: dict[str, Any]) -> tuple[dict[int, int], list[Any]]:
+        loader = minato.DataLoader(
+            EveryThirdFails(), batch, sampler=order, num_workers=2, in_order=False,
+            batching="ready", on_error="replace", max_errors=48, collate_fn=collate_fn,
+        )  # fmt: skip
+        loader.load_state_dict({**loader.state_dict(), "base_seed": 1, "unit": "sample", **state})
+        epoch = [len(data) for data in loader]
+        latest = loader.stats()["failed"]["latest"]
+        return {index: other for index, _, other in latest}, epoch
+
+    order = random.Random(3).sample(range(48), 48)
+    whole, _ = replaced({})
+    assert len(whole) == 16
+    for delivered in ([0, 4, 5, 11], [1, 2, 3, 9], [7, 15, 23, 24, 25, 26], [0, 1, 2, 45, 47]):
+        rest, epoch = replaced({"delivered_beyond": delivered})
+        there = {order[i] for i in delivered}
+        assert rest == {index: other for index, other in whole.items() if index not in there}
+        assert sum(epoch) == 48 - len(delivered)
+
+
 # ---- static and iterable: fast forward -------------------------------------------------
 
 

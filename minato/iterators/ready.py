@@ -22,6 +22,7 @@ from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Form, Shape
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
+from ..workers.on_error import Spares
 from .balanced import BalancedIterator
 from .collating import CollatesHere
 from .failures import Amended, Part, Told, lost, no_room, note, refused
@@ -101,6 +102,16 @@ class UnitPlanner(Planner):
             self._planned_rows, draw.within = self._planned_rows + end - begin, end + 1
         self._pass_over(index)
         return True
+
+    def _with_spares(self, of: Spares, index: Any) -> tuple[Any, int]:
+        """A stretch's samples are replaced as they would be in their batch: its other samples are
+        spares."""
+        batch, begin = self.draw.index(), self.draw.within
+        if len(index) == len(batch):
+            return super()._with_spares(of, index)
+        spares = of.of(batch, self._ahead.following)
+        others = [*batch[begin + len(index) :], *spares, *batch[:begin]]
+        return [*index, *others], len(others)
 
     def _end_of_stretch(self, rows: int) -> int:
         """The row before which the next one lies that was delivered."""

@@ -1,9 +1,10 @@
 """``on_error``: what is done about a sample that cannot be made, where samples are made.
 
 ``"skip"`` leaves it out. ``"replace"`` makes another of the same epoch in its place, with the
-seeds of that place: of those that come after it in its batch, or, where a batch is too small
-for that, of the spares that the planner has sent along. Which one depends on the sampler's order
-alone, so it is the same with any number of workers. Either is reported with the batch.
+seeds of that place: of those that come after it in its batch, then of the spares that the planner
+has sent along, where a batch is small or only part of it is left to make, then of those before it.
+Which one depends on the sampler's order alone, so it is the same with any number of workers.
+Either is reported with the batch.
 """
 
 from __future__ import annotations
@@ -87,9 +88,8 @@ class Tolerant:
         if self.mode == SKIP:
             return [], Amiss(row, failure)
         indices = indices if isinstance(indices, (list, tuple)) else list(indices)
-        count = len(indices)
-        after = (indices[(row + k) % count] for k in range(1, count))
-        others = (index for index in chain(after, spares) if not _same(index, indices[row]))
+        after = chain(indices[row + 1 :], spares, indices[:row])
+        others = (index for index in after if not _same(index, indices[row]))
         for index in islice(others, TRIES):
             try:
                 sample = get(row, index)
