@@ -122,7 +122,6 @@ class Planner:
         """A new epoch: its first window is planned. goes_on: the next begins while it ends."""
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
-        self.form.forget()
         self._begins = True
         self.fill()
         self._begins = False

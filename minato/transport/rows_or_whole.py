@@ -63,21 +63,17 @@ class Form:
         self._in_parts = in_parts  # never a whole batch by one worker
         self._told: tuple[bool, Layout | None] | None = None
 
-    def forget(self) -> None:
-        """An epoch begins: the engine is told again, in case an interrupt came between noting that
-        it is told and telling it."""
-        self._told = None
-
     def tell(self, engine: Engine) -> None:
-        """Before anything is planned, if it has changed."""
+        """Before anything is planned, if it has changed. It may be told the same again: what an
+        interrupt comes between is noted last."""
         now = self.shape.whole, self.shape.layout
         if now == self._told:
             return
-        self._told = now
         self.layout = layout = None if now[0] else now[1]
         if layout is not None:
             engine.post(layout.core, layout.pickled)
         engine.set_form(None if layout is None else layout.core)
+        self._told = now
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,3 +146,32 @@ def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
     loader.inner.__dict__["dataset"] = data(loader.dataset)
     planner_of(loader, Engine())
     assert asked[:4] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("told", ["post", "set_form"])
+def test_what_an_interrupt_comes_between_is_told_again(told: str) -> None:
+    """That samples travel as rows: else they would not, for the rest of the epoch."""
+
+    class Interrupted(Engine):
+        heard: list[str] = []
+        interrupts = True
+
+        def post(self, layout: Any, description: bytes) -> None:
+            self._hears("post")
+
+        def set_form(self, layout: Any) -> None:
+            if layout is not None:
+                self._hears("set_form")
+
+        def _hears(self, what: str) -> None:
+            if what == told and self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            self.heard.append(what)
+
+    planner = planner_of(Loader(20), engine := Interrupted())
+    planner.form.shape.learn(SimpleNamespace(core="layout", pickled=b""))
+    with pytest.raises(KeyboardInterrupt):
+        planner.fill()
+    planner.fill()
+    assert engine.heard[-2:] == ["post", "set_form"]
