@@ -1,12 +1,14 @@
 /* A treap of free ranges, by offset, with the largest length below each node.
  * SPDX-License-Identifier: Apache-2.0
  */
+#define _GNU_SOURCE
 #include "sync/mn_extent.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
@@ -262,6 +264,25 @@ mn_extent_is_cold(const struct mn_extents *e, uint64_t granule, uint32_t turns)
 
 /* ---- the allocator ---- */
 
+/* A byte for each granule, zero. Mapped, so that a page is there once it is written: what calloc()
+ * gives may be memory that was used before, all of which it has to clear, and there may be 2^25. */
+static int
+mn_extent_map_turns(struct mn_extents *e)
+{
+    void *at = mmap(NULL, (size_t)(e->bytes / e->granule), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    e->freed_at = at != MAP_FAILED ? at : NULL;
+    return at != MAP_FAILED ? 0 : -ENOMEM;
+}
+
+static void
+mn_extent_unmap_turns(struct mn_extents *e)
+{
+    if (e->freed_at != NULL) {
+        munmap(e->freed_at, (size_t)(e->bytes / e->granule));
+    }
+}
+
 int
 mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
                 uint32_t granule)
@@ -282,10 +303,8 @@ mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
     e->seed = 2463534242u; /* Marsaglia's own; any but zero will do */
     e->turn = 1;
     e->warm_end = base_off;
-    /* Zeroed memory of that size comes from the system page by page, as it is written. */
-    e->freed_at = calloc((size_t)(bytes / granule), 1);
-    if (e->freed_at == NULL || mn_extent_stock(e, 1) != 0) {
-        free(e->freed_at);
+    if (mn_extent_map_turns(e) != 0 || mn_extent_stock(e, 1) != 0) {
+        mn_extent_unmap_turns(e);
         free(e);
         return -ENOMEM;
     }
@@ -314,7 +333,7 @@ mn_extents_close(struct mn_extents *e)
     mn_extent_drop(e->root);
     e->lends = 0;
     mn_extent_trim(e, 0);
-    free(e->freed_at);
+    mn_extent_unmap_turns(e);
     free(e);
 }
 

@@ -5,6 +5,8 @@
  * --wrap=malloc and --wrap=calloc.
  */
 #define _GNU_SOURCE
+#include <sys/resource.h>
+
 #include "sync/mn_extent.c"
 
 #include "mn_test.h"
@@ -512,6 +514,22 @@ bad_arguments(void)
     mn_extents_close(e);
 }
 
+/* One over many granules is opened without a look at each of them, also the second time, when
+ * malloc has memory of that size from the first. */
+static void
+opening_takes_no_pages(void)
+{
+    for (int turn = 0; turn < 4; turn++) {
+        struct rusage before, after;
+        struct mn_extents *e = NULL;
+        CHECK_EQ(getrusage(RUSAGE_SELF, &before), 0);
+        CHECK_EQ(mn_extents_open(&e, 0, (UINT64_C(24) << 20) * GRANULE, GRANULE), 0);
+        CHECK_EQ(getrusage(RUSAGE_SELF, &after), 0);
+        CHECK(after.ru_minflt - before.ru_minflt < 1024); /* of 6144 */
+        mn_extents_close(e);
+    }
+}
+
 /* Not a time but a shape: the tree over many holes stays shallow. */
 static void
 many_holes_stay_shallow(void)
@@ -542,6 +560,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", returning_cannot_fail),
     MN_TEST("plain", a_search_goes_on_where_it_stopped),
     MN_TEST("plain", left_over_promises_go),
+    MN_TEST("plain", opening_takes_no_pages),
     MN_TEST("plain", many_holes_stay_shallow),
     MN_TEST("plain", random_traces),
 };
