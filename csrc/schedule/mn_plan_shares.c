@@ -23,15 +23,16 @@
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
 
-/* Tasks that should wait on a busy worker's own queue. */
+/* Tasks that should wait on a busy worker's own queue. None before anything is known of costs: they
+ * may be long, and others that are just being started idle then. */
 static uint64_t
 depth(const struct mn_plan *p)
 {
     int64_t ns = mn_plan_share_task_ns(p);
-    if (ns >= LONG_NS) {
+    if (ns >= LONG_NS || ns == 0) {
         return 0;
     }
-    uint64_t n = ns > 0 && ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
+    uint64_t n = ns < AHEAD_NS ? (uint64_t)(AHEAD_NS / ns) : 1;
     return n < p->cfg.own_tasks ? n : p->cfg.own_tasks;
 }
 

@@ -363,6 +363,23 @@ each_worker_has_its_own_group(void)
     close_world(&w);
 }
 
+/* Workers come one after the other: the first to be there takes one task, and no second one that
+ * then would wait behind it while others idle. */
+static void
+nothing_waits_before_costs_are_known(void)
+{
+    struct world w;
+    open_world(&w, true, &(struct mn_plan_config){.window = 8, .in_order = true, .keeps = true});
+    CHECK_EQ(add(&w, ROWS, NULL), MN_OK);
+    mn_plan_settle(w.p);
+    CHECK(w.p->together.by_piece);
+    struct mn_plan_round r;
+    uint64_t chain;
+    mn_plan_round_begin(w.p, &w.f, &r);
+    CHECK_EQ(start_for(&w, &r, 0, &chain), 1);
+    close_world(&w);
+}
+
 /* What a worker that is not there had before it is anybody's. */
 static void
 who_is_gone_has_no_share(void)
@@ -609,6 +626,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", what_is_refused_is_in_nobodys_way),
     MN_TEST("plain", the_program_is_asked_once_for_more),
     MN_TEST("plain", each_worker_has_its_own_group),
+    MN_TEST("plain", nothing_waits_before_costs_are_known),
     MN_TEST("plain", who_is_gone_has_no_share),
     MN_TEST("plain", what_waits_behind_a_slow_one_moves),
     MN_TEST("plain", every_task_starts_once),
