@@ -42,9 +42,10 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on(untold, monkeypatch):
     # NumPy: torch's threads do not survive a fork
     seen, expected = batch.numpy(), batch.numpy().copy()
     go, told = os.pipe(), os.pipe()
+    forgetful = Forgetful(untold)
     with monkeypatch.context() as patch:
         if untold is not None:
-            patch.setattr(_fork, "_core", Forgetful(untold))
+            patch.setattr(_fork, "_core", forgetful)
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -61,7 +62,7 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on(untold, monkeypatch):
     for fd in (*go, *told):
         os.close(fd)
     if untold == "fork_begins":  # nobody knows of it, so its memory is kept for good
-        _core.living_forks([], list(range(100)))
+        _core.living_forks([], [forgetful.count])
 
 
 class Forgetful:
@@ -69,12 +70,13 @@ class Forgetful:
 
     def __init__(self, name):
         self.name = name
+        self.count = None  # the fork that nobody was told of
 
     def __getattr__(self, name):
         if name == self.name == "living_forks":
             raise MemoryError
         if name == self.name:
-            _core.fork_begins()
+            self.count = _core.fork_begins()
             raise MemoryError
         return getattr(_core, name)
 
