@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -64,6 +65,16 @@ class Watch:
     def all_ours(self) -> bool:
         """At least one iterator, and each of them minato's own."""
         return bool(self.iterators) and all(m.startswith("minato") for m in self.iterators)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_before() -> Iterator[None]:
+    """Importing Composer replaces what interrupts do, for all tests that come after."""
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(name) for name in names]
+    yield
+    for name, handler in zip(names, before, strict=True):
+        signal.signal(name, handler)
 
 
 @pytest.fixture
