@@ -130,20 +130,15 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
 int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
-/* The caller begins to wait for a batch, and ends: with one or without. mn_engine_next does
- * it by itself, unless a wait is begun by mn_engine_span_begin: for static scheduling, and
- * where a batch is not the caller's yet when the engine has given it: what is taken beyond the
- * one that is waited for is prefetched (mn_plan.h), and the first of that is the next. */
-void
-mn_engine_asked(struct mn_engine *e);
-
-void
-mn_engine_given(struct mn_engine *e, bool got);
-
-/* Returns what the caller needs for a batch, in ns, on average; 0: not known. */
+/* The caller begins to wait for a batch. mn_engine_next says so by itself, unless this is said
+ * before: for static scheduling, and where a batch is not the caller's yet when the engine has
+ * given it: what is taken beyond the one that is waited for is prefetched (mn_plan.h), and the
+ * first of that is the next.
+ * Returns what the caller needs for a batch, in ns, on average; 0: not known. */
 int64_t
 mn_engine_span_begin(struct mn_engine *e);
 
+/* The wait ends, with a batch or without. */
 void
 mn_engine_span_end(struct mn_engine *e, bool got);
 

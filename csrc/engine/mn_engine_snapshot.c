@@ -167,10 +167,13 @@ mn_engine_progress(struct mn_engine *e)
 }
 
 struct mn_waits
-mn_engine_waits(const struct mn_engine *e, uint64_t *held)
+mn_engine_waits(struct mn_engine *e, uint64_t *held)
 {
+    mn_mutex_lock(&e->mutex);
+    struct mn_waits out = e->waits;
     *held = e->held;
-    return e->waits;
+    mn_mutex_unlock(&e->mutex);
+    return out;
 }
 
 void

@@ -130,10 +130,9 @@ struct mn_progress {
 struct mn_progress
 mn_engine_progress(struct mn_engine *e);
 
-/* The caller's waits, and batches that the memory limit held tasks back for. The caller's thread
- * only. */
+/* The caller's waits, and batches that the memory limit held tasks back for. */
 struct mn_waits
-mn_engine_waits(const struct mn_engine *e, uint64_t *held);
+mn_engine_waits(struct mn_engine *e, uint64_t *held);
 
 /* A statistic that other processes read: how many samples failed so far and were left out or
  * replaced.

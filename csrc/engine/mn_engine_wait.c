@@ -148,9 +148,10 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
 
 /* ---- the caller's waits --------------------------------------------------------------- */
 
-/* What is stored in the control page is statistics only: relaxed. */
-void
-mn_engine_asked(struct mn_engine *e)
+/* The stopwatch is its caller's; another thread that looks at it (mn_engine_waits) does so under
+ * the mutex. What is stored in the control page is statistics only: relaxed. */
+static void
+asked(struct mn_engine *e)
 {
     uint64_t now = mn_now_ns();
     int64_t used = mn_waits_ask(&e->waits, now);
@@ -160,8 +161,8 @@ mn_engine_asked(struct mn_engine *e)
     }
 }
 
-void
-mn_engine_given(struct mn_engine *e, bool got)
+static void
+given(struct mn_engine *e, bool got)
 {
     struct mn_ctl *c = e->shm.ctl;
     mn_waits_give(&e->waits, mn_now_ns(), got);
@@ -173,22 +174,27 @@ mn_engine_given(struct mn_engine *e, bool got)
 int64_t
 mn_engine_span_begin(struct mn_engine *e)
 {
-    mn_engine_asked(e);
+    mn_mutex_lock(&e->mutex);
+    asked(e);
     e->waits.spanned = true;
     /* What is prefetched counts as not delivered: the first of it is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
-    return e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
+    int64_t consumer_ns = e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
+    mn_mutex_unlock(&e->mutex);
+    return consumer_ns;
 }
 
 void
 mn_engine_span_end(struct mn_engine *e, bool got)
 {
     struct mn_waits *w = &e->waits;
-    mn_engine_given(e, got);
+    mn_mutex_lock(&e->mutex);
+    given(e, got);
     if (w->served && !got) {
         (void)mn_plan_prefetched(e->plan, 1); /* it has it still */
     }
     w->spanned = w->asking = w->served = false;
+    mn_mutex_unlock(&e->mutex);
 }
 
 void
@@ -204,11 +210,15 @@ mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
 {
     bool spanned = e->waits.spanned;
     if (!spanned) {
-        mn_engine_asked(e);
+        mn_mutex_lock(&e->mutex);
+        asked(e);
+        mn_mutex_unlock(&e->mutex);
     }
     int rc = next(e, timeout_ns, sequence, block_off);
     if (!spanned) {
-        mn_engine_given(e, rc == MN_OK);
+        mn_mutex_lock(&e->mutex);
+        given(e, rc == MN_OK);
+        mn_mutex_unlock(&e->mutex);
     }
     return rc;
 }

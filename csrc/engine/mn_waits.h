@@ -1,8 +1,8 @@
 /* mn_waits.h - when the caller waits for a batch, how long, and how long it uses one.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A stopwatch that is told the time: no clock, no lock.  The caller's thread alone works it;
- * others may look at the numbers, and see what they were.
+ * A stopwatch that is told the time: no clock, no lock.  The caller's thread alone works it; the
+ * engine's mutex is for others, who may look at the numbers.
  *
  *   ask   the caller begins to wait for a batch.  A call that gave nothing, as after a timeout,
  *         is a part of the wait that the next one goes on with.
