@@ -37,9 +37,11 @@ unlock(struct mn_watch *w)
 
 /* What an entry may say while its process lives. */
 static bool
-may_be(uint32_t state)
+may_be(const struct mn_watch *w, uint32_t state)
 {
-    return state == MN_WORKER_STARTING || state == MN_WORKER_READY;
+    bool stopped = mn_a32_load_acquire(&w->crew->shm.ctl->stop) != 0;
+    return state == MN_WORKER_STARTING || state == MN_WORKER_READY
+           || (state == MN_WORKER_LEAVING && stopped);
 }
 
 /* Notes who has come. False where that is gone by now, and the zygote has to say so. */
@@ -91,7 +93,7 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     struct mn_member *m = &w->crew->members[worker];
     uint32_t state = mn_a32_load_seqcst(&k->state); /* [S2] */
     if (m->pid == 0) {
-        bool there = may_be(state) || state == MN_WORKER_EXITED;
+        bool there = may_be(w, state) || state == MN_WORKER_EXITED;
         bool gone = there && !note_who(w, worker);
         return state == MN_WORKER_SWEPT
                || (due && gone && state != MN_WORKER_EXITED
@@ -103,7 +105,7 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     if (m->dead) {
         return due && state != MN_WORKER_EXITED && has_ended(m->pid);
     }
-    if (!may_be(state)) {
+    if (!may_be(w, state)) {
         mn_mutex_lock(w->guard);
         mn_crew_damaged(w->crew, worker, MN_DAMAGE_STATE);
         unlock(w);

@@ -232,6 +232,7 @@ enum mn_worker_state {
     MN_WORKER_READY = 3,     /* worker: in its loop */
     MN_WORKER_EXITED = 4,    /* zygote: seen dead, not yet reaped [S1] */
     MN_WORKER_SWEPT = 5,     /* trainer: its tasks are taken back; reap it */
+    MN_WORKER_LEAVING = 6,   /* worker: the loader has stopped, it does what ends a process */
 };
 
 /* How worker processes come to be. Where loading the dataset left behind what forks cannot

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from ..iterators.position import Position
     from ..workers.executor import Executor
 
-_STATES = ("none", "wanted", "starting", "ready", "exited", "swept")
+_STATES = ("none", "wanted", "starting", "ready", "exited", "swept", "leaving")
 #: of enum mn_start, csrc/workers/mn_records.h
 _STARTS = (
     None,

@@ -64,3 +64,4 @@ def run(job: Job, number: int) -> None:
         main(job, number)
     except KeyboardInterrupt:
         pass  # the trainer raises its own
+    job.memory.segment.leaving(number)

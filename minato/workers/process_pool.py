@@ -22,7 +22,7 @@ from .. import _core
 from .._system_errors import explained
 from . import grace, signals
 from .job import Job, Memory
-from .zygote import FORKED
+from .zygote import FORKED, LEAVING
 from .zygote import main as run_zygote
 
 if TYPE_CHECKING:
@@ -224,11 +224,12 @@ class Pool:
         return self.zygote.pid if self.zygote is not None else None
 
     def stop(self) -> None:
-        """Ends workers and zygote within about a second and frees the memory. Each step is
-        taken whatever became of those before; Ctrl-C comes after the last."""
+        """Ends workers and zygote within the times of grace.py and frees the memory. Each step is
+        taken whatever became of those before; Ctrl-C comes after the last, and ends the wait for
+        what workers do at their end."""
         if self.stopped or self._owner != os.getpid():
             return
-        with signals.Held(), contextlib.ExitStack() as last_first:
+        with signals.Held() as held, contextlib.ExitStack() as last_first:
             self.stopped = True
             last_first.callback(self._shared.clear)
             if self._pidfd >= 0:
@@ -240,7 +241,7 @@ class Pool:
             last_first.callback(self._keep_entries)
             if self.zygote is not None:  # else it never came to be
                 last_first.callback(self._close_zygote)
-                last_first.callback(self._end_zygote)
+                last_first.callback(self._end_zygote, held)
             self.engine.stop()
 
     def _keep_entries(self) -> None:
@@ -249,13 +250,21 @@ class Pool:
             entry["state"] = 0
         self._entries = entries
 
-    def _end_zygote(self) -> None:
+    def _end_zygote(self, held: signals.Held) -> None:
         try:
             self._wake()
             self._await_zygote(grace.STOP)
+            until = time.monotonic() + grace.FINISH
+            while self._leaving() and not held.interrupted and time.monotonic() < until:
+                self._await_zygote(0.05)
         finally:
             if self.zygote.exitcode != 0:
                 self._kill_all()  # it hangs, or died before it could end its workers
+
+    def _leaving(self) -> bool:
+        """Whether the zygote waits for workers that have done their last task."""
+        states = [entry["state"] for entry in self.engine.workers()]
+        return LEAVING in states and self.zygote.exitcode is None
 
     def _await_zygote(self, seconds: float) -> None:
         """As its join(), which waits for a pipe to close that whatever a worker has started may

@@ -8,12 +8,12 @@ descriptor or memory and having noted it.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from .. import _core
@@ -29,36 +29,39 @@ class Held:
     interrupts the main thread all the same. Only brief work belongs inside.
 
     C code may have installed a handler that Python does not know of. It is put off, too, and is
-    in force again afterwards.
+    in force again afterwards. Where there is no memory to note it, nothing is put off: what is
+    to be ended is ended all the same.
     """
 
     def __enter__(self) -> Held:
-        self._noted = False
+        self.interrupted = False  # Ctrl-C has been put off
         self._handler: Callable[..., Any] | None = None
         self._others: bytes | None = None  # the system's word of another handler than Python's
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
         if threading.current_thread() is threading.main_thread():  # others are not interrupted
             handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                before = _core.disposition(signal.SIGINT)
-                signal.signal(signal.SIGINT, self._note)
-                # Python's own is the same for all its handlers.
-                self._others = before if before != _core.disposition(signal.SIGINT) else None
+            with contextlib.suppress(MemoryError):
+                if callable(handler):
+                    before = _core.disposition(signal.SIGINT)
+                    self._handler, self._others = handler, before
+                    signal.signal(signal.SIGINT, self._note)
+                    # Python's own is the same for all its handlers.
+                    if before == _core.disposition(signal.SIGINT):
+                        self._others = None
         signal.pthread_sigmask(signal.SIG_BLOCK, GROUP)
         return self
 
     def _note(self, _number: int, _frame: Any) -> None:
-        self._noted = True
+        self.interrupted = True
 
     def __exit__(self, *_: Any) -> None:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         finally:
             self._restore()
-        if self._noted and self._others is not None:
+        if self.interrupted and self._others is not None:
             signal.raise_signal(signal.SIGINT)
-        elif self._noted and self._handler is not None:
+        elif self.interrupted and self._handler is not None:
             # Not the frame that was interrupted: to keep that one would keep all that it holds.
             self._handler(signal.SIGINT, sys._getframe())
 
@@ -84,7 +87,7 @@ def released(blocked: Iterable[int]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
 
 
-@contextmanager
+@contextlib.contextmanager
 def ignored() -> Iterator[None]:
     """A process that is executed inside ignores SIGINT, until it says ``released()``."""
     before = _core.disposition(signal.SIGINT)

@@ -29,11 +29,14 @@ from .job import Job, count_threads
 from .pickled import opened_here
 from .process import run as run_worker
 
-WANTED = 1  # of csrc/workers/mn_records.h
+WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
 
 #: how often a death that the loader has not looked at yet is asked about again
 ACK_SECONDS = 0.01
+#: how often children are looked at whose end no signal has told: a sanitizer holds signals back,
+#: and a library may have taken the handler
+LOOK_SECONDS = 1.0
 #: how long a replacement that the system refuses is tried again before the loader hears of it
 REFUSED_SECONDS = 10.0
 
@@ -153,12 +156,11 @@ class Zygote:
         later.pause = min(2 * later.pause, 1.0)
         return now < later.since + REFUSED_SECONDS
 
-    def _patience(self, pending: bool) -> float | None:
+    def _patience(self, pending: bool) -> float:
         """Milliseconds until something is to be looked at that nobody reports."""
-        times = [ACK_SECONDS] if pending else []
         now = time.monotonic()
-        times += [max(0.0, later.again - now) for later in self.later.values()]
-        return 1000 * min(times) if times else None
+        times = [max(0.0, later.again - now) for later in self.later.values()]
+        return 1000 * min([ACK_SECONDS if pending else LOOK_SECONDS, *times])
 
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
@@ -241,7 +243,7 @@ class Zygote:
             if self.wake_read in ready:
                 self._drain()
             self.start_wanted()
-        self._end(grace.LEAVE, grace.TERM)
+        self._end(grace.LEAVE, grace.TERM, grace.FINISH)
 
     def _listen(self) -> None:
         self.wake_read, self.wake_write = os.pipe()
@@ -291,12 +293,13 @@ class Zygote:
 
     # ---- ending ----------------------------------------------------------------------
 
-    def _signal_all(self, number: int) -> None:
+    def _signal(self, number: int, leaving: bool) -> None:
+        """leaving: also those that have done their last task."""
         for child in self.children.values():
-            child.signal(number)
+            if leaving or self.segment.state(child.number) != LEAVING:
+                child.signal(number)
 
-    def _await_children(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+    def _await_children(self, deadline: float) -> bool:
         woken = select.poll()  # its own: SIGTERM's handler may come here while this waits
         woken.register(self.wake_read, select.POLLIN)
         while True:
@@ -315,14 +318,24 @@ class Zygote:
             woken.poll(1000 * min(left, 0.02))
             self._drain()
 
-    def _end(self, leave: float, term: float) -> None:
-        if self._await_children(leave):
+    def _end(self, leave: float, term: float, finish: float = 0.0) -> None:
+        """Seconds for workers to leave by themselves, then to obey SIGTERM, and for those that
+        leave to finish."""
+        begun = time.monotonic()
+        if self._await_children(begun + leave):
             return
-        self._signal_all(signal.SIGTERM)
-        if self._await_children(term):
+        if finish > 0:
+            self._signal(signal.SIGTERM, False)
+            if self._await_children(begun + leave + term):
+                return
+            self._signal(signal.SIGKILL, False)
+            if self._await_children(begun + finish):
+                return
+        self._signal(signal.SIGTERM, True)
+        if self._await_children(time.monotonic() + term):
             return
-        self._signal_all(signal.SIGKILL)
-        self._await_children(1.0)
+        self._signal(signal.SIGKILL, True)
+        self._await_children(time.monotonic() + 1.0)
 
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:

@@ -132,6 +132,8 @@ VALUES = [
 TELLING = {"word", "state"}
 
 
+# A worker that has written that it is not there hears of work when it looks, once a second.
+@pytest.mark.limit(1200 if SECONDS >= 30 else 240)
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("workers", [1, 2])

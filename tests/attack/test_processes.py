@@ -116,6 +116,19 @@ def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
         kill(dataset.pid.value)
 
 
+def test_a_death_that_no_signal_tells_is_seen(monkeypatch):
+    """A library may have the handler of SIGCHLD, or what that writes to."""
+    torch.manual_seed(1234)
+    expected = [copied(batch) for batch in make(Noisy(40))]
+    torch.manual_seed(1234)
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_, **__: -1)
+    iterator = iter(make(Noisy(40)))
+    got = [copied(next(iterator))]
+    kill(workers_of(iterator)[0])
+    got += [copied(batch) for batch in iterator]
+    assert same(got, expected)
+
+
 # ---- forks of the trainer -----------------------------------------------------------------
 
 
@@ -566,8 +579,8 @@ def test_an_end_that_fails_somewhere_still_ends_the_rest(step, monkeypatch):
     next(iterator)
     real = getattr(iterator._pool, step)
 
-    def fails():
-        real()
+    def fails(*args):
+        real(*args)
         raise RuntimeError("of this step")
 
     monkeypatch.setattr(iterator._pool, step, fails)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -59,6 +60,36 @@ def test_a_handler_installed_by_c_is_put_off(installed_by_c: int) -> None:
             whole = True
     assert whole
     assert Handler(signal.SIGINT, installed_by_c) == installed_by_c
+
+
+class Forgetful:
+    """The core, but for the call of disposition() that has no room for its result."""
+
+    def __init__(self, fails: int) -> None:
+        self.left = fails
+
+    def disposition(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise MemoryError
+        return _core.disposition(*args)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_what_is_held_is_done_without_memory_for_the_handler(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, before = signal.getsignal(signal.SIGINT), _core.disposition(signal.SIGINT)
+    monkeypatch.setattr(signals, "_core", Forgetful(fails))
+    done = False
+    with pytest.raises(KeyboardInterrupt) if fails == 2 else contextlib.nullcontext():
+        with signals.Held():
+            if fails == 2:  # put off all the same
+                os.kill(os.getpid(), signal.SIGINT)
+            done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert _core.disposition(signal.SIGINT) == before
 
 
 def test_system_calls_go_on_to_be_restarted() -> None:

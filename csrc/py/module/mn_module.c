@@ -79,7 +79,7 @@ machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(disposition_doc,
-"disposition(signal, new=None) -> bytes\n\n"
+"disposition(signal) -> bytes, disposition(signal, new) -> None\n\n"
 "What the system does of a signal, as sigaction() has it: not all of that is known to the\n"
 "signal module. new: bytes of an earlier call, to be in force again.");
 
@@ -120,6 +120,9 @@ disposition(PyObject *module, PyObject *args)
     int rc = sigaction(number, bytes != NULL ? &want : NULL, &now);
     if (mn_raise_errno(rc < 0 ? -errno : 0, "cannot set what a signal does") < 0) {
         return NULL;
+    }
+    if (bytes != NULL) {
+        Py_RETURN_NONE; /* what is set cannot fail any more */
     }
     return disposition_bytes(&now);
 }

@@ -122,6 +122,22 @@ segment_set_pid(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The process of worker w has done its last task. Where it was not the loader that stopped, its
+ * place is filled again, and what the entry says is the trainer's business. */
+static PyObject *
+segment_leaving(PyObject *self, PyObject *arg)
+{
+    unsigned long w = PyLong_AsUnsignedLong(arg);
+    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    if (k == NULL) {
+        return NULL;
+    }
+    if (mn_a32_load_acquire(&((struct mn_segment *)self)->shm.ctl->stop) != 0) {
+        mn_a32_store_release(&k->state, MN_WORKER_LEAVING);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 segment_exited(PyObject *self, PyObject *args)
 {
@@ -239,6 +255,8 @@ static PyMethodDef segment_methods[] = {
     {"not_started", segment_not_started, METH_O,
      PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
     {"set_pid", segment_set_pid, METH_VARARGS, PyDoc_STR("set_pid(number, pid)")},
+    {"leaving", segment_leaving, METH_O,
+     PyDoc_STR("leaving(number): the loader has stopped, and this worker does what ends it")},
     {"exited", segment_exited, METH_VARARGS,
      PyDoc_STR("exited(number, status): it is dead; exit code, or minus the signal")},
     {"reap", segment_reap, METH_O, reap_doc},

@@ -1,0 +1,113 @@
+"""What workers do at their end: the functions, files and queues of a process that leaves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from functools import partial
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minato.workers import grace
+
+from .datasets import Numbers
+from .support import Kind, all_gone, wait_for, worker_pids
+
+
+def at_its_end(function: Any, _number: int) -> None:
+    """As a worker_init_fn: whatever starts the worker, this is called when it leaves."""
+    util.Finalize(None, function, exitpriority=0)
+
+
+def write_late(folder: Path) -> None:
+    time.sleep(1.0)  # longer than what is stuck in a sample would be waited for
+    (folder / str(os.getpid())).touch()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_finish_what_they_do_at_their_end(
+    loader: Kind, method: str, tmp_path: Path
+) -> None:
+    made = loader(Numbers(8), batch_size=2, num_workers=2, multiprocessing_context=method,
+                  worker_init_fn=partial(at_its_end, partial(write_late, tmp_path)))  # fmt: skip
+    iterator = iter(made)
+    assert len([next(iterator) for _ in range(4)]) == 4
+    del iterator
+    gc.collect()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def begin_for_ever(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+    time.sleep(3600)
+
+
+def made_to_stay(own: Kind, folder: Path, **options: Any) -> Any:
+    return own(Numbers(8), batch_size=2, num_workers=2,
+               worker_init_fn=partial(at_its_end, partial(begin_for_ever, folder)),
+               **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_that_never_finish_are_ended(
+    own: Kind, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == "fork":  # elsewhere the zygote has its own
+        monkeypatch.setattr(grace, "FINISH", 1.0)
+    iterator = iter(made_to_stay(own, tmp_path, multiprocessing_context=method))
+    pids = worker_pids(iterator)
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert all_gone(pids)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_interrupt_ends_the_wait(
+    own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "FINISH", 3600.0)
+    iterator = iter(made_to_stay(own, tmp_path, persistent_workers=True))
+    pids = worker_pids(iterator)
+    assert len([next(iterator) for _ in range(4)]) == 4
+
+    def interrupt() -> None:
+        assert wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt)
+    impatient.start()
+    with pytest.raises(KeyboardInterrupt):
+        iterator._shutdown_workers()
+    impatient.join()
+    assert all_gone(pids)
+
+
+class Endless(torch.utils.data.Dataset):
+    """Sample 1 never comes."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(3600 * index)
+        return index
+
+
+def test_a_worker_in_a_sample_does_not_have_the_time_of_one_that_leaves(
+    own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "FINISH", 3600.0)
+    iterator = iter(own(Endless(), batch_size=1, num_workers=2))
+    pids = worker_pids(iterator)
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert all_gone(pids)
