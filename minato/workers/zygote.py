@@ -293,11 +293,16 @@ class Zygote:
 
     # ---- ending ----------------------------------------------------------------------
 
-    def _signal(self, number: int, leaving: bool) -> None:
-        """leaving: also those that have done their last task."""
-        for child in self.children.values():
-            if leaving or self.segment.state(child.number) != LEAVING:
-                child.signal(number)
+    def _press(self, term: float, leaving: bool) -> bool:
+        """SIGTERM, and after so many seconds SIGKILL. leaving: also for those that have done their
+        last task. True if all have ended."""
+        for number, seconds in ((signal.SIGTERM, term), (signal.SIGKILL, 0.0)):
+            for child in self.children.values():
+                if leaving or self.segment.state(child.number) != LEAVING:
+                    child.signal(number)
+            if self._await_children(time.monotonic() + seconds):
+                return True
+        return False
 
     def _await_children(self, deadline: float) -> bool:
         woken = select.poll()  # its own: SIGTERM's handler may come here while this waits
@@ -324,18 +329,10 @@ class Zygote:
         begun = time.monotonic()
         if self._await_children(begun + leave):
             return
-        if finish > 0:
-            self._signal(signal.SIGTERM, False)
-            if self._await_children(begun + leave + term):
-                return
-            self._signal(signal.SIGKILL, False)
-            if self._await_children(begun + finish):
-                return
-        self._signal(signal.SIGTERM, True)
-        if self._await_children(time.monotonic() + term):
+        if finish > 0 and (self._press(term, False) or self._await_children(begun + finish)):
             return
-        self._signal(signal.SIGKILL, True)
-        self._await_children(time.monotonic() + 1.0)
+        if not self._press(term, True):
+            self._await_children(time.monotonic() + 1.0)
 
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:

@@ -68,11 +68,17 @@ entry(PyObject *self, unsigned long w)
     return mn_worker_at(&s->shm, (uint32_t)w);
 }
 
+static struct mn_worker *
+entry_of(PyObject *self, PyObject *number)
+{
+    unsigned long w = PyLong_AsUnsignedLong(number);
+    return PyErr_Occurred() ? NULL : entry(self, w);
+}
+
 static PyObject *
 segment_state(PyObject *self, PyObject *arg)
 {
-    unsigned long w = PyLong_AsUnsignedLong(arg);
-    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    struct mn_worker *k = entry_of(self, arg);
     return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_acquire(&k->state)) : NULL;
 }
 
@@ -80,8 +86,7 @@ segment_state(PyObject *self, PyObject *arg)
 static PyObject *
 segment_starting(PyObject *self, PyObject *arg)
 {
-    unsigned long w = PyLong_AsUnsignedLong(arg);
-    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    struct mn_worker *k = entry_of(self, arg);
     if (k == NULL) {
         return NULL;
     }
@@ -96,8 +101,7 @@ segment_starting(PyObject *self, PyObject *arg)
 static PyObject *
 segment_not_started(PyObject *self, PyObject *arg)
 {
-    unsigned long w = PyLong_AsUnsignedLong(arg);
-    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    struct mn_worker *k = entry_of(self, arg);
     if (k == NULL) {
         return NULL;
     }
@@ -127,8 +131,7 @@ segment_set_pid(PyObject *self, PyObject *args)
 static PyObject *
 segment_leaving(PyObject *self, PyObject *arg)
 {
-    unsigned long w = PyLong_AsUnsignedLong(arg);
-    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    struct mn_worker *k = entry_of(self, arg);
     if (k == NULL) {
         return NULL;
     }
@@ -166,8 +169,7 @@ PyDoc_STRVAR(reap_doc,
 static PyObject *
 segment_reap(PyObject *self, PyObject *arg)
 {
-    unsigned long w = PyLong_AsUnsignedLong(arg);
-    struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);
+    struct mn_worker *k = entry_of(self, arg);
     if (k == NULL) {
         return NULL;
     }
