@@ -250,8 +250,9 @@ class ReadyReceiver(Receiver):
             if samples:
                 amended.data = self.collates.batch(place, samples, 0, None)
             return amended.data if isinstance(amended.data, Failure) else amended
-        mixed = layout if any(self.engine.form(block)[1] for block, _, _ in runs) else None
-        return self.collates.batch(place, samples, 0, mixed)
+        # Samples that were sent before there was a layout say nothing of whether others fit it.
+        told = layout if all(self.engine.form(block)[1] for block, _, _ in runs) else None
+        return self.collates.batch(place, samples, 0, told)
 
     def _parts(self, runs: list[Run]) -> list[Part]:
         """The planned batches that the rows are of, for an error that names their samples; without

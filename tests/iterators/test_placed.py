@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -195,3 +196,21 @@ def test_batches_that_the_limit_leaves_no_rows_for(dataset: Any) -> None:
     """A window of eight under a limit of three: most travel in envelopes."""
     shape = memo_of(compared(dataset, 2, {"memory_limit": "3MiB"}, prefetch_factor=4)).shape
     assert shape.layout is not None and not shape.whole
+
+
+class Equal(Dataset):
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.005)
+        return torch.tensor(index)
+
+
+def test_ready_batches_mixed_before_the_layout_was_known_are_no_misfits() -> None:
+    """With as many workers as samples in a batch, most batches of the first second are mixed of
+    samples sent before the layout was known and of rows: they must not end the rows."""
+    loader = minato.DataLoader(Equal(), 8, num_workers=8, in_order=False, batching="ready")
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(400))
+    shape = memo_of(loader).shape
+    assert shape.layout is not None and not shape.whole and not any(shape.misfits)
