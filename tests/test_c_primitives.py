@@ -543,6 +543,8 @@ MUTANTS = {
     "plan: nothing moves from behind a slow one": Mutant(
         SCHEDULE + "mn_plan_shares.c", "r->idle ? mn_plan_find_stuck(p, r, w) : p->cfg.max_workers",
         "p->cfg.max_workers", "mn_plan"),
+    "plan: the first batch waits for two samples": Mutant(
+        SCHEDULE + "mn_plan_cut.c", "#define PROBE_FIRST 1u", "#define PROBE_FIRST 0u", "mn_plan"),
     "plan: a task starts twice": Mutant(
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),

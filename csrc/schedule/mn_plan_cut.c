@@ -9,15 +9,16 @@
 #include "schedule/mn_plan_state.h"
 
 /* Batches of which two neighbours are made by one worker, to see whether that is cheaper:
- * one in so many. */
+ * one in so many, and never the first of an epoch, for which everybody waits. */
 #define PROBE_EVERY 4u
+#define PROBE_FIRST 1u
 
 /* A row more for a task of one costly sample, once in some batches, somewhere in the batch. */
 static uint32_t
 probe(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t from,
       uint32_t rows)
 {
-    if (!p->together.may || rows != 1 || b->nrows < 2 || b->number % PROBE_EVERY != 0) {
+    if (!p->together.may || rows != 1 || b->nrows < 2 || b->number % PROBE_EVERY != PROBE_FIRST) {
         return 0;
     }
     uint64_t place = b->number / PROBE_EVERY % (b->nrows - 1);

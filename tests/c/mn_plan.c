@@ -380,6 +380,23 @@ nothing_waits_before_costs_are_known(void)
     close_world(&w);
 }
 
+/* Whether a worker is faster with two neighbours is tried once in some batches, and not in the one
+ * for which everybody waits. */
+static void
+neighbours_are_tried_together_after_the_first_batch(void)
+{
+    struct world w;
+    open_shares(&w);
+    w.costs.locality.near.answer = w.costs.locality.home.answer = MN_CONTRAST_NO;
+    add_some(&w, 6);
+    CHECK(!w.p->together.by_piece);
+    uint32_t tasks[6] = {ROWS, ROWS - 1, ROWS, ROWS, ROWS, ROWS - 1};
+    for (uint64_t n = 0; n < 6; n++) {
+        CHECK_EQ(mn_plan_at(w.p, n)->ntasks, tasks[n]);
+    }
+    close_world(&w);
+}
+
 /* What a worker that is not there had before it is anybody's. */
 static void
 who_is_gone_has_no_share(void)
@@ -627,6 +644,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", the_program_is_asked_once_for_more),
     MN_TEST("plain", each_worker_has_its_own_group),
     MN_TEST("plain", nothing_waits_before_costs_are_known),
+    MN_TEST("plain", neighbours_are_tried_together_after_the_first_batch),
     MN_TEST("plain", who_is_gone_has_no_share),
     MN_TEST("plain", what_waits_behind_a_slow_one_moves),
     MN_TEST("plain", every_task_starts_once),
