@@ -12,6 +12,10 @@ on without waiting.
 LEAVE = 0.35
 #: and then to obey SIGTERM
 TERM = 0.15
+#: each of these, once SIGTERM has come: the program has ended, and waits for the zygote
+TERMINATED = 0.05
+#: the zygote, for the system to end workers that it has killed
+KILLED = 1.0
 #: the trainer, for the zygote to have done all that
 STOP = 0.8
 #: the zygote, for workers to finish what ends a process; torch waits as long for each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -11,6 +12,7 @@ import select
 import signal
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -42,6 +44,21 @@ PID_SECONDS = 60.0
 #: which would then write to a descriptor that is closed, or another's by now.
 _commands: set[Connection] = set()
 os.register_at_fork(after_in_child=_commands.clear)
+
+
+#: that have a zygote
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _continue_zygotes() -> None:
+    """At the interpreter's exit multiprocessing sends each zygote SIGTERM and waits for its end
+    without limit: one that somebody has stopped must run again to hear of it."""
+    for pool in list(_pools):
+        if pool.mine():
+            pool.signal_zygote(signal.SIGCONT)
+
+
+atexit.register(_continue_zygotes)  # after multiprocessing's, so it is done before
 
 
 class WorkerHandle:
@@ -198,6 +215,7 @@ class Pool:
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it
             self.zygote = zygote
             self._pidfd = os.pidfd_open(zygote.pid)
+            _pools.add(self)
             self.engine.start(self._pidfd, self._commands.fileno())
         finally:
             reader.close()
@@ -276,9 +294,14 @@ class Pool:
         ended.register(self._pidfd, select.POLLIN)
         ended.poll(1000 * seconds)
 
+    def signal_zygote(self, number: int) -> None:
+        """Once there is a descriptor of it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
     def _wake(self) -> None:
         assert self._commands is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), signals.no_broken_pipe():
             os.write(self._commands.fileno(), b"!")
 
     def _close_zygote(self) -> None:
@@ -288,13 +311,13 @@ class Pool:
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
-        deadline = time.monotonic() + grace.KILL
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
         self._await_zygote(grace.KILL)
+        # from now on: a zygote that the system does not end leaves them as much time
+        deadline = time.monotonic() + grace.KILL
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
             left = {number for number in left if self._may_live(number)}

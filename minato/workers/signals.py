@@ -99,6 +99,21 @@ def ignored() -> Iterator[None]:
         _core.disposition(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def no_broken_pipe() -> Iterator[None]:
+    """A write inside to a pipe that nobody reads any more is an error and nothing else, also in a
+    program that SIGPIPE ends: many that are piped to others set it so."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    except BrokenPipeError:
+        if signal.SIGPIPE not in blocked:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)  # which was sent to this thread
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 class Deaf(str):
     """The name of a process that ignores SIGINT from the moment it hears its name.
 

@@ -103,6 +103,7 @@ class Zygote:
         self.children: dict[int, _Child] = {}
         self.lived: set[int] = set()  # numbers of workers that there have been
         self.later: dict[int, _Later] = {}  # their replacements, by number
+        self.terminated = False  # SIGTERM has come
         self.start = FORKED if method == "fork" else self._load()
         self.segment.set_start(self.start)  # under fork it was known before
         if self.start == FORKED:
@@ -129,6 +130,8 @@ class Zygote:
 
     def start_wanted(self) -> None:
         for number in range(self.segment.workers):
+            if self.terminated:
+                return
             later = self.later.get(number)
             waits = later is not None and time.monotonic() < later.again
             if self.segment.state(number) != WANTED or waits or number in self.children:
@@ -226,7 +229,7 @@ class Zygote:
                 self.segment.exited(number, _Stillborn(number, error).status)
             return
         self.start_wanted()
-        while not self.segment.stopped():
+        while not self.segment.stopped() and not self.terminated:
             pending = self._report()
             ready = dict(self.poller.poll(self._patience(pending)))
             if self.trainer in ready:
@@ -243,24 +246,30 @@ class Zygote:
             if self.wake_read in ready:
                 self._drain()
             self.start_wanted()
-        self._end(grace.LEAVE, grace.TERM, grace.FINISH)
+        if not self.terminated:
+            self._end(grace.LEAVE, grace.TERM, grace.FINISH)
+        else:
+            self._end(0.0, grace.TERMINATED)
+        if self.terminated:
+            os._exit(0)  # as by a signal, so without exit functions
 
     def _listen(self) -> None:
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._terminated())
+        signal.signal(signal.SIGTERM, self._terminate)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.trainer = os.pidfd_open(self.segment.trainer_pid)
         self.poller = select.poll()
         for fd in (self.wake_read, self.trainer, self.commands.fileno()):
             self.poller.register(fd, select.POLLIN)
 
-    def _terminated(self) -> None:
-        """multiprocessing ends its daemons so when the interpreter exits."""
-        self._end(0.0, 0.05)
-        os._exit(0)
+    def _terminate(self, _number: int, _frame: Any) -> None:
+        """multiprocessing ends its daemons so when the interpreter exits. Only noted: it may come
+        when a worker has been forked and is not among the children yet. The descriptor of
+        wake-ups ends a wait."""
+        self.terminated = True
 
     def _drain(self) -> None:
         try:
@@ -300,12 +309,15 @@ class Zygote:
             for child in self.children.values():
                 if leaving or self.segment.state(child.number) != LEAVING:
                     child.signal(number)
-            if self._await_children(time.monotonic() + seconds):
+            if self._await_children(seconds):
                 return True
         return False
 
-    def _await_children(self, deadline: float) -> bool:
-        woken = select.poll()  # its own: SIGTERM's handler may come here while this waits
+    def _await_children(self, seconds: float, terminated: float = grace.TERMINATED) -> bool:
+        """Reaps the children that end within so many seconds, and once SIGTERM has come within no
+        more than ``terminated``. True if none are left."""
+        begun = time.monotonic()
+        woken = select.poll()
         woken.register(self.wake_read, select.POLLIN)
         while True:
             for child in list(self.children.values()):
@@ -317,7 +329,8 @@ class Zygote:
                     del self.children[child.number]
             if not self.children:
                 return True
-            left = deadline - time.monotonic()
+            most = min(seconds, terminated) if self.terminated else seconds
+            left = begun + most - time.monotonic()
             if left <= 0:
                 return False
             woken.poll(1000 * min(left, 0.02))
@@ -327,12 +340,13 @@ class Zygote:
         """Seconds for workers to leave by themselves, then to obey SIGTERM, and for those that
         leave to finish."""
         begun = time.monotonic()
-        if self._await_children(begun + leave):
+        if self._await_children(leave):
             return
-        if finish > 0 and (self._press(term, False) or self._await_children(begun + finish)):
-            return
+        if finish > 0:
+            if self._press(term, False) or self._await_children(begun + finish - time.monotonic()):
+                return
         if not self._press(term, True):
-            self._await_children(time.monotonic() + 1.0)
+            self._await_children(grace.KILLED, grace.KILLED)
 
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:

@@ -18,12 +18,12 @@ import torch
 
 import minato
 from minato.iterators.loader_memo import memo_of
-from minato.workers import zygote
+from minato.workers import process_pool, zygote
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
-    PATIENCE, SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, same,
+    PATIENCE, SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, run_script, same,
     start_script, wait_for, worker_entries, workers_of,
 )  # fmt: skip
 
@@ -168,6 +168,93 @@ def test_killed_trainer_beside_a_stopped_zygote(method):
         for pid in (process.pid, *family):
             kill(pid)
         process.communicate()
+
+
+def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
+    """multiprocessing asks the zygote to end then, here while it is in a fork whose worker has
+    begun already."""
+    script = (
+        "import multiprocessing, os, signal, sys, time\nimport minato\n"
+        "begun, begins = os.pipe()\n"
+        "class Begins:\n"
+        "    def __len__(self):\n        return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        os.write(begins, b'.')\n"
+        "        time.sleep(60)\n"
+        "def end():\n"
+        "    if multiprocessing.current_process().name == 'minato-zygote':\n"
+        "        os.read(begun, 1)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "def note():\n"
+        "    with open(sys.argv[1], 'a') as file:\n        print(os.getpid(), file=file)\n"
+        "os.register_at_fork(after_in_parent=end, after_in_child=note)\n"
+        "it = iter(minato.DataLoader(Begins(), num_workers=3))\n"
+        "it._pool.zygote.join()\n"
+        "os._exit(0)\n"
+    )
+    process = start_script(script, str(tmp_path / "family"))
+    process.wait(3 * PATIENCE)
+    family = [int(pid) for pid in (tmp_path / "family").read_text().split()]
+    try:
+        assert len(family) == 2  # the zygote, and its first worker
+        wait_for(lambda: not any(map(alive, family)), "the worker to end")
+    finally:
+        for pid in family:
+            kill(pid)
+        process.communicate()
+
+
+def test_a_program_ends_beside_a_stopped_zygote():
+    script = (
+        "import minato\nfrom attack.datasets import *\n"
+        "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"
+        "list(it)\n"
+        "print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
+        "input()\n"
+    )
+    process = start_script(script, stdin=subprocess.PIPE)
+    family = [int(pid) for pid in process.stdout.readline().split()]
+    try:
+        kill(family[0], signal.SIGSTOP)
+        process.communicate("go on", timeout=3 * PATIENCE)
+        assert process.returncode == 0
+        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
+    finally:
+        for pid in (process.pid, *family):
+            kill(pid)
+        process.communicate()
+
+
+def test_a_killed_zygote_is_an_error_where_a_broken_pipe_ends_programs():
+    """SIGPIPE's own action is what programs ask for that are piped to others."""
+    script = (
+        "import os, signal\nimport minato\nfrom attack.datasets import *\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "it = iter(minato.DataLoader(Slow(4000, 0.01), num_workers=2))\n"
+        "next(it)\n"
+        "os.kill(it._pool.zygote.pid, signal.SIGKILL)\n"
+        "try:\n    list(it)\n"
+        "except RuntimeError as error:\n    print(error)\n"
+        "assert signal.SIGPIPE not in signal.sigpending()\n"
+        "assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+    )
+    done = run_script(script)
+    assert "died unexpectedly" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_workers_are_killed_although_the_zygote_does_not_end(monkeypatch):
+    """One that the system does not let go of takes all the time that there is for itself."""
+    iterator = iter(make(Slow(4, 60.0), num_workers=2))
+    wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
+    pool, workers = iterator._pool, workers_of(iterator)
+    clock = [0.0]
+    monkeypatch.setattr(process_pool.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(pool, "signal_zygote", lambda number: None)
+    monkeypatch.setattr(pool, "_await_zygote", lambda seconds: clock.append(clock.pop() + seconds))
+    pool._kill_all()
+    monkeypatch.undo()
+    wait_for(lambda: not any(map(alive, workers)), "workers to end")
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
