@@ -180,7 +180,7 @@ soak: build
 
 sanitize: sanitize-programs sanitize-extension
 sanitize-programs: build
-	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k sanitizer \
+	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k "sanitizer or valgrind" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 sanitize-extension: build
 	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q tests/test_sanitized.py

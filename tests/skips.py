@@ -22,6 +22,8 @@ LISTED: dict[str, str] = {
         "The same targets run on random bytes; where it is, make fuzz-inputs sees what it covers.",
     "(aarch64-linux-gnu-gcc|aarch64|qemu-aarch64) is not installed":
         "The kernels for AArch64 are tested where a compiler and an emulator for it are.",
+    "takes minutes: make sanitize-programs runs it|valgrind is not installed":
+        "The sanitizers of the compiler run on the same programs.",
     "takes minutes: set MINATO_TEST_AARCH64":
         "make aarch64, a part of make nightly, runs them.",
     "there is no CUDA device":

@@ -2,9 +2,9 @@
 
 One program a primitive. Each is built with gcc and with clang and run in full, then built
 with sanitizers and run again: all of it with AddressSanitizer, and with ThreadSanitizer what
-that can see. A program that hangs ends by its own deadline and fails, and so does one that is
-asked for cases that it does not have. `make aarch64` builds them for AArch64, too, and runs
-them in an emulator.
+that can see; `make sanitize` runs them in valgrind as well. A program that hangs ends by its own
+deadline and fails, and so does one that is asked for cases that it does not have. `make aarch64`
+builds them for AArch64, too, and runs them in an emulator.
 
 Environment:
     MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
@@ -234,6 +234,43 @@ def test_program_under_sanitizer(
 ) -> None:  # fmt: skip
     builder = builder_for(build, builders, tmp_path_factory)
     must_pass(builder.run(program, *kinds_under(build, program)))
+
+
+#: what reads memory that nobody has written, which no sanitizer of gcc's sees
+VALGRIND = ["valgrind", "-q", "--error-exitcode=99", "--fair-sched=try"]
+#: programs that live on what is not there: sparse mappings of a terabyte, pidfds, threads that run at
+#: the same time, processes that answer within seconds
+NOT_UNDER_VALGRIND = {"mn_memfd", "mn_proc", "mn_native", "mn_worker"}
+
+
+@pytest.mark.limit(LIMIT_S + 600)
+@pytest.mark.parametrize("program", [p for p in RUN if p not in NOT_UNDER_VALGRIND])
+def test_program_under_valgrind(
+    program: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if STRESS < 5:
+        pytest.skip("takes minutes: make sanitize-programs runs it")
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    builder = builder_for("gcc", builders, tmp_path_factory)
+    monkeypatch.setattr(builder, "prefix", VALGRIND)
+    must_pass(builder.run(program, "plain", "thread", MINATO_STRESS_SECONDS="0.3",
+                          MINATO_TEST_DEADLINE=str(LIMIT_S)))  # fmt: skip
+
+
+def test_valgrind_sees_what_nobody_has_written(tmp_path: Path) -> None:
+    gcc = COMPILERS["gcc"]
+    if gcc is None or shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    source, program = tmp_path / "planted.c", tmp_path / "planted"
+    source.write_text(
+        "#include <stdlib.h>\nint main(void)\n{\n    int *p = malloc(sizeof *p);\n"
+        "    return *p == 7 ? 1 : 0;\n}\n"
+    )
+    check_call([gcc, "-g", "-O0", str(source), "-o", str(program)])
+    done = subprocess.run([*VALGRIND, str(program)], capture_output=True, check=False)
+    assert done.returncode == 99
 
 
 @pytest.mark.limit(LIMIT_S + 1200)  # the first builds all floors
