@@ -306,7 +306,7 @@ class Minato(Loader):
             while at < len(costs):
                 n = _policy.policy_chunk_next(costs[at:], self.overhead, limit)
                 cost = sum(costs[at:at + n])
-                self.dispatch.insert(batch[at], self.inserted, cost, n, n)
+                self.dispatch.insert(batch[at], self.inserted, cost, n)
                 at += n
             self.inserted += 1
         self.dispatch.close()
@@ -327,11 +327,11 @@ class Minato(Loader):
         ready = self.prefix - self.head if self.in_order else len(self.complete)
         return self.head, ready, self.case.batches
 
-    def _choose(self) -> tuple[int, int, int, int, int, int, int, int] | None:
+    def _choose(self) -> tuple[int, int, int, int, int, int, int] | None:
         choice = self.dispatch.peek(*self._view())
-        if choice is not None and not self._may(choice[1], choice[4]):
+        if choice is not None and not self._may(choice[1], choice[3]):
             choice = self.dispatch.first()
-            if choice is None or not self._may(choice[1], choice[4]):
+            if choice is None or not self._may(choice[1], choice[3]):
                 return None
         return choice
 
@@ -342,9 +342,9 @@ class Minato(Loader):
             choice = self._choose()
             if choice is None:
                 return
-            self.dispatch.take(choice[7])
-            self._admit(choice[1], choice[4])
-            self.board.append((choice[1], choice[0], choice[4]))
+            self.dispatch.take(choice[6])
+            self._admit(choice[1], choice[3])
+            self.board.append((choice[1], choice[0], choice[3]))
 
     def start(self, now: int) -> list[Start]:
         started: list[Start] = []

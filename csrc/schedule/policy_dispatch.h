@@ -99,7 +99,6 @@ struct mn_dispatch_task {
     int64_t position; /* of its first sample in the sampler's order; unique */
     int64_t batch;    /* number of its batch */
     int64_t cost_ns;  /* predicted */
-    int64_t bytes;    /* what starting it charges to the budget */
     uint64_t tag;     /* the caller's */
 };
 

@@ -31,7 +31,12 @@ dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
+    struct mn_dispatch_rates rates = {.period_ns = period,
+                                      .consumer_ns = consumer,
+                                      .typical_ns = typical,
+                                      .window = window,
+                                      .starved_below = starved_below,
+                                      .workers = workers};
     struct dispatch_object *self = (struct dispatch_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -60,12 +65,13 @@ dispatch_dealloc(PyObject *self)
 static PyObject *
 dispatch_insert(PyObject *self, PyObject *args)
 {
-    long long position, batch, cost, bytes = 0;
+    long long position, batch, cost;
     unsigned long long tag = 0;
-    if (!PyArg_ParseTuple(args, "LLL|LK:insert", &position, &batch, &cost, &bytes, &tag)) {
+    if (!PyArg_ParseTuple(args, "LLL|K:insert", &position, &batch, &cost, &tag)) {
         return NULL;
     }
-    struct mn_dispatch_task task = {position, batch, cost, bytes, tag};
+    struct mn_dispatch_task task = {
+        .position = position, .batch = batch, .cost_ns = cost, .tag = tag};
     int rc = mn_dispatch_insert(dispatch_of(self), &task, NULL);
     if (rc < 0) {
         PyErr_SetString(PyExc_ValueError, "position and batch must not be negative");
@@ -77,10 +83,10 @@ dispatch_insert(PyObject *self, PyObject *args)
 static PyObject *
 choice_value(const struct mn_dispatch_choice *c)
 {
-    return Py_BuildValue("(LLLLKLiI)", (long long)c->task.position,
+    return Py_BuildValue("(LLLKLiI)", (long long)c->task.position,
                          (long long)c->task.batch, (long long)c->task.cost_ns,
-                         (long long)c->task.bytes, (unsigned long long)c->task.tag,
-                         (long long)c->slack_ns, (int)c->why, (unsigned int)c->node);
+                         (unsigned long long)c->task.tag, (long long)c->slack_ns,
+                         (int)c->why, (unsigned int)c->node);
 }
 
 static PyObject *
@@ -90,7 +96,8 @@ dispatch_peek(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL|L:peek", &head, &ready, &last)) {
         return NULL;
     }
-    struct mn_dispatch_view view = {head, ready, last, 0};
+    struct mn_dispatch_view view = {
+        .head_batch = head, .ready_batches = ready, .last_batch = last};
     struct mn_dispatch_choice choice;
     if (mn_dispatch_peek(dispatch_of(self), &view, &choice) != MN_OK) {
         Py_RETURN_NONE;
@@ -141,7 +148,12 @@ dispatch_retime(PyObject *self, PyObject *args)
                           &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
+    struct mn_dispatch_rates rates = {.period_ns = period,
+                                      .consumer_ns = consumer,
+                                      .typical_ns = typical,
+                                      .window = window,
+                                      .starved_below = starved_below,
+                                      .workers = workers};
     return PyBool_FromLong(mn_dispatch_retime(dispatch_of(self), &rates));
 }
 
@@ -201,10 +213,10 @@ dispatch_work(PyObject *self, void *unused)
 
 static PyMethodDef dispatch_methods[] = {
     {"insert", dispatch_insert, METH_VARARGS,
-     "insert(position, batch, cost_ns, bytes=0, tag=0, /) -> False when there is no room"},
+     "insert(position, batch, cost_ns, tag=0, /) -> False when there is no room"},
     {"peek", dispatch_peek, METH_VARARGS,
      "peek(head_batch, ready_batches, last_batch=no limit, /)\n"
-     "-> (position, batch, cost_ns, bytes, tag, slack_ns, why, node), or None when no\n"
+     "-> (position, batch, cost_ns, tag, slack_ns, why, node), or None when no\n"
      "task may start now. why: 1 window, 2 early, 3 ahead, 4 finale, 5 order."},
     {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
     {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
