@@ -549,7 +549,8 @@ MUTANTS = {
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),
     "plan: memory allows everything": Mutant(
-        SCHEDULE + "mn_plan_next.c", "!= MN_MEMORY_NO;", "!= MN_MEMORY_NO || true;", "mn_plan"),
+        SCHEDULE + "mn_plan_next.c", "return mn_memory_may(&m, (int64_t)bytes, head);",
+        "return mn_memory_may(&m, (int64_t)bytes, head) || true;", "mn_plan"),
     "plan: the refused stay in the way": Mutant(
         SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),

@@ -46,7 +46,7 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
         bytes = f->result_bytes; /* not known before it is made */
         m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
     }
-    return mn_memory_may(&m, (int64_t)bytes, head, 0) != MN_MEMORY_NO;
+    return mn_memory_may(&m, (int64_t)bytes, head);
 }
 
 bool

@@ -23,7 +23,7 @@ mn_policy_dealloc(PyObject *self);
 int
 mn_policy_add_cost(PyObject *module);
 
-/* PolicyDispatch and PolicyMemory. */
+/* PolicyDispatch. */
 int
 mn_policy_add_dispatch(PyObject *module);
 
