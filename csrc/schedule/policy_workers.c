@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "schedule/policy_arithmetic.h"
+
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50
 #define MOSTLY_WAITING 500
@@ -73,13 +75,6 @@ change(struct mn_workers *w, int32_t target, enum mn_workers_reason reason)
     return decide(target, reason);
 }
 
-static bool
-moved(int64_t was, int64_t now)
-{
-    int64_t by = was > now ? was - now : now - was;
-    return by > was / 4;
-}
-
 /* True when the growth under judgement has not paid. */
 static bool
 growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
@@ -117,7 +112,7 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
         return decide(n, MN_WORKERS_DRY_AT_MAX);
     }
     /* It belongs to a workload; with a very different speed it is another one. */
-    if (w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
+    if (w->ceiling != 0 && mn_moved(w->ceiling_speed, in->speed_milli, 4)) {
         w->ceiling = 0;
     }
     if (w->ceiling != 0 && n >= w->ceiling) {
@@ -154,7 +149,7 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
         return decide(n, MN_WORKERS_FULL_AT_MIN);
     }
     int64_t taken = w->taken_sum / w->full;
-    if (w->floor != 0 && moved(w->floor_taken, taken)) {
+    if (w->floor != 0 && mn_moved(w->floor_taken, taken, 4)) {
         w->floor = 0; /* another workload */
     }
     if (w->floor != 0 && n <= w->floor) {
