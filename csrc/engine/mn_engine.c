@@ -277,7 +277,7 @@ mn_engine_close(struct mn_engine *e)
     e->closing = true;
     mn_engine_unlock(e);
     if (e->thread.owner != 0) {
-        (void)mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* orders closing, then ring */
+        (void)mn_a32_add_seqcst(&e->shm.ctl->fence_word, 1); /* closing, before the notification */
         mn_event_notify(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
     }

@@ -69,7 +69,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     else {
         rc = mn_event_commit_wait(&c->trainer, timeout_ns);
     }
-    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
+    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late notification is spurious, no more */
     return rc;
 }
 

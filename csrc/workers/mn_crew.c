@@ -213,7 +213,7 @@ waits_on(const struct mn_crew *c, uint32_t queue)
 /* Wakes a sleeping worker; true if it slept. Others may sleep there, too: the dead, and threads
  * that wait to be wanted. */
 static bool
-ring_worker(const struct mn_crew *c, uint32_t w)
+notify_worker(const struct mn_crew *c, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, w);
     return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY /* [R2] */
@@ -225,11 +225,11 @@ mn_crew_notify(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
     for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
-        n -= waits_on(c, MN_QUEUE_WORKER + w) && ring_worker(c, w);
+        n -= waits_on(c, MN_QUEUE_WORKER + w) && notify_worker(c, w);
     }
     bool shared = waits_on(c, MN_QUEUE_EXPRESS) || waits_on(c, MN_QUEUE_NORMAL);
     for (uint32_t w = 0; w < workers && shared && n != 0; w++) {
-        n -= ring_worker(c, w);
+        n -= notify_worker(c, w);
     }
 }
 

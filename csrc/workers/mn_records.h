@@ -362,12 +362,12 @@ struct mn_ctl {
     uint32_t nworkers;
     uint32_t ntasks;
     uint32_t nqueues;
-    uint32_t spin_ns;
+    uint32_t spin_ns; /* how long who waits for tasks or batches spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
-    mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a
+    mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a
                          * look at an event */
     mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue
                          * notifies the engine; 0: never */
