@@ -9,6 +9,7 @@
  *     mn_engine_wait  the caller's wait
  *     mn_engine       opening, the thread, closing
  *     mn_engine_plan  what the caller tells the plan
+ *     mn_engine_workers    what the program asks of single workers
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_claims       whose words and workers do not agree

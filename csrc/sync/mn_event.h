@@ -14,11 +14,11 @@
  * The two call sequences
  *
  *   sleeper                                    notifier
- *     mn_event_prepare_wait(b)         [B1]      publish X                         [B2]
- *     if X is there (seq_cst load)     [B3]      mn_event_notify(b)                [B4]
- *         mn_event_cancel_wait(b)
+ *     mn_event_prepare_wait(event)     [B1]      publish X                         [B2]
+ *     if X is there (seq_cst load)     [B3]      mn_event_notify(event)            [B4]
+ *         mn_event_cancel_wait(event)
  *     else
- *         mn_event_commit_wait(b, timeout)
+ *         mn_event_commit_wait(event, timeout)
  *     look for X again, whatever came back
  *
  * No wake-up is lost (order pairs)

@@ -17,15 +17,16 @@
  *
  * Who owns what.
  *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
- *     only (1) its own worker entry, (2) the task it holds RUNNING, (3) the reports and rows
- *     of that task, (4) its own lease.  A kill at any instruction therefore leaves
- *     every allocator whole.
+ *     only (1) its own worker entry, (2) the word of a task that it claims, and the task it
+ *     holds RUNNING, (3) the reports and rows of that task, (4) its own lease, (5) hints of
+ *     queues, (6) the words of events that it notifies.  A kill at any instruction therefore
+ *     leaves every allocator whole.
  *   - Everything of a block and a task is written by the trainer before the task word
  *     becomes QUEUED, and read by a worker only after it made the word RUNNING.
  *
  * Order pairs (labels are repeated at the code):
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
- *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
+ *   [T3] worker: RUNNING -> DONE, seq_cst CAS        with [T4] trainer: task word, acquire
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
  *        its partner is the event's prepare_wait [B1] before the trainer's re-check [T4].
  *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst
@@ -260,19 +261,20 @@ enum mn_leave {
 
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
-    mn_a32 state;
-    /* The trainer looks at pid, starts, tid, exit_status and born at any time, for statistics and
-     * to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
+    mn_a32 state; /* enum mn_worker_state, which says who writes which */
+    /* pid, starts, tid, exit_status and born are written for a process by the zygote (pid and born
+     * by the worker, too), and by a thread itself. The trainer looks at them at any time, for
+     * statistics and to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
     mn_a32 pid;
-    mn_a32 starts;  /* processes that have had this slot; who makes them */
+    mn_a32 starts;  /* processes, or threads, that have had this slot */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
-    mn_a32 exit_status; /* zygote, before EXITED: exit code, or -signal */
+    mn_a32 exit_status; /* before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     mn_a64 born;         /* start time of pid, as mn_proc.h has it */
-    /* line: lease */
+    /* line: lease, by worker and trainer in turn: [L1] to [L4] */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
                            * meant for one that could claim a task */
@@ -283,7 +285,7 @@ struct mn_worker {
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
      * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
-    /* line: what it is doing, for statistics and for the plan; relaxed */
+    /* line: what it is doing, by the worker, for statistics and for the plan; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
