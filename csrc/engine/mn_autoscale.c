@@ -85,7 +85,7 @@ start_one(struct mn_engine *e)
 {
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (!e->crew.members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
+        if (!mn_crew_is_wanted(&e->crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
             && !k->retired) {
             mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_NOT);
             mn_crew_want(&e->crew, w);

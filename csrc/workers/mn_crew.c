@@ -54,6 +54,13 @@ mn_crew_pid(const struct mn_crew *c, uint32_t worker)
     return seen != 0 ? seen : mn_a32_load_relaxed(&mn_worker_at(&c->shm, worker)->pid);
 }
 
+uint32_t
+mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born)
+{
+    *born = c->members[worker].born;
+    return c->members[worker].pid;
+}
+
 /* An exit code, a signal or the number of an error, whatever stands there. */
 static int32_t
 status_of(int32_t status)
@@ -137,6 +144,19 @@ mn_crew_want(struct mn_crew *c, uint32_t worker)
 {
     c->members[worker].wanted = true;
     mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->state, MN_WORKER_WANTED);
+}
+
+bool
+mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker)
+{
+    return c->members[worker].wanted;
+}
+
+void
+mn_crew_retire(struct mn_crew *c, uint32_t worker)
+{
+    c->members[worker].retired = true;
+    mn_worker_at(&c->shm, worker)->retired = 1;
 }
 
 void

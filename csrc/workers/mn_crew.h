@@ -94,6 +94,10 @@ mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker);
 
+/* The same, and when it was born; 0 where the engine's thread has not seen it yet. */
+uint32_t
+mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born);
+
 /* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.
  * Decides on its replacement. The longer a row of deaths is in which no task was finished, the
  * longer is the pause before it; the end of the row is up to the tasks, which are not tried for
@@ -114,6 +118,14 @@ mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how);
 /* A worker is to come to this place. */
 void
 mn_crew_want(struct mn_crew *c, uint32_t worker);
+
+/* Whether one is in this place or is to come, whatever its entry says. */
+bool
+mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker);
+
+/* The user ends this worker: there will be no other in its place. */
+void
+mn_crew_retire(struct mn_crew *c, uint32_t worker);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void
