@@ -74,8 +74,8 @@ class PolicyDispatch:
     def clear(self) -> None: ...
 
 @final
-class PolicyWorkers:
-    def __new__(cls) -> PolicyWorkers: ...
+class PolicyAutoscale:
+    def __new__(cls) -> PolicyAutoscale: ...
     def update(
         self,
         workers: int,

@@ -31,8 +31,8 @@ mn_policy_add_dispatch(PyObject *module);
 int
 mn_policy_add_ready(PyObject *module);
 
-/* PolicyWorkers. */
+/* PolicyAutoscale. */
 int
-mn_policy_add_workers(PyObject *module);
+mn_policy_add_autoscale(PyObject *module);
 
 #endif /* MN_POLICY_H */

@@ -135,7 +135,7 @@ static int
 policy_exec(PyObject *module)
 {
     return mn_policy_add_cost(module) < 0 || mn_policy_add_dispatch(module) < 0
-                   || mn_policy_add_ready(module) < 0 || mn_policy_add_workers(module) < 0
+                   || mn_policy_add_ready(module) < 0 || mn_policy_add_autoscale(module) < 0
                ? -1
                : 0;
 }
