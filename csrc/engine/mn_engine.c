@@ -129,7 +129,8 @@ publish_sizes(struct mn_engine *e)
     c->sizes = mn_sizes_word();
     c->trainer_pid = (uint32_t)getpid();
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
-    c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
+    bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else who spins holds others up */
+    c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
     mn_engine_init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_crew_want(&e->crew, w);
