@@ -259,7 +259,7 @@ class Zygote:
 
     def _terminated(self) -> None:
         """multiprocessing ends its daemons so when the interpreter exits."""
-        self._end(0.0, 0.05)
+        self._end(0.0, grace.TERM_AT_EXIT)
         os._exit(0)
 
     def _drain(self) -> None:
@@ -332,7 +332,7 @@ class Zygote:
         if finish > 0 and (self._press(term, False) or self._await_children(begun + finish)):
             return
         if not self._press(term, True):
-            self._await_children(time.monotonic() + 1.0)
+            self._await_children(time.monotonic() + grace.KILLED)
 
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
