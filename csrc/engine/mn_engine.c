@@ -22,7 +22,8 @@
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
 
-/* Maps the sparse file, halving the arena until the system takes it. */
+/* Maps the sparse file, halving the arena until the system takes it: ulimit -v or the rule of
+ * overcommitment may refuse. With less than a mebibyte nothing could be loaded. */
 static int
 map_arena(struct mn_engine *e)
 {

@@ -285,6 +285,7 @@ static PyType_Slot native_slots[] = {
 static PyType_Spec native_spec = {
     .name = "minato._core.NativeWorker",
     .basicsize = sizeof(struct mn_native_object),
+    /* No GC: neither a segment, a capsule nor an array of integers holds Python that leads back. */
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = native_slots,
 };
