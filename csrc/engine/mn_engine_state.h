@@ -17,7 +17,7 @@
  *     mn_start_due    what the plan says should start: blocks, run queues
  *     mn_next_delivery   which batch is delivered next
  *     mn_ready_rows   batches formed of what is ready
- *     mn_learn        what batches have cost
+ *     mn_learn_costs  what batches have cost
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and ended
  *     mn_checked_results   what workers wrote, copied out and checked
