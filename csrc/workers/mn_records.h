@@ -351,6 +351,7 @@ enum mn_queue_number {
 /* ---- control page ------------------------------------------------------------------ */
 
 struct mn_ctl {
+    /* lines: by the trainer before anybody else looks, and constant from then on, but for start */
     uint64_t magic;
     uint64_t sizes;  /* folded sizes of the records above; an attach refuses another */
     uint64_t total_bytes;
@@ -368,6 +369,7 @@ struct mn_ctl {
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
+    /* line: what the trainer tells workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a
                          * look at an event */
@@ -375,10 +377,12 @@ struct mn_ctl {
                          * notifies the engine; 0: never */
     mn_a32 dismissed;   /* trainer: threads that are workers end where they are and nobody is told,
                          * because the interpreter exits */
-    MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;  /* the user's thread in next() */
+    /* line: the user's thread in next(), where workers notify it */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;
     uint32_t pad0;
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
-    MN_ALIGNED(MN_CACHELINE) struct mn_event engine;   /* the engine thread */
+    /* line: the engine's thread, where all notify it */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event engine;
     uint32_t pad1;
     /* line: the trainer in next(), for other processes' statistics; it alone writes, relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
