@@ -274,8 +274,9 @@ class Minato(Loader):
         self.prefix = 0
         self.complete: deque[int] = deque()
         self.ahead: dict[int, int] = {}
-        self.memory = _policy.PolicyMemory(max(1, int(memory * self.window)))
-        self.memory.batch(1)
+        # In batches: each is charged as a whole.
+        self.memory_limit = max(1, int(memory * self.window))
+        self.memory_used = 0
         capacity = min(self.CAPACITY, case.samples)
         self.dispatch = _policy.PolicyDispatch(capacity, *self._rates())
         self.board: deque[Work] = deque()
@@ -306,32 +307,32 @@ class Minato(Loader):
             while at < len(costs):
                 n = _policy.policy_chunk_next(costs[at:], self.overhead, limit)
                 cost = sum(costs[at:at + n])
-                self.dispatch.insert(batch[at], self.inserted, cost, n, n)
+                self.dispatch.insert(batch[at], self.inserted, cost, n)
                 at += n
             self.inserted += 1
         self.dispatch.close()
 
-    def _may(self, batch: int, samples: int) -> bool:
-        """Asks the budget; memory is charged a whole batch at a time, in batches."""
-        need = 0 if self.open[batch] else 1
-        held = int(self.open[self.head])
-        return bool(need == 0 or self.memory.may(need, batch == self.head, held))
+    def _memory_may(self, is_head: bool) -> bool:
+        return _policy.policy_memory(self.memory_limit, self.memory_used, 1, 1, is_head)
 
-    def _admit(self, batch: int, samples: int) -> None:
+    def _may(self, batch: int) -> bool:
+        return self.open[batch] or self._memory_may(batch == self.head)
+
+    def _admit(self, batch: int) -> None:
         if not self.open[batch]:
             self.open[batch] = True
-            self.memory.charge(1)
-            self.peak = max(self.peak, self.memory.used)
+            self.memory_used += 1
+            self.peak = max(self.peak, self.memory_used)
 
     def _view(self) -> tuple[int, int, int]:
         ready = self.prefix - self.head if self.in_order else len(self.complete)
         return self.head, ready, self.case.batches
 
-    def _choose(self) -> tuple[int, int, int, int, int, int, int, int] | None:
+    def _choose(self) -> tuple[int, int, int, int, int, int, int] | None:
         choice = self.dispatch.peek(*self._view())
-        if choice is not None and not self._may(choice[1], choice[4]):
+        if choice is not None and not self._may(choice[1]):
             choice = self.dispatch.first()
-            if choice is None or not self._may(choice[1], choice[4]):
+            if choice is None or not self._may(choice[1]):
                 return None
         return choice
 
@@ -342,9 +343,9 @@ class Minato(Loader):
             choice = self._choose()
             if choice is None:
                 return
-            self.dispatch.take(choice[7])
-            self._admit(choice[1], choice[4])
-            self.board.append((choice[1], choice[0], choice[4]))
+            self.dispatch.take(choice[6])
+            self._admit(choice[1])
+            self.board.append((choice[1], choice[0], choice[3]))
 
     def start(self, now: int) -> list[Start]:
         started: list[Start] = []
@@ -383,7 +384,7 @@ class Minato(Loader):
         self.displaced = max(self.displaced, abs(number - self.delivered))
         self.delivered += 1
         self.gone[number] = True
-        self.memory.release(1)
+        self.memory_used -= 1
         while self.head < self.case.batches and self.gone[self.head]:
             self.head += 1
         self.prefix = max(self.prefix, self.head)
@@ -429,7 +430,7 @@ class MinatoReady(Minato):
         while self.before and self.before[0][0] < self.form.horizon:
             self.form.mark(*heapq.heappop(self.before))
             self.ready += 1
-        chosen = self.form.form(bool(self.memory.may(1, False, 0)))
+        chosen = self.form.form(self._memory_may(False))
         if not chosen:
             self._advance(self.left)  # what is made waits for others, and is no head
             return False
@@ -439,7 +440,7 @@ class MinatoReady(Minato):
             number = p // self.case.batch
             self.waiting[number] -= 1
             if self.waiting[number] == 0:  # its samples lie together until the last is gone
-                self.memory.release(1)
+                self.memory_used -= 1
         self._advance(self.waiting)
         self.displaced = self.form.displaced_max
         self.dispatch.retime(*self._rates())

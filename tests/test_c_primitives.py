@@ -476,25 +476,25 @@ MUTANTS = {
         EVENT_H, "(void)mn_a32_xchg_seqcst(&event->word, MN_EVENT_ASLEEP)",
         "mn_a32_store_release(&event->word, MN_EVENT_ASLEEP)", "mn_event", kinds=("thread",),
         seconds=8),
-    "ring may pass the publish": Mutant(
+    "notify may pass the publish": Mutant(
         "tests/c/mn_event.c", "mn_a32_store_seqcst(&mine->said",
         "mn_a32_store_release(&mine->said", "mn_event", kinds=("thread",), seconds=8),
-    "released ring is a load": Mutant(
+    "notify_released is a load": Mutant(
         EVENT_H, "mn_a32_add_acqrel(&event->word, 0)",
         "mn_a32_load_acquire(&event->word)", "mn_event", kinds=("thread",), seconds=8),
-    "ring without wake": Mutant(
+    "notify without wake": Mutant(
         EVENT_C, "    (void)mn_futex_wake(&event->word, 1);\n    return true;",
         "    return true;", "mn_event", kinds=("thread",)),
     "sleep returns without acquire": Mutant(
         EVENT_C, "mn_a32_load_acquire(&event->word); /* [B8] */",
         "mn_a32_load_relaxed(&event->word);", "mn_event", "tsan", ("thread",)),
-    "timeout swallows a ring": Mutant(
+    "timeout swallows a notification": Mutant(
         EVENT_C, "was == MN_EVENT_AWAKE ? 0 : reason", "(void)was, reason", "mn_event"),
     "sleep believes every wake-up": Mutant(
         EVENT_C, "if (rc != 0 && rc != -EAGAIN) {", "if (1) {", "mn_event"),
     "timeout starts again at each wake-up": Mutant(
         EVENT_C, "timeout_ns - (int64_t)passed", "timeout_ns", "mn_event"),
-    "kick looks first": Mutant(
+    "notify_always looks first": Mutant(
         EVENT_C, "    (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* [B7] */\n"
         "    (void)mn_futex_wake(&event->word, 1);", "    (void)mn_event_notify(event);", "mn_event"),
     "extent: largest length goes stale": Mutant(
@@ -586,7 +586,8 @@ MUTANTS = {
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),
     "plan: memory allows everything": Mutant(
-        SCHEDULE + "mn_plan_next.c", "!= MN_MEMORY_NO;", "!= MN_MEMORY_NO || true;", "mn_plan"),
+        SCHEDULE + "mn_plan_next.c", "return mn_memory_may(&m, (int64_t)bytes, head);",
+        "return mn_memory_may(&m, (int64_t)bytes, head) || true;", "mn_plan"),
     "plan: the refused stay in the way": Mutant(
         SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),

@@ -33,7 +33,7 @@ mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
         *out = NULL;
         return -ENOMEM;
     }
-    mn_workers_init(&(*out)->policy);
+    mn_scaler_init(&(*out)->policy);
     if (keep != NULL) {
         (*out)->policy = keep->policy;
     }
@@ -66,7 +66,7 @@ mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window)
 /* Into the log of decisions. in: what it was decided on; NULL: a standby came or went. */
 static void
 note(struct mn_autoscale *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
-     const struct mn_workers_input *in)
+     const struct mn_scaler_input *in)
 {
     struct mn_decision *d = &s->log[s->nlog++ % MN_AUTOSCALE_LOG];
     *d = (struct mn_decision){.at_ns = now, .from = from, .to = to, .reason = reason};
@@ -85,7 +85,7 @@ start_one(struct mn_engine *e)
 {
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (!e->crew.members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
+        if (!mn_crew_is_wanted(&e->crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
             && !k->retired) {
             mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_NOT);
             mn_crew_want(&e->crew, w);
@@ -207,7 +207,7 @@ begun_of(const struct mn_worker *k, uint64_t now)
 
 /* Fills what has changed since the last look. False on the first one. */
 static bool
-measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
+measure(struct mn_engine *e, uint64_t now, struct mn_scaler_input *in)
 {
     struct mn_autoscale *s = e->autoscale;
     uint64_t busy = s->facts.machine_busy, total = s->facts.machine_total;
@@ -264,7 +264,7 @@ measure(struct mn_engine *e, uint64_t now, struct mn_workers_input *in)
 /* Tasks that could start but for a free worker. While one idles, on average since the last
  * look, what has not begun is held back by something else: memory, or the end of the epoch. */
 static int64_t
-backlog(struct mn_engine *e, const struct mn_workers_input *in)
+backlog(struct mn_engine *e, const struct mn_scaler_input *in)
 {
     const struct mn_plan *p = e->plan;
     int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, mn_plan_by_piece(p));
@@ -287,22 +287,22 @@ room(const struct mn_facts *f)
 static void
 schedule(struct mn_engine *e, uint64_t now, bool sign)
 {
-    struct mn_workers_input in = {.workers = (int32_t)e->active,
-                                  .min_workers = (int32_t)e->cfg.min_workers,
-                                  .max_workers = (int32_t)e->cfg.max_workers,
-                                  .cores_milli = e->autoscale->facts.cores_milli,
-                                  .room = INT32_MAX};
+    struct mn_scaler_input in = {.workers = (int32_t)e->active,
+                                 .min_workers = (int32_t)e->cfg.min_workers,
+                                 .max_workers = (int32_t)e->cfg.max_workers,
+                                 .cores_milli = e->autoscale->facts.cores_milli,
+                                 .room = INT32_MAX};
     if (!measure(e, now, &in) || !sign) {
         return;
     }
     in.backlog = backlog(e, &in);
-    if (in.occupancy_permille <= MN_WORKERS_DRY && in.workers < in.max_workers) {
+    if (in.occupancy_permille <= MN_SCALER_DRY && in.workers < in.max_workers) {
         in.room = room(&e->autoscale->facts);
     }
-    struct mn_workers_decision d = mn_workers_update(&e->autoscale->policy, &in);
+    struct mn_scaler_decision d = mn_scaler_update(&e->autoscale->policy, &in);
     const struct mn_autoscale *s = e->autoscale;
     bool news = d.target != in.workers
-                || (d.reason > MN_WORKERS_SETTLING
+                || (d.reason > MN_SCALER_SETTLING
                     && (s->nlog == 0
                         || s->log[(s->nlog - 1) % MN_AUTOSCALE_LOG].reason
                                != (int32_t)d.reason));

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Part of the engine, run by its thread under its mutex; exists when the number of workers may
- * move between two bounds.  The decisions are those of policy_workers.h and policy_slow.h; this
+ * move between two bounds.  The decisions are those of policy_autoscale.h and policy_slow.h; this
  * file measures their inputs and carries them out through the workers' entries:
  *   more     an EMPTY entry becomes WANTED, the zygote forks
  *   fewer    leave is set in the entry of a worker, which exits when it has nothing in hand
@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-#include "schedule/policy_workers.h"
+#include "schedule/policy_autoscale.h"
 
 struct mn_engine;
 
@@ -32,7 +32,7 @@ enum mn_standby_reason { MN_STANDBY_ADMITTED = -1, MN_STANDBY_RETIRED = -2 };
 struct mn_decision {
     uint64_t at_ns;
     int32_t from, to;
-    int32_t reason; /* enum mn_workers_reason, or enum mn_standby_reason */
+    int32_t reason; /* enum mn_scaler_reason, or enum mn_standby_reason */
     int32_t occupancy, cpu, wait; /* permille, what it was decided on */
     int64_t rate_milli;
 };
@@ -40,7 +40,7 @@ struct mn_decision {
 /* What one iterator leaves to the next. */
 struct mn_autoscale_keep {
     uint32_t active;
-    struct mn_workers policy;
+    struct mn_scaler policy;
 };
 
 struct mn_flag {
@@ -66,7 +66,7 @@ struct mn_facts {
 };
 
 struct mn_autoscale {
-    struct mn_workers policy;
+    struct mn_scaler policy;
     struct mn_facts facts; /* the engine thread's, as all else here but for the log */
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;

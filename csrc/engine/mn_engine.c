@@ -22,7 +22,8 @@
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
 
-/* Maps the sparse file, halving the arena until the system takes it. */
+/* Maps the sparse file, halving the arena until the system takes it: ulimit -v or the rule of
+ * overcommitment may refuse. With less than a mebibyte nothing could be loaded. */
 static int
 map_arena(struct mn_engine *e)
 {
@@ -129,7 +130,8 @@ publish_sizes(struct mn_engine *e)
     c->sizes = mn_sizes_word();
     c->trainer_pid = (uint32_t)getpid();
     (void)mn_proc_start_time(getpid(), &c->trainer_start);
-    c->spin_ns = mn_cpu_count() > (int)e->cfg.workers + 1 ? 30000 : 0;
+    bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else who spins holds others up */
+    c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
     mn_engine_init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_crew_want(&e->crew, w);
@@ -277,7 +279,7 @@ mn_engine_close(struct mn_engine *e)
     e->closing = true;
     mn_engine_unlock(e);
     if (e->thread.owner != 0) {
-        (void)mn_a32_add_seqcst(&e->shm.ctl->epoch_word, 1); /* orders closing, then ring */
+        (void)mn_a32_add_seqcst(&e->shm.ctl->fence_word, 1); /* closing, before the notification */
         mn_event_notify(&e->shm.ctl->engine);
         (void)mn_thread_join(&e->thread);
     }

@@ -8,7 +8,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
 #include "engine/mn_engine_state.h"
-#include "engine/mn_learn.h"
+#include "engine/mn_learn_costs.h"
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_ready_rows.h"
 #include "engine/mn_shared_costs.h"
@@ -85,7 +85,7 @@ retire(struct mn_engine *e, uint64_t block_off)
 {
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
-    mn_learn(e, b);
+    mn_learn_costs(e, b);
     mn_batch_learn_envelopes(e, block_off);
     mn_batch_drop(e, b);
 }

@@ -42,17 +42,17 @@ mn_engine_is_stopped(const struct mn_engine *e)
 
 /* ---- memory -------------------------------------------------------------------------- */
 
-struct mn_memory
+struct mn_memory_snapshot
 mn_engine_memory(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_memory m = {.used = mn_arena_used(&e->arena),
-                          .kept = e->arena.kept_bytes,
-                          .warm = mn_arena_warm(&e->arena),
-                          .reclaimed = e->arena.reclaimed_bytes,
-                          .limit = e->arena.limit,
-                          .envelope_bytes = e->flight.mean_envelope_bytes,
-                          .in_flight = e->flight.n};
+    struct mn_memory_snapshot m = {.used = mn_arena_used(&e->arena),
+                                   .kept = e->arena.kept_bytes,
+                                   .warm = mn_arena_warm(&e->arena),
+                                   .reclaimed = e->arena.reclaimed_bytes,
+                                   .limit = e->arena.limit,
+                                   .envelope_bytes = e->flight.mean_envelope_bytes,
+                                   .in_flight = e->flight.n};
     mn_mutex_unlock(&e->mutex);
     return m;
 }

@@ -43,7 +43,7 @@ mn_engine_is_stopped(const struct mn_engine *e);
 
 /* ---- memory -------------------------------------------------------------------------- */
 
-struct mn_memory {
+struct mn_memory_snapshot {
     uint64_t used;           /* bytes of the arena, what the program keeps included */
     uint64_t kept;           /* by the program */
     uint64_t warm;           /* free, and may hold pages */
@@ -53,7 +53,7 @@ struct mn_memory {
     uint32_t in_flight;      /* batches */
 };
 
-struct mn_memory
+struct mn_memory_snapshot
 mn_engine_memory(struct mn_engine *e);
 
 /* Whether the program may keep so many bytes more: at the ceiling it gets copies, because half of

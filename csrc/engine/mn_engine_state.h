@@ -9,6 +9,7 @@
  *     mn_engine_wait  the caller's wait
  *     mn_engine       opening, the thread, closing
  *     mn_engine_plan  what the caller tells the plan
+ *     mn_engine_workers    what the program asks of single workers
  *     mn_engine_snapshot   what the engine tells
  *     mn_supervise    deaths, leases, abandoned batches
  *     mn_claims       whose words and workers do not agree
@@ -16,7 +17,7 @@
  *     mn_start_due    what the plan says should start: blocks, run queues
  *     mn_next_delivery   which batch is delivered next
  *     mn_ready_rows   batches formed of what is ready
- *     mn_learn        what batches have cost
+ *     mn_learn_costs  what batches have cost
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and ended
  *     mn_checked_results   what workers wrote, copied out and checked

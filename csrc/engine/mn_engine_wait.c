@@ -45,16 +45,11 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     if (anything_done(e, block_off)) {
         return 0;
     }
-    if (c->spin_ns != 0) {
-        uint64_t until = mn_now_ns() + c->spin_ns;
-        do {
-            for (int i = 0; i < 50; i++) {
-                mn_cpu_pause();
-            }
-            if (anything_done(e, block_off)) {
-                return 0;
-            }
-        } while (mn_now_ns() < until);
+    uint64_t until = 0;
+    while (mn_event_spin(c->spin_ns, &until)) {
+        if (anything_done(e, block_off)) {
+            return 0;
+        }
     }
     mn_a64_store_seqcst(&c->wanted, block_off); /* [W1] */
     mn_event_prepare_wait(&c->trainer);
@@ -69,7 +64,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     else {
         rc = mn_event_commit_wait(&c->trainer, timeout_ns);
     }
-    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late ring is spurious, no more */
+    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late notification is spurious, no more */
     return rc;
 }
 

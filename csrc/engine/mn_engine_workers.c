@@ -15,8 +15,7 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
-    e->crew.members[worker].retired = true;
-    mn_worker_at(&e->shm, worker)->retired = 1;
+    mn_crew_retire(&e->crew, worker);
     mn_mutex_unlock(&e->mutex);
     return 0;
 }
@@ -41,8 +40,8 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
-    uint32_t pid = e->crew.members[worker].pid;
-    uint64_t born = e->crew.members[worker].born;
+    uint64_t born;
+    uint32_t pid = mn_crew_seen(&e->crew, worker, &born);
     mn_mutex_unlock(&e->mutex);
     if (pid == 0) { /* the engine has not seen it yet */
         const struct mn_worker *k = mn_worker_at(&e->shm, worker);

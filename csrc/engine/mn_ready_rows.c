@@ -6,7 +6,7 @@
 #include "base/mn_assert.h"
 #include "engine/mn_checked_results.h"
 #include "schedule/mn_forming.h"
-#include "engine/mn_learn.h"
+#include "engine/mn_learn_costs.h"
 #include "schedule/mn_planned.h"
 #include "os/mn_clock.h"
 
@@ -32,7 +32,7 @@ leave_plan(struct mn_engine *e, struct mn_unit *u, struct mn_batch *b)
     u->ended = true;
     if (b != NULL) {
         b->detached = true;
-        mn_learn(e, b);
+        mn_learn_costs(e, b);
     }
     mn_plan_taken(e->plan, u->sequence);
 }

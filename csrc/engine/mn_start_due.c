@@ -5,7 +5,7 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_checked_results.h"
-#include "engine/mn_learn.h"
+#include "engine/mn_learn_costs.h"
 #include "engine/mn_next_delivery.h"
 #include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
@@ -295,7 +295,7 @@ mn_start_due_starving(struct mn_engine *e)
     f.ready = mn_next_delivery_ready(e);
     bool starving = mn_plan_starving(e->plan, &f);
     if (starving && e->cfg.costs != NULL) {
-        mn_learn_waiting(e);
+        mn_learn_costs_waiting(e);
     }
     return starving;
 }

@@ -247,7 +247,7 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
     if (n_cases < 1 || repeat < 1 || __builtin_mul_overflow(n_cases, repeat, &length)) {
         rc = mn_fail(text, EINVAL, "a dataset needs at least one case and one repeat");
     }
-    else if (tail < 0 || tail > mn_pipeline_steps(pipeline)) {
+    else if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
         rc = mn_fail(text, EINVAL, "the last %d operators are no steps", tail);
     }
     else if (windows && !crops_files(c)) {

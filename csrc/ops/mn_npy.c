@@ -325,6 +325,8 @@ read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer, struct mn_te
 {
     uint64_t need = 512;
     struct mn_npy_count ignored = {0};
+    /* The first read says how long the header is, and the second has all of it. A third is for a
+     * file that was written anew between the two. */
     for (int attempt = 0; attempt < 3; attempt++) {
         uint64_t length = need < file->identity.size ? need : file->identity.size;
         const unsigned char *head = NULL;

@@ -105,10 +105,10 @@ int
 mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work, int tail,
                   const struct mn_source *source, uint64_t key_hi, uint64_t key_lo);
 
-/* The operators at the end that are steps (mn_recipe.h): `tail` is this at most where they are
- * left for a device. */
+/* How many operators at the end are all steps (mn_recipe.h), and may be left to a device: the most
+ * that `tail` may be. */
 int
-mn_pipeline_steps(const struct mn_pipeline *pipeline);
+mn_pipeline_tail_most(const struct mn_pipeline *pipeline);
 
 /* Writes what the last `tail` operators do to the sample of this key: MN_RECIPE_WORDS(tail)
  * words, anywhere. */

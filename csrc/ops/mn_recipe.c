@@ -94,7 +94,7 @@ mn_op_step(const struct mn_op *op, const struct mn_key *key)
 }
 
 int
-mn_pipeline_steps(const struct mn_pipeline *pipeline)
+mn_pipeline_tail_most(const struct mn_pipeline *pipeline)
 {
     int from = pipeline->n_ops;
     while (from > 0 && mn_op_is_step(&pipeline->ops[from - 1])) {

@@ -15,7 +15,7 @@ new_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t 
     for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
         bytes *= shape[axis];
     }
-    int rc = mn_work_block(work, (size_t)bytes, &memory);
+    int rc = mn_work_alloc(work, (size_t)bytes, &memory);
     if (rc == 0) {
         mn_view_of_block(view, dtype, memory, shape);
         view->writable = true;
@@ -202,7 +202,7 @@ linear_tables(struct mn_work *work, struct linear_row *row, int64_t in, int64_t 
     void *memory = NULL;
     size_t bytes = (size_t)out * (sizeof(int64_t) + sizeof(float))
                    + 2 * (size_t)in * sizeof(float);
-    int rc = mn_work_block(work, bytes, &memory);
+    int rc = mn_work_alloc(work, bytes, &memory);
     if (rc < 0) {
         return rc;
     }
@@ -263,7 +263,7 @@ resample_nearest(struct mn_work *work, const struct mn_view *from, const struct 
     const int64_t *in = from->shape, *out = to->shape;
     size_t voxel = (size_t)from->strides[3];
     void *memory = NULL;
-    int rc = mn_work_block(work, (size_t)out[3] * sizeof(int64_t), &memory);
+    int rc = mn_work_alloc(work, (size_t)out[3] * sizeof(int64_t), &memory);
     int64_t *column = memory;
     for (int64_t x = 0; rc == 0 && x < out[3]; x++) {
         column[x] = nearest(x, in[3], out[3]) * from->strides[3];

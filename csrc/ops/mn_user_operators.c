@@ -50,7 +50,7 @@ make_output(struct mn_work *work, const struct mn_operator *user,
             return fail_user(work, user, -EINVAL, "planned an impossible dtype or shape");
         }
     }
-    int rc = mn_work_block(work, (size_t)bytes, &memory);
+    int rc = mn_work_alloc(work, (size_t)bytes, &memory);
     if (rc == 0) {
         mn_view_of_block(view, volume->dtype, memory, volume->shape);
         view->writable = true;

@@ -18,10 +18,10 @@ mn_work_key(const struct mn_work *work, uint32_t number)
 }
 
 int
-mn_work_block(struct mn_work *work, size_t bytes, void **memory)
+mn_work_alloc(struct mn_work *work, size_t bytes, void **memory)
 {
-    size_t total = (sizeof(struct mn_block) + bytes + 63) / 64 * 64;
-    struct mn_block *block = total > bytes ? aligned_alloc(64, total) : NULL;
+    size_t total = (sizeof(struct mn_work_block) + bytes + 63) / 64 * 64;
+    struct mn_work_block *block = total > bytes ? aligned_alloc(64, total) : NULL;
     if (block == NULL) {
         return mn_fail_memory(work->reader.text, bytes);
     }
@@ -45,7 +45,7 @@ static int
 store_in_block(struct mn_work *work, struct mn_view *view)
 {
     void *memory = NULL;
-    int rc = mn_work_block(work, mn_view_bytes(view), &memory);
+    int rc = mn_work_alloc(work, mn_view_bytes(view), &memory);
     if (rc < 0) {
         return rc;
     }
@@ -157,7 +157,7 @@ scan_memory(struct mn_work *work, const struct mn_view *view, struct mn_scan *sc
     int64_t depth = view->shape[1], height = view->shape[2], width = view->shape[3];
     int64_t at_once = view->strides[2] == width && view->strides[3] == 1 ? height : 1;
     void *row = NULL;
-    int rc = view->strides[3] != 1 ? mn_work_block(work, (size_t)width, &row) : 0;
+    int rc = view->strides[3] != 1 ? mn_work_alloc(work, (size_t)width, &row) : 0;
     for (int64_t z = 0; rc == 0 && z < depth; z++) {
         for (int64_t y = 0; rc == 0 && y < height; y += at_once) {
             const unsigned char *at = view->base + z * view->strides[1]
@@ -257,7 +257,7 @@ mn_work_clear(struct mn_work *work)
         work->files[which].path = NULL;
     }
     while (work->blocks != NULL) {
-        struct mn_block *block = work->blocks;
+        struct mn_work_block *block = work->blocks;
         work->blocks = block->next;
         free(block);
     }

@@ -10,8 +10,8 @@
 #include "ops/mn_filecache.h"
 #include "ops/mn_view.h"
 
-struct mn_block {
-    struct mn_block *next;
+struct mn_work_block {
+    struct mn_work_block *next;
     unsigned char bytes[] MN_ALIGNED(64);
 };
 
@@ -22,7 +22,7 @@ struct mn_work {
     uint64_t key_hi, key_lo;
     struct mn_npy_file files[2]; /* image, label */
     struct mn_view image, label;
-    struct mn_block *blocks; /* memory made for this sample */
+    struct mn_work_block *blocks; /* memory made for this sample */
     struct mn_boxes *boxes;  /* found for this sample and not in the cache */
     uint64_t scans, headers_parsed, files_mapped; /* counted for the pipeline's statistics */
 };
@@ -33,7 +33,7 @@ mn_work_key(const struct mn_work *work, uint32_t number);
 
 /* Memory until the sample ends; contents undefined. */
 int
-mn_work_block(struct mn_work *work, size_t bytes, void **memory);
+mn_work_alloc(struct mn_work *work, size_t bytes, void **memory);
 
 /* Replaces a view by its voxels in memory of the work, C contiguous: nothing is pending
  * afterwards. Does nothing if that is so already. */

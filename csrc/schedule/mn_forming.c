@@ -117,6 +117,7 @@ mn_forming_add(struct mn_plan *p, uint64_t sequence, uint32_t nrows)
 void
 mn_forming_end(struct mn_plan *p)
 {
+    /* It cannot fail: no more is marked than was planned. */
     (void)mn_ready_end(&p->forming->policy, p->forming->planned);
     set_horizon(p);
 }

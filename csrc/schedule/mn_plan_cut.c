@@ -76,8 +76,7 @@ insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost,
             .position = (int64_t)(q->rows + from),
             .batch = (int64_t)q->sequence,
             .cost_ns = mn_plan_worth(p, ns, bytes),
-            .bytes = bytes,
-            .tag = q->sequence << 24 | t,
+            .tag = mn_plan_tag(q, t),
         };
         int rc = mn_dispatch_insert(&p->dispatch, &task, NULL);
         mn_assert(rc == MN_OK);

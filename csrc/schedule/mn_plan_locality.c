@@ -116,8 +116,7 @@ mn_piece_offer(struct mn_plan *p, struct mn_piece *x)
         .position = (int64_t)(q->rows + q->row0[x->t0]),
         .batch = (int64_t)q->sequence,
         .cost_ns = mn_plan_worth(p, mn_piece_samples_ns(x), bytes),
-        .bytes = bytes,
-        .tag = q->sequence << 24 | (uint64_t)(x - q->pieces),
+        .tag = mn_plan_tag(q, (uint32_t)(x - q->pieces)),
     };
     int rc = mn_dispatch_insert(&p->dispatch, &task, &x->node);
     mn_assert(rc == MN_OK); /* pieces are no more than tasks, for which there is room */

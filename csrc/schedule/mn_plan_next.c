@@ -46,7 +46,7 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
         bytes = f->result_bytes; /* not known before it is made */
         m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
     }
-    return mn_memory_may(&m, (int64_t)bytes, head, 0) != MN_MEMORY_NO;
+    return mn_memory_may(&m, (int64_t)bytes, head);
 }
 
 bool
@@ -90,10 +90,10 @@ static bool
 may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_dispatch_choice *c,
           struct mn_plan_start *out)
 {
-    struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
+    uint32_t task;
+    struct mn_planned *q = mn_plan_tagged(p, c->task.tag, &task);
     mn_assert(q != NULL);
-    *out = (struct mn_plan_start){
-        .batch = q, .task = c->task.tag & 0xffffff, .why = c->why, .node = c->node};
+    *out = (struct mn_plan_start){.batch = q, .task = task, .why = c->why, .node = c->node};
     p->stall.held = !mn_plan_memory_allows(p, f, q);
     return !p->stall.held;
 }

@@ -76,9 +76,10 @@ adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 static struct mn_piece *
 piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
 {
-    struct mn_planned *q = mn_plan_at(p, c->task.tag >> 24);
+    uint32_t number;
+    struct mn_planned *q = mn_plan_tagged(p, c->task.tag, &number);
     mn_assert(q != NULL);
-    return &q->pieces[c->task.tag & 0xffffff];
+    return &q->pieces[number];
 }
 
 /* The piece of least slack that nobody has, or NULL when none may start. */

@@ -5,6 +5,7 @@
 #define MN_PLAN_STATE_H
 
 #include "base/mn_atomic.h"
+#include "base/mn_attr.h"
 #include "schedule/mn_planned.h"
 
 /* Tasks of one batch at most, so that the head always finds descriptors. */
@@ -104,6 +105,23 @@ struct mn_plan {
     struct mn_plan_shares shares;
     struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
 };
+
+/* The dispatcher's tag of a task, or of a piece: its batch, and the number that it has in that.
+ * Of either a batch has MN_PLAN_BATCH_TASKS at most. */
+MN_STATIC_ASSERT(MN_PLAN_BATCH_TASKS < 1u << 24, "the number is a tag's lowest 24 bits");
+
+static inline uint64_t
+mn_plan_tag(const struct mn_planned *q, uint32_t number)
+{
+    return q->sequence << 24 | number;
+}
+
+static inline struct mn_planned *
+mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number)
+{
+    *number = (uint32_t)(tag & 0xffffff);
+    return mn_plan_at(p, tag >> 24);
+}
 
 /* Looks up what is known of costs now, and what follows for neighbours. */
 void

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mn_error.h"
+#include "schedule/policy_arithmetic.h"
 
 enum { BY_SLACK = 0, BY_COST = 1, BY_ORDER = 2, HEAPS = 3 };
 
@@ -100,17 +101,10 @@ heap_remove(struct mn_dispatch *d, int kind, uint32_t node)
 /* -- keys --------------------------------------------------------------------------- */
 
 static int64_t
-times(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_mul_overflow(a, b, &out) ? INT64_MAX : out;
-}
-
-static int64_t
 slack_of(const struct mn_dispatch_rates *r, const struct mn_dispatch_task *t)
 {
     int64_t excess = t->cost_ns > r->typical_ns ? t->cost_ns - r->typical_ns : 0;
-    return times(t->batch, r->period_ns) - excess;
+    return mn_times(t->batch, r->period_ns) - excess;
 }
 
 /* Half octaves: class 2k holds costs from 2^k, class 2k + 1 those from 1.5 * 2^k. */
@@ -142,7 +136,7 @@ int64_t
 mn_dispatch_period(int64_t consumer_ns, int64_t mean_sample_ns, int64_t batch_size,
                    uint32_t workers)
 {
-    int64_t supply = times(mean_sample_ns > 0 ? mean_sample_ns : 0, batch_size)
+    int64_t supply = mn_times(mean_sample_ns > 0 ? mean_sample_ns : 0, batch_size)
                      / (workers > 0 ? (int64_t)workers : 1);
     int64_t longer = supply > consumer_ns ? supply : consumer_ns;
     return longer > 0 ? longer : 1;
@@ -271,14 +265,6 @@ mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_ta
     }
 }
 
-/* True when b lies more than an eighth of a away from a. */
-static bool
-moved(int64_t a, int64_t b)
-{
-    int64_t by = a > b ? a - b : b - a;
-    return by > a / 8;
-}
-
 bool
 mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
 {
@@ -290,8 +276,8 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
     d->rates.window = rates->window;
     d->rates.starved_below = rates->starved_below;
     d->rates.workers = rates->workers;
-    if (!moved(d->rates.period_ns, rates->period_ns)
-        && !moved(d->rates.typical_ns, rates->typical_ns)) {
+    if (!mn_moved(d->rates.period_ns, rates->period_ns, MN_DISPATCH_JITTER)
+        && !mn_moved(d->rates.typical_ns, rates->typical_ns, MN_DISPATCH_JITTER)) {
         return false;
     }
     d->rates = *rates;
@@ -324,10 +310,10 @@ finale(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
        const struct mn_dispatch_node *least, const struct mn_dispatch_node *costly)
 {
     int64_t c = costly->task.cost_ns;
-    int64_t pc = times(c, (int64_t)d->rates.workers);
+    int64_t pc = mn_times(c, (int64_t)d->rates.workers);
     if (!d->closed || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
-        || times(c, MN_DISPATCH_DISTINCT_DEN)
-               <= times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
+        || mn_times(c, MN_DISPATCH_DISTINCT_DEN)
+               <= mn_times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
         return false;
     }
     int64_t filler = view->held_ns;
@@ -364,7 +350,7 @@ within(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t
        int64_t slack_ns)
 {
     return batch <= view->last_batch
-           || slack_ns <= times(view->last_batch, d->rates.period_ns);
+           || slack_ns <= mn_times(view->last_batch, d->rates.period_ns);
 }
 
 /* Why a task may start; 0 when it may not yet. */
@@ -372,7 +358,7 @@ static int
 reason(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t batch,
        int64_t slack_ns)
 {
-    int64_t edge = times(view->head_batch + d->rates.window - 1, d->rates.period_ns);
+    int64_t edge = mn_times(view->head_batch + d->rates.window - 1, d->rates.period_ns);
     if (batch < view->head_batch + d->rates.window) {
         return MN_DISPATCH_WINDOW;
     }

@@ -77,7 +77,7 @@
  *   order is a function of the inserted tasks and of the calls alone.
  *
  * Rates change: mn_dispatch_retime re-keys in O(n), and only when a rate has moved by
- * more than 1/8, so that keys do not jitter.
+ * more than an eighth (MN_DISPATCH_JITTER), so that keys do not jitter.
  */
 #ifndef MN_POLICY_DISPATCH_H
 #define MN_POLICY_DISPATCH_H
@@ -92,6 +92,7 @@
 #define MN_DISPATCH_SMALLER 2 /* cheaper than half: fits twice beside it */
 #define MN_DISPATCH_DISTINCT_NUM 3 /* 3/2: beyond ordinary noise */
 #define MN_DISPATCH_DISTINCT_DEN 2
+#define MN_DISPATCH_JITTER 8 /* a rate that has moved by no more than an eighth has not moved */
 
 #define MN_DISPATCH_CLASSES 128
 
@@ -99,7 +100,6 @@ struct mn_dispatch_task {
     int64_t position; /* of its first sample in the sampler's order; unique */
     int64_t batch;    /* number of its batch */
     int64_t cost_ns;  /* predicted */
-    int64_t bytes;    /* what starting it charges to the budget */
     uint64_t tag;     /* the caller's */
 };
 

@@ -84,6 +84,8 @@ at(const struct mn_ready *r, int64_t position)
     return &r->state[position % r->span];
 }
 
+/* What is known of natural batch j. Those from the oldest one due up to the horizon are 2 D + 1 at
+ * most, and each has a place of its own. */
 static struct mn_ready_natural *
 natural(const struct mn_ready *r, int64_t j)
 {

@@ -3,6 +3,8 @@
  */
 #include "schedule/policy_slow.h"
 
+#include "schedule/policy_arithmetic.h"
+
 void
 mn_slow_init(struct mn_slow *s)
 {
@@ -11,19 +13,12 @@ mn_slow_init(struct mn_slow *s)
     s->dissent = 0;
 }
 
-static int64_t
-times(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_mul_overflow(a, b, &out) ? MN_SLOW_NEVER : out;
-}
-
 /* What an ordinary sample takes. */
 static int64_t
 norm_of(const struct mn_histogram *h)
 {
     int64_t median = mn_histogram_quantile(h, 500);
-    if (mn_histogram_above(h, times(median, MN_SLOW_FACTOR)) <= MN_SLOW_MOST) {
+    if (mn_histogram_above(h, mn_times(median, MN_SLOW_FACTOR)) <= MN_SLOW_MOST) {
         return median;
     }
     return mn_histogram_quantile(h, 900);
@@ -32,18 +27,11 @@ norm_of(const struct mn_histogram *h)
 static int64_t
 learn(const struct mn_slow *s, const struct mn_histogram *h, bool *tail)
 {
-    int64_t line = times(norm_of(h), MN_SLOW_FACTOR);
+    int64_t line = mn_times(norm_of(h), MN_SLOW_FACTOR);
     int share = mn_histogram_above(h, line);
     *tail = share >= (s->tail ? MN_SLOW_OFF : MN_SLOW_ON);
-    int64_t t = *tail ? line : times(mn_histogram_quantile(h, 990), MN_SLOW_GUARD);
+    int64_t t = *tail ? line : mn_times(mn_histogram_quantile(h, 990), MN_SLOW_GUARD);
     return t < MN_SLOW_LEAST_NS ? MN_SLOW_LEAST_NS : t;
-}
-
-static bool
-differs(int64_t used, int64_t wanted)
-{
-    int64_t by = wanted > used ? wanted - used : used - wanted;
-    return by > used / 4;
 }
 
 int64_t
@@ -59,7 +47,7 @@ mn_slow_update(struct mn_slow *s, const struct mn_histogram *wall)
         s->tail = tail;
         return wanted;
     }
-    if (tail == s->tail && !differs(s->timeout_ns, wanted)) {
+    if (tail == s->tail && !mn_moved(s->timeout_ns, wanted, 4)) {
         s->dissent = 0;
         return s->timeout_ns;
     }

@@ -3,8 +3,10 @@
  *
  * Purpose
  *   For samples of which nothing is known yet. A verdict costs nothing by itself (no
- *   work is cancelled or repeated): it may admit a standby worker and counts in the
- *   statistics. It must be silent when costs barely vary: a fixed percentile as the
+ *   work is cancelled or repeated). Of a sample in flight it counts in the statistics and
+ *   may admit a standby worker, and the engine's thread looks a few times within the timeout;
+ *   of one that is done it says whether it is slow where batches are formed of what is ready
+ *   (policy_ready.h). It must be silent when costs barely vary: a fixed percentile as the
  *   timeout always flags its share.
  *
  * Rule

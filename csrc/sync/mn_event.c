@@ -11,6 +11,29 @@
 /* Where the kernel refuses to wait (a sandbox), sleeps last so long. */
 #define MN_EVENT_REFUSED_NS 1000000
 
+/* Pauses between two looks: about a microsecond, so that looks do not take the cache lines from
+ * who would write them. */
+#define MN_EVENT_PAUSES 50
+
+bool
+mn_event_spin(uint32_t spin_ns, uint64_t *until_ns)
+{
+    if (spin_ns == 0) {
+        return false;
+    }
+    uint64_t now = mn_now_ns();
+    if (*until_ns == 0) {
+        *until_ns = now + spin_ns;
+    }
+    else if (now >= *until_ns) {
+        return false;
+    }
+    for (int i = 0; i < MN_EVENT_PAUSES; i++) {
+        mn_cpu_pause();
+    }
+    return true;
+}
+
 /* Ends the sleep for another reason than a notification, unless a notification came first. */
 static int
 mn_event_give_up(struct mn_event *event, int reason)

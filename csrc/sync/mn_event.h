@@ -14,11 +14,11 @@
  * The two call sequences
  *
  *   sleeper                                    notifier
- *     mn_event_prepare_wait(b)         [B1]      publish X                         [B2]
- *     if X is there (seq_cst load)     [B3]      mn_event_notify(b)                [B4]
- *         mn_event_cancel_wait(b)
+ *     mn_event_prepare_wait(event)     [B1]      publish X                         [B2]
+ *     if X is there (seq_cst load)     [B3]      mn_event_notify(event)            [B4]
+ *         mn_event_cancel_wait(event)
  *     else
- *         mn_event_commit_wait(b, timeout)
+ *         mn_event_commit_wait(event, timeout)
  *     look for X again, whatever came back
  *
  * No wake-up is lost (order pairs)
@@ -79,12 +79,22 @@
 #define MN_EVENT_AWAKE 0u
 #define MN_EVENT_ASLEEP 1u
 
+/* How long a sleeper looks before it sleeps, where there are cores to spare: somewhat less than a
+ * sleep and its wake-up cost, fifty microseconds between processes. Who finds nothing has then
+ * paid less than twice what sleeping at once would have cost. */
+#define MN_EVENT_SPIN_NS 30000u
+
 /* Zeroed memory is one. Put each on a cache line that its sleeper's peers seldom write. */
 struct mn_event {
     mn_a32 word;
 };
 
 MN_STATIC_ASSERT(sizeof(struct mn_event) == 4, "layout shared between processes");
+
+/* Sleeper, before prepare_wait: pauses, and says whether to look once more. So often for spin_ns,
+ * with *until_ns 0 before the first time. */
+bool
+mn_event_spin(uint32_t spin_ns, uint64_t *until_ns);
 
 /* Sleeper: from now on notifications count. Look at the condition after this. */
 static inline void

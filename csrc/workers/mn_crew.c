@@ -7,19 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "base/mn_assert.h"
 #include "base/mn_fault.h"
-
-/* Pauses before the second replacement in a row and the next ones: they double from a tenth of a
- * second, which a user does not notice, to one second, which costs the machine next to nothing. */
-#define PAUSE_FIRST_MS 100u
-#define PAUSE_MOST_MS 1000u
-/* So many workers in a row that died while they started, and for so long: what ends them does not
- * go away. Whoever kills at random, and a machine that is short of memory, hits one or two. */
-#define UNREADY_DEATHS 3u
-#define UNREADY_NS UINT64_C(3000000000)
-/* Where the last was killed: as a rule by somebody else, who may hit several in a row. */
-#define UNREADY_KILLED_NS UINT64_C(30000000000)
 
 int
 mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
@@ -54,40 +42,18 @@ mn_crew_pid(const struct mn_crew *c, uint32_t worker)
     return seen != 0 ? seen : mn_a32_load_relaxed(&mn_worker_at(&c->shm, worker)->pid);
 }
 
+uint32_t
+mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born)
+{
+    *born = c->members[worker].born;
+    return c->members[worker].pid;
+}
+
 /* An exit code, a signal or the number of an error, whatever stands there. */
 static int32_t
 status_of(int32_t status)
 {
     return status > -128 && status < MN_STATUS_DAMAGED ? status : 255;
-}
-
-static uint16_t
-pause_after(uint32_t crash_loop)
-{
-    uint32_t doublings = crash_loop > 2 ? crash_loop - 2 : 0;
-    if (crash_loop < 2) {
-        return 0;
-    }
-    return (uint16_t)(doublings < 4 ? PAUSE_FIRST_MS << doublings : PAUSE_MOST_MS);
-}
-
-/* Notes that a worker has died unexpectedly. Whether there is to be another in its place. */
-static bool
-may_go_on(struct mn_member *m, const struct mn_worker *k, bool finished, int32_t status,
-          uint64_t now_ns)
-{
-    m->crash_loop = finished ? 0 : m->crash_loop + 1;
-    if (finished || k->began) {
-        m->unready = 0;
-        return true;
-    }
-    if (m->unready++ == 0) {
-        m->unready_ns = now_ns;
-    }
-    /* one that could not be made was tried for seconds already */
-    uint64_t most_ns = status == -SIGKILL || status == -SIGTERM ? UNREADY_KILLED_NS : UNREADY_NS;
-    bool long_ago = status >= MN_STATUS_NOT_STARTED || now_ns - m->unready_ns >= most_ns;
-    return m->unready < UNREADY_DEATHS || !long_ago;
 }
 
 struct mn_death
@@ -109,7 +75,13 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     if (!stopping && !left) {
         c->ndeaths += !damaged;
         c->death = death;
-        again = may_go_on(m, k, tasks != m->tasks, death.status, now_ns);
+        struct mn_respawn_death how = {
+            .finished = tasks != m->tasks,
+            .began = k->began != 0,
+            .killed = death.status == -SIGKILL || death.status == -SIGTERM,
+            .not_started = death.status >= MN_STATUS_NOT_STARTED,
+            .now_ns = now_ns};
+        again = mn_respawn_died(&m->respawn, &how);
     }
     m->tasks = tasks;
     m->damage = MN_SOUND;
@@ -119,7 +91,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     mn_a32_store_relaxed(&m->end, 0);
     k->retired = m->retired;
     k->respawn = m->wanted = again && c->respawn && !m->retired;
-    k->pause_ms = pause_after(m->crash_loop);
+    k->pause_ms = mn_respawn_pause_ms(&m->respawn);
     k->began = 0;
     mn_a32_store_relaxed(&k->leave, 0);
     return death;
@@ -137,6 +109,19 @@ mn_crew_want(struct mn_crew *c, uint32_t worker)
 {
     c->members[worker].wanted = true;
     mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->state, MN_WORKER_WANTED);
+}
+
+bool
+mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker)
+{
+    return c->members[worker].wanted;
+}
+
+void
+mn_crew_retire(struct mn_crew *c, uint32_t worker)
+{
+    c->members[worker].retired = true;
+    mn_worker_at(&c->shm, worker)->retired = 1;
 }
 
 void
@@ -177,7 +162,8 @@ mn_crew_crash_loop(const struct mn_crew *c)
 {
     uint32_t longest = 0;
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
-        longest = c->members[w].crash_loop > longest ? c->members[w].crash_loop : longest;
+        uint32_t own = c->members[w].respawn.crash_loop;
+        longest = own > longest ? own : longest;
     }
     return longest;
 }
@@ -213,7 +199,7 @@ waits_on(const struct mn_crew *c, uint32_t queue)
 /* Wakes a sleeping worker; true if it slept. Others may sleep there, too: the dead, and threads
  * that wait to be wanted. */
 static bool
-ring_worker(const struct mn_crew *c, uint32_t w)
+notify_worker(const struct mn_crew *c, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, w);
     return mn_a32_load_seqcst(&k->state) == MN_WORKER_READY /* [R2] */
@@ -225,11 +211,11 @@ mn_crew_notify(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
     for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
-        n -= waits_on(c, MN_QUEUE_WORKER + w) && ring_worker(c, w);
+        n -= waits_on(c, MN_QUEUE_WORKER + w) && notify_worker(c, w);
     }
     bool shared = waits_on(c, MN_QUEUE_EXPRESS) || waits_on(c, MN_QUEUE_NORMAL);
     for (uint32_t w = 0; w < workers && shared && n != 0; w++) {
-        n -= ring_worker(c, w);
+        n -= notify_worker(c, w);
     }
 }
 

@@ -29,6 +29,7 @@
 
 #include "workers/mn_records.h"
 #include "workers/mn_tasks.h"
+#include "workers/policy_respawn.h"
 
 struct mn_executor {
     /* Look at the table: somebody is WANTED, SWEPT or to leave. No lock is held. */
@@ -56,9 +57,7 @@ struct mn_crew {
     struct mn_executor *executor; /* NULL: nobody makes workers yet */
     struct mn_member {
         uint32_t damage; /* enum mn_damage: it is to leave for that */
-        uint32_t crash_loop; /* deaths in a row without a finished task, */
-        uint32_t unready; /* and how many of them, the last ones, while the worker started */
-        uint64_t unready_ns; /* when the first of those was seen */
+        struct mn_respawn respawn; /* what its deaths say of the next */
         bool wanted;     /* one is here or is to come, whatever its entry says */
         bool asked;      /* to leave, by the trainer: its entry may say anything */
         bool retired;    /* by the user */
@@ -94,11 +93,12 @@ mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker);
 
+/* The same, and when it was born; 0 where the engine's thread has not seen it yet. */
+uint32_t
+mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born);
+
 /* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.
- * Decides on its replacement. The longer a row of deaths is in which no task was finished, the
- * longer is the pause before it; the end of the row is up to the tasks, which are not tried for
- * ever (mn_tasks.h). Workers that die while they start have no task: these are not replaced any
- * more once that has gone on for seconds. */
+ * Whether and when another comes in its place: policy_respawn.h. */
 struct mn_death
 mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
 
@@ -114,6 +114,14 @@ mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how);
 /* A worker is to come to this place. */
 void
 mn_crew_want(struct mn_crew *c, uint32_t worker);
+
+/* Whether one is in this place or is to come, whatever its entry says. */
+bool
+mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker);
+
+/* The user ends this worker: there will be no other in its place. */
+void
+mn_crew_retire(struct mn_crew *c, uint32_t worker);
 
 /* What it had is taken back: it may be reaped, and replaced where that is of use. */
 void

@@ -181,6 +181,7 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     if (due) {
         w->looked_ns = now_ns;
         bool to_come = is_to_come(c);
+        /* A zygote that is stopped never comes to make who is to come: it owes that. */
         expect_answer(w, owed || (to_come && c->executor->stopped(c->executor)), to_come);
     }
     if (c->executor->gone(c->executor)) {

@@ -17,15 +17,16 @@
  *
  * Who owns what.
  *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
- *     only (1) its own worker entry, (2) the task it holds RUNNING, (3) the reports and rows
- *     of that task, (4) its own lease.  A kill at any instruction therefore leaves
- *     every allocator whole.
+ *     only (1) its own worker entry, (2) the word of a task that it claims, and the task it
+ *     holds RUNNING, (3) the reports and rows of that task, (4) its own lease, (5) hints of
+ *     queues, (6) the words of events that it notifies.  A kill at any instruction therefore
+ *     leaves every allocator whole.
  *   - Everything of a block and a task is written by the trainer before the task word
  *     becomes QUEUED, and read by a worker only after it made the word RUNNING.
  *
  * Order pairs (labels are repeated at the code):
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
- *   [T3] worker: RUNNING -> DONE, seq_cst exchange   with [T4] trainer: task word, acquire
+ *   [T3] worker: RUNNING -> DONE, seq_cst CAS        with [T4] trainer: task word, acquire
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
  *        its partner is the event's prepare_wait [B1] before the trainer's re-check [T4].
  *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst
@@ -260,19 +261,20 @@ enum mn_leave {
 
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
-    mn_a32 state;
-    /* The trainer looks at pid, starts, tid, exit_status and born at any time, for statistics and
-     * to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
+    mn_a32 state; /* enum mn_worker_state, which says who writes which */
+    /* pid, starts, tid, exit_status and born are written for a process by the zygote (pid and born
+     * by the worker, too), and by a thread itself. The trainer looks at them at any time, for
+     * statistics and to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
     mn_a32 pid;
-    mn_a32 starts;  /* processes that have had this slot; who makes them */
+    mn_a32 starts;  /* processes, or threads, that have had this slot */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
-    mn_a32 exit_status; /* zygote, before EXITED: exit code, or -signal */
+    mn_a32 exit_status; /* before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
     mn_a64 born;         /* start time of pid, as mn_proc.h has it */
-    /* line: lease */
+    /* line: lease, by worker and trainer in turn: [L1] to [L4] */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
                            * meant for one that could claim a task */
@@ -283,7 +285,7 @@ struct mn_worker {
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
      * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
-    /* line: what it is doing, for statistics and for the plan; relaxed */
+    /* line: what it is doing, by the worker, for statistics and for the plan; relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
@@ -349,6 +351,7 @@ enum mn_queue_number {
 /* ---- control page ------------------------------------------------------------------ */
 
 struct mn_ctl {
+    /* lines: by the trainer before anybody else looks, and constant from then on, but for start */
     uint64_t magic;
     uint64_t sizes;  /* folded sizes of the records above; an attach refuses another */
     uint64_t total_bytes;
@@ -362,21 +365,24 @@ struct mn_ctl {
     uint32_t nworkers;
     uint32_t ntasks;
     uint32_t nqueues;
-    uint32_t spin_ns;
+    uint32_t spin_ns; /* how long who waits for tasks or batches spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
     uint64_t trainer_start;
+    /* line: what the trainer tells workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
-    mn_a32 epoch_word;  /* bumped where a seq_cst write must lie between a plain one and a
+    mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a
                          * look at an event */
     mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue
                          * notifies the engine; 0: never */
     mn_a32 dismissed;   /* trainer: threads that are workers end where they are and nobody is told,
                          * because the interpreter exits */
-    MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;  /* the user's thread in next() */
+    /* line: the user's thread in next(), where workers notify it */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;
     uint32_t pad0;
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
-    MN_ALIGNED(MN_CACHELINE) struct mn_event engine;   /* the engine thread */
+    /* line: the engine's thread, where all notify it */
+    MN_ALIGNED(MN_CACHELINE) struct mn_event engine;
     uint32_t pad1;
     /* line: the trainer in next(), for other processes' statistics; it alone writes, relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;

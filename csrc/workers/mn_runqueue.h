@@ -9,7 +9,8 @@
  * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
  *
  * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
- * it scanned from).  Task words: see mn_records.h.
+ * it scanned from); the trainer moves it back where that was not so (mn_runqueue_mend).  Task
+ * words: see mn_records.h.
  *
  * Invariants.
  *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes

@@ -9,9 +9,6 @@
 
 #include "os/mn_thread.h"
 
-/* A notification whose notifier is held up off its core costs so long at most: mn_event.h. */
-#define IDLE_NS (INT64_C(1000) * 1000 * 1000)
-
 bool
 mn_entry_over(const struct mn_worker_side *w)
 {
@@ -55,7 +52,7 @@ mn_entry_await(struct mn_worker_side *w)
         /* EMPTY or EXITED: nobody makes a thread's entry STARTING. */
         mn_event_prepare_wait(&me->event);
         if (must_wait(w)) {
-            (void)mn_event_commit_wait(&me->event, IDLE_NS);
+            (void)mn_event_commit_wait(&me->event, MN_WORKER_IDLE_NS);
         }
         else {
             mn_event_cancel_wait(&me->event);

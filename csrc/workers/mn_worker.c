@@ -81,20 +81,12 @@ int
 mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
 {
     int rc = mn_worker_try(w, task);
+    uint64_t until = 0;
+    while (rc == MN_EMPTY && mn_event_spin(w->shm.ctl->spin_ns, &until)) {
+        rc = mn_worker_try(w, task);
+    }
     if (rc != MN_EMPTY) {
         return rc;
-    }
-    if (w->shm.ctl->spin_ns != 0) {
-        uint64_t until = mn_now_ns() + w->shm.ctl->spin_ns;
-        do {
-            for (int i = 0; i < 50; i++) {
-                mn_cpu_pause();
-            }
-            rc = mn_worker_try(w, task);
-        } while (rc == MN_EMPTY && mn_now_ns() < until);
-        if (rc != MN_EMPTY) {
-            return rc;
-        }
     }
     mn_event_prepare_wait(&w->me->event);
     rc = mn_worker_try(w, task);

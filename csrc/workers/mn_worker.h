@@ -10,6 +10,10 @@
 
 #include "workers/mn_records.h"
 
+/* Who sleeps for want of work looks this often whether the trainer still lives. So long at most a
+ * notification is late whose notifier is held up off its core: mn_event.h. */
+#define MN_WORKER_IDLE_NS (INT64_C(1000) * 1000 * 1000)
+
 struct mn_worker_side {
     struct mn_shm shm;
     uint32_t number;

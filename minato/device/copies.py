@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..workers import grace
 from .operators import Split, Tail
 from .interface import Provider
 from .locked_rows import Lock, Slots
@@ -439,9 +440,6 @@ _inherited: list[Copier] = []
 for _list in (_left, _inherited):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_list))
 
-#: how long the program's end waits for copies that nobody has waited for
-EXIT_SECONDS = 5.0
-
 
 def sweep() -> int:
     """Frees what copies have read that were left and are done. How many have more."""
@@ -461,7 +459,7 @@ def _after_in_child() -> None:
 @atexit.register
 def _finish_all() -> None:
     for copier in list(_all):
-        copier.finish(EXIT_SECONDS)
+        copier.finish(grace.COPIES)
 
 
 if hasattr(os, "register_at_fork"):  # a system that forks

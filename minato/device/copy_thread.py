@@ -17,7 +17,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from ..errors import Failure
-from . import pinned
+from ..workers import grace
 from .copies import FEWEST, Copier, Copies
 from .operators import Split
 from .pinned import Belt, Pinner, Pinning
@@ -134,7 +134,7 @@ def _copy_loop(belt: Belt, copier: Copier, ended: threading.Event) -> None:
         del data
         belt.put((arriving, sent))
         del arriving, sent
-    copier.finish(pinned.STOP_SECONDS)
+    copier.finish(grace.STAGE)
 
 
 def _no_room(arriving: Arriving, data: Any, copier: Copier) -> Any:

@@ -214,7 +214,10 @@ _CHECKED = (2, 7, 9, 33)  # samples of two channels: no axis is a whole number o
 
 def differs(provider: Provider) -> str | None:
     """What a small batch that is finished on the device has else than on the host; None if
-    nothing. A device that nobody has tried is not believed to round as it should."""
+    nothing. A device that nobody has tried is not believed to round as it should.
+
+    The batch is finished twice: of volumes that arrive whole, and of windows of a case that is on
+    the device, whose voxels around the window are there to be left out."""
     from .. import ops
 
     pipeline = ops.Pipeline([

@@ -21,10 +21,11 @@ from torch.utils.data import _utils
 
 from .._deadline import Deadline
 from ..errors import Failure
+from ..workers import grace
 from ..workers.thread_pool import start_quietly
 
-#: how long closing waits for a batch in the thread's hands; a fork waits less
-STOP_SECONDS, FORK_SECONDS = 5.0, 1.0
+#: how long a fork waits for a batch in the thread's hands; closing waits grace.STAGE
+FORK_SECONDS = 1.0
 #: how often a waiting caller looks whether the thread still lives
 LOOK_SECONDS = 0.5
 
@@ -116,7 +117,7 @@ class Pinner:
         self.ended.set()
         self._belt.waiting.put((None, None))
         if self.thread is not threading.current_thread():  # else collected as garbage in it
-            self.thread.join(STOP_SECONDS)
+            self.thread.join(grace.STAGE)
 
     def pause(self) -> bool:
         """Waits until nothing is being pinned, for a fork: the child would find the locks of

@@ -220,6 +220,7 @@ class BalancedIterator(MinatoIterator):
             self._draw_more(got)
             exhausted = planner.draw.exhausted
         progress = self._position.progress
+        # A worker that could not begin has made nothing: nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
         if queue and prefetcher.pinner is None and not progress.beyond:

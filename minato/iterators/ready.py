@@ -400,6 +400,7 @@ class ReadyIterator(BalancedIterator):
         what, data = got
         if planner.drawn_ahead() <= planner.enough:
             self._draw_more(got)
+        # A worker that could not begin has made nothing: nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)

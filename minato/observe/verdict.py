@@ -18,7 +18,7 @@ BUSY = 0.6
 #: seconds; cheaper samples cost less to make than to hand over
 CHEAP = 20e-6
 
-#: reasons of the worker scheduler, enum mn_workers_reason
+#: reasons of the worker scheduler, enum mn_scaler_reason
 GROWS, UNDONE, CPU_BUSY, AT_MAX, AT_CEILING, NO_MEMORY = (2, 3), 5, 7, 8, 9, 13
 FULL = (4, 10, 11, 14)
 

@@ -204,7 +204,7 @@ class VolumeDataset:
             found = cases.fields()[:-1] if tail else cases.fields()
             return [(np.dtype(name).name, shape) for name, shape in found]
 
-        at = [volumes(tail) for tail in range(native.steps() + 1)]
+        at = [volumes(tail) for tail in range(native.tail_most() + 1)]
         sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
         tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
         before, after = at[tail], at[0]
@@ -223,7 +223,7 @@ class VolumeDataset:
         operators = self.pipeline.operators[1:]
         tail = len(operators) - 1
         asked = self.resident and operators and isinstance(operators[0], crops)
-        if not asked or native.steps() != tail:
+        if not asked or native.tail_most() != tail:
             return None
         before, after = (_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n).fields()
                          for n in (tail, 0))

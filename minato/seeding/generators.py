@@ -346,7 +346,8 @@ def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
 
 class Growing:
     """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
-    generators that this has made, where the attributes watched have changed."""
+    generators that this has made, where the attributes watched have changed. hooks: whether it
+    calls each ``seed_sample(seed)``, too, which nobody can undo."""
 
     def __init__(self, *roots: Any, hooks: bool = True) -> None:
         self._roots, self._hooks = roots, hooks

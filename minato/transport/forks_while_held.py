@@ -16,7 +16,6 @@ from typing import Any
 
 from .. import _core
 
-_READ, _WRITE = 0, 1
 #: count of a fork -> read end of its pipe; None: no descriptor was left, it counts for ever
 _living: dict[int, int | None] = {}
 _pending: list[tuple[int, int | None, int | None]] = []

@@ -16,7 +16,7 @@ from .on_error import Amiss
 
 #: kinds of tasks, numbers of csrc/workers/mn_records.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
-#: entries of a row's envelope, numbers of csrc/py/types/mn_worker_task.c; REFUSED: of a PART, a
+#: entries of a row's envelope, numbers of csrc/py/transport/mn_envelope.h; REFUSED: of a PART, a
 #: sample that may not come out of a message as it went in; LEFT_OUT: a failure that ends nothing;
 #: REPLACED: (failure, index, sample) of one made in its place; FATAL: an error of no one sample
 SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)

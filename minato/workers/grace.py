@@ -12,10 +12,11 @@ on without waiting.
 LEAVE = 0.35
 #: and then to obey SIGTERM
 TERM = 0.15
-#: each of these, once SIGTERM has come: the program has ended, and waits for the zygote
-TERMINATED = 0.05
-#: the zygote, for the system to end workers that it has killed
+#: and for what it had to kill to be gone
 KILLED = 1.0
+#: each of LEAVE, TERM and FINISH, once SIGTERM has come, by which multiprocessing ends the zygote
+#: when the interpreter exits
+TERMINATED = 0.05
 #: the trainer, for the zygote to have done all that
 STOP = 0.8
 #: the zygote, for workers to finish what ends a process; torch waits as long for each
@@ -24,3 +25,7 @@ FINISH = 5.0
 KILL = 5.0
 #: the interpreter, at its exit, for threads in the middle of a sample
 EXIT = 2.0
+#: the trainer, for the batch that is being pinned or copied to a device
+STAGE = 5.0
+#: the interpreter, at its exit, for copies to a device that nobody has waited for
+COPIES = 5.0

@@ -1,7 +1,9 @@
 """Samples made with the seeds of their places: by workers, and in the program's own process.
 
-Whatever makes samples in Python does it by ``made``, ``fetched`` and ``collated``, and with
-``on_error`` by ``tolerated`` and ``in_its_place``, so that all make the same.
+Whoever asks a dataset for samples in Python does it by ``made``, ``fetched`` and ``collated``, and
+with ``on_error`` by ``tolerated`` and ``in_its_place``, so that all make the same. Two seed by
+themselves, in the same domains: a batch that is collated of parts (``runner.py``), and a native
+worker whose samples Python makes in its place (``native.py``).
 """
 
 from __future__ import annotations

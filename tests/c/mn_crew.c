@@ -239,7 +239,7 @@ a_row_of_deaths_makes_pauses(void)
         CHECK_EQ(mn_crew_crash_loop(&s.crew), 0);
     }
     CHECK_EQ(mn_crew_live(&s.crew), 3);
-    s.crew.members[0].retired = true; /* the user ended it */
+    mn_crew_retire(&s.crew, 0); /* the user ended it */
     (void)die(&s, 0, 0, false);
     CHECK_EQ(mn_crew_live(&s.crew), 2);
     tear_down(&s);

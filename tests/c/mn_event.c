@@ -138,6 +138,22 @@ a_word_that_is_none_ends_the_sleep(void)
 }
 
 static void
+spinning_ends_with_its_time(void)
+{
+    static const struct script made_up[] = {{1, false}};
+    uint64_t until = 0;
+    script = made_up;
+    now_ns = 1000;
+    CHECK(!mn_event_spin(0, &until));
+    CHECK(mn_event_spin(30, &until));
+    now_ns = 1029;
+    CHECK(mn_event_spin(30, &until));
+    now_ns = 1030;
+    CHECK(!mn_event_spin(30, &until));
+    script = NULL;
+}
+
+static void
 rings_tell_whether_somebody_slept(void)
 {
     struct mn_event event = {0};
@@ -550,6 +566,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_timeout_holds_through_spurious_wakes),
     MN_TEST("plain", a_kernel_that_refuses_is_not_asked_all_the_time),
     MN_TEST("plain", a_word_that_is_none_ends_the_sleep),
+    MN_TEST("plain", spinning_ends_with_its_time),
     MN_TEST("plain", rings_tell_whether_somebody_slept),
     MN_TEST("thread", threads_converse),
     MN_TEST("thread", threads_converse_released),

@@ -29,7 +29,6 @@ class Choice(NamedTuple):
     position: int
     batch: int
     cost: int
-    bytes: int
     tag: int
     slack: int
     why: int

@@ -175,7 +175,7 @@ core_exec(PyObject *module)
         || mn_engine_add_type(module, st) < 0
         || mn_block_add_type(module, st) < 0 || mn_epoch_add_type(module, st) < 0
         || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
-        || mn_layout_add_type(module, st) < 0 || mn_view_add_type(module, st) < 0
+        || mn_layout_add_type(module, st) < 0 || mn_arena_view_add_type(module, st) < 0
         || mn_pagelock_add_type(module, st) < 0
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_delivery_add_type(module) < 0
@@ -196,7 +196,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->segment_type);
     Py_VISIT(st->worker_type);
     Py_VISIT(st->layout_type);
-    Py_VISIT(st->view_type);
+    Py_VISIT(st->arena_view_type);
     Py_VISIT(st->pagelock_type);
     Py_VISIT(st->task_type);
     Py_VISIT(st->envelope_type);
@@ -225,7 +225,7 @@ core_clear(PyObject *module)
     Py_CLEAR(st->segment_type);
     Py_CLEAR(st->worker_type);
     Py_CLEAR(st->layout_type);
-    Py_CLEAR(st->view_type);
+    Py_CLEAR(st->arena_view_type);
     Py_CLEAR(st->pagelock_type);
     Py_CLEAR(st->task_type);
     Py_CLEAR(st->envelope_type);

@@ -56,7 +56,7 @@ static const PyStructSequence_Field decision_fields[] = {
     {"at_ns", "by the monotonic clock"},
     {"before", "workers"},
     {"after", "workers"},
-    {"reason", "enum mn_workers_reason; below 0: for one straggler"},
+    {"reason", "enum mn_scaler_reason; below 0: for one straggler"},
     {"text", "the reason for people"},
     {"occupancy", "of the batch queue, in permille"},
     {"cpu", "share in use, in permille"},

@@ -24,7 +24,7 @@ struct mn_state {
     PyTypeObject *segment_type;
     PyTypeObject *worker_type;
     PyTypeObject *layout_type;
-    PyTypeObject *view_type;
+    PyTypeObject *arena_view_type;
     PyTypeObject *costs_type;
     PyTypeObject *pagelock_type;
     /* tuples whose items have names: mn_named_tuples.h */
@@ -84,7 +84,7 @@ mn_worker_add_type(PyObject *module, struct mn_state *st);
 int
 mn_layout_add_type(PyObject *module, struct mn_state *st);
 int
-mn_view_add_type(PyObject *module, struct mn_state *st);
+mn_arena_view_add_type(PyObject *module, struct mn_state *st);
 
 int
 mn_pagelock_add_type(PyObject *module, struct mn_state *st);
@@ -177,7 +177,7 @@ mn_py_living_forks(PyObject *module, PyObject *args);
 
 /* A bytes-like object over a hold, which it takes over. */
 PyObject *
-mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
+mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
 
 /* ---- tensors ------------------------------------------------------------------------ */
 

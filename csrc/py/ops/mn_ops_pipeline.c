@@ -485,12 +485,12 @@ stats(PyObject *object, PyObject *Py_UNUSED(args))
     return dict;
 }
 
-PyDoc_STRVAR(steps_doc, "steps() -> operators at the end that may be left as a recipe");
+PyDoc_STRVAR(tail_most_doc, "tail_most() -> operators at the end that may be left as a recipe");
 
 static PyObject *
-steps(PyObject *object, PyObject *Py_UNUSED(args))
+tail_most(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    return PyLong_FromLong(mn_pipeline_steps(self_of(object)->pipeline));
+    return PyLong_FromLong(mn_pipeline_tail_most(self_of(object)->pipeline));
 }
 
 PyDoc_STRVAR(recipe_doc,
@@ -505,7 +505,7 @@ recipe(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "iKK", &tail, &hi, &lo)) {
         return NULL;
     }
-    if (tail < 0 || tail > mn_pipeline_steps(pipeline)) {
+    if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
         PyErr_SetString(PyExc_ValueError, "so many operators are no steps");
         return NULL;
     }
@@ -519,7 +519,7 @@ recipe(PyObject *object, PyObject *args)
 static PyMethodDef methods[] = {
     {"apply", apply, METH_VARARGS, apply_doc},
     {"recipe", recipe, METH_VARARGS, recipe_doc},
-    {"steps", steps, METH_NOARGS, steps_doc},
+    {"tail_most", tail_most, METH_NOARGS, tail_most_doc},
     {"boxes", boxes, METH_O, boxes_doc},
     {"export_boxes", export_boxes, METH_NOARGS, export_boxes_doc},
     {"import_boxes", import_boxes, METH_O, import_boxes_doc},

@@ -23,7 +23,7 @@ mn_policy_dealloc(PyObject *self);
 int
 mn_policy_add_cost(PyObject *module);
 
-/* PolicyDispatch and PolicyMemory. */
+/* PolicyDispatch. */
 int
 mn_policy_add_dispatch(PyObject *module);
 
@@ -31,8 +31,8 @@ mn_policy_add_dispatch(PyObject *module);
 int
 mn_policy_add_ready(PyObject *module);
 
-/* PolicyWorkers. */
+/* PolicyAutoscale. */
 int
-mn_policy_add_workers(PyObject *module);
+mn_policy_add_autoscale(PyObject *module);
 
 #endif /* MN_POLICY_H */

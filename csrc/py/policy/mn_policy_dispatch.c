@@ -1,11 +1,10 @@
-/* PolicyDispatch and PolicyMemory as Python objects.
+/* PolicyDispatch as a Python object.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/policy/mn_policy.h"
 
 #include "base/mn_error.h"
 #include "schedule/policy_dispatch.h"
-#include "schedule/policy_memory.h"
 
 struct dispatch_object {
     PyObject_HEAD
@@ -31,7 +30,12 @@ dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
+    struct mn_dispatch_rates rates = {.period_ns = period,
+                                      .consumer_ns = consumer,
+                                      .typical_ns = typical,
+                                      .window = window,
+                                      .starved_below = starved_below,
+                                      .workers = workers};
     struct dispatch_object *self = (struct dispatch_object *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -60,12 +64,13 @@ dispatch_dealloc(PyObject *self)
 static PyObject *
 dispatch_insert(PyObject *self, PyObject *args)
 {
-    long long position, batch, cost, bytes = 0;
+    long long position, batch, cost;
     unsigned long long tag = 0;
-    if (!PyArg_ParseTuple(args, "LLL|LK:insert", &position, &batch, &cost, &bytes, &tag)) {
+    if (!PyArg_ParseTuple(args, "LLL|K:insert", &position, &batch, &cost, &tag)) {
         return NULL;
     }
-    struct mn_dispatch_task task = {position, batch, cost, bytes, tag};
+    struct mn_dispatch_task task = {
+        .position = position, .batch = batch, .cost_ns = cost, .tag = tag};
     int rc = mn_dispatch_insert(dispatch_of(self), &task, NULL);
     if (rc < 0) {
         PyErr_SetString(PyExc_ValueError, "position and batch must not be negative");
@@ -77,10 +82,10 @@ dispatch_insert(PyObject *self, PyObject *args)
 static PyObject *
 choice_value(const struct mn_dispatch_choice *c)
 {
-    return Py_BuildValue("(LLLLKLiI)", (long long)c->task.position,
+    return Py_BuildValue("(LLLKLiI)", (long long)c->task.position,
                          (long long)c->task.batch, (long long)c->task.cost_ns,
-                         (long long)c->task.bytes, (unsigned long long)c->task.tag,
-                         (long long)c->slack_ns, (int)c->why, (unsigned int)c->node);
+                         (unsigned long long)c->task.tag, (long long)c->slack_ns,
+                         (int)c->why, (unsigned int)c->node);
 }
 
 static PyObject *
@@ -90,7 +95,8 @@ dispatch_peek(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL|L:peek", &head, &ready, &last)) {
         return NULL;
     }
-    struct mn_dispatch_view view = {head, ready, last, 0};
+    struct mn_dispatch_view view = {
+        .head_batch = head, .ready_batches = ready, .last_batch = last};
     struct mn_dispatch_choice choice;
     if (mn_dispatch_peek(dispatch_of(self), &view, &choice) != MN_OK) {
         Py_RETURN_NONE;
@@ -141,7 +147,12 @@ dispatch_retime(PyObject *self, PyObject *args)
                           &starved_below, &workers)) {
         return NULL;
     }
-    struct mn_dispatch_rates rates = {period, consumer, typical, window, starved_below, workers};
+    struct mn_dispatch_rates rates = {.period_ns = period,
+                                      .consumer_ns = consumer,
+                                      .typical_ns = typical,
+                                      .window = window,
+                                      .starved_below = starved_below,
+                                      .workers = workers};
     return PyBool_FromLong(mn_dispatch_retime(dispatch_of(self), &rates));
 }
 
@@ -201,10 +212,10 @@ dispatch_work(PyObject *self, void *unused)
 
 static PyMethodDef dispatch_methods[] = {
     {"insert", dispatch_insert, METH_VARARGS,
-     "insert(position, batch, cost_ns, bytes=0, tag=0, /) -> False when there is no room"},
+     "insert(position, batch, cost_ns, tag=0, /) -> False when there is no room"},
     {"peek", dispatch_peek, METH_VARARGS,
      "peek(head_batch, ready_batches, last_batch=no limit, /)\n"
-     "-> (position, batch, cost_ns, bytes, tag, slack_ns, why, node), or None when no\n"
+     "-> (position, batch, cost_ns, tag, slack_ns, why, node), or None when no\n"
      "task may start now. why: 1 window, 2 early, 3 ahead, 4 finale, 5 order."},
     {"first", dispatch_first, METH_NOARGS, "the first task in order, as peek, or None"},
     {"take", dispatch_take, METH_O, "take(node, /): removes a task"},
@@ -245,141 +256,8 @@ static PyType_Spec dispatch_spec = {
     .slots = dispatch_slots,
 };
 
-/* -- PolicyMemory ------------------------------------------------------------------- */
-
-struct memory_object {
-    PyObject_HEAD
-    struct mn_memory m;
-};
-
-static struct mn_memory *
-memory_of(PyObject *self)
-{
-    return &((struct memory_object *)self)->m;
-}
-
-static PyObject *
-memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"limit", NULL};
-    long long limit;
-    struct mn_memory m;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L:PolicyMemory", names, &limit)) {
-        return NULL;
-    }
-    if (mn_memory_init(&m, limit) < 0) {
-        PyErr_SetString(PyExc_ValueError, "limit must be positive");
-        return NULL;
-    }
-    struct memory_object *self = (struct memory_object *)type->tp_alloc(type, 0);
-    if (self != NULL) {
-        self->m = m;
-    }
-    return (PyObject *)self;
-}
-
-static PyObject *
-memory_may(PyObject *self, PyObject *args)
-{
-    long long bytes, head_used;
-    int is_head;
-    if (!PyArg_ParseTuple(args, "LpL:may", &bytes, &is_head, &head_used)) {
-        return NULL;
-    }
-    return PyLong_FromLong((long)mn_memory_may(memory_of(self), bytes, is_head, head_used));
-}
-
-static PyObject *
-memory_change(PyObject *self, PyObject *arg,
-              void (*apply)(struct mn_memory *m, int64_t bytes))
-{
-    long long bytes = PyLong_AsLongLong(arg);
-    if (bytes == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    apply(memory_of(self), bytes);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-memory_batch(PyObject *self, PyObject *arg)
-{
-    return memory_change(self, arg, mn_memory_batch);
-}
-
-static PyObject *
-memory_charge(PyObject *self, PyObject *arg)
-{
-    return memory_change(self, arg, mn_memory_charge);
-}
-
-static PyObject *
-memory_release(PyObject *self, PyObject *arg)
-{
-    return memory_change(self, arg, mn_memory_release);
-}
-
-static PyObject *
-memory_used(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromLongLong(memory_of(self)->used);
-}
-
-static PyObject *
-memory_peak(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromLongLong(memory_of(self)->peak);
-}
-
-static PyObject *
-memory_overruns(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromLongLong(memory_of(self)->overruns);
-}
-
-static PyMethodDef memory_methods[] = {
-    {"batch", memory_batch, METH_O, "batch(bytes, /): a batch of this size was met"},
-    {"may", memory_may, METH_VARARGS,
-     "may(bytes, is_head, head_used, /) -> 0 no, 1 yes, 2 alone, 3 head over the limit"},
-    {"charge", memory_charge, METH_O, "charge(bytes, /)"},
-    {"release", memory_release, METH_O, "release(bytes, /)"},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef memory_getset[] = {
-    {"used", memory_used, NULL, "bytes charged", NULL},
-    {"peak", memory_peak, NULL, "most bytes charged at once", NULL},
-    {"overruns", memory_overruns, NULL, "charges that went over the limit", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-PyDoc_STRVAR(memory_doc,
-"PolicyMemory(limit)\n--\n\nThe budget of bytes in flight and ready.");
-
-static PyType_Slot memory_slots[] = {
-    {Py_tp_doc, (void *)memory_doc},
-    {Py_tp_new, memory_new},
-    {Py_tp_dealloc, mn_policy_dealloc},
-    {Py_tp_methods, memory_methods},
-    {Py_tp_getset, memory_getset},
-    {0, NULL},
-};
-
-static PyType_Spec memory_spec = {
-    .name = "minato._policy.PolicyMemory",
-    .basicsize = sizeof(struct memory_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = memory_slots,
-};
-
 int
 mn_policy_add_dispatch(PyObject *module)
 {
-    if (mn_policy_add_type(module, &dispatch_spec) < 0) {
-        return -1;
-    }
-    return mn_policy_add_type(module, &memory_spec);
+    return mn_policy_add_type(module, &dispatch_spec);
 }

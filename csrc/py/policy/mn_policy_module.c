@@ -6,6 +6,7 @@
 #include "schedule/policy_chunk.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_histogram.h"
+#include "schedule/policy_memory.h"
 #include "schedule/policy_split_collate.h"
 
 PyDoc_STRVAR(chunk_doc,
@@ -72,6 +73,23 @@ policy_period(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(mn_dispatch_period(consumer, mean, batch, workers));
 }
 
+PyDoc_STRVAR(memory_doc,
+"policy_memory(limit, used, room, bytes, is_head, /)\n--\n\n"
+"Whether a task that will occupy so many bytes may start.");
+
+static PyObject *
+policy_memory(PyObject *module, PyObject *args)
+{
+    (void)module;
+    long long limit, used, room, bytes;
+    int is_head;
+    if (!PyArg_ParseTuple(args, "LLLLp:policy_memory", &limit, &used, &room, &bytes, &is_head)) {
+        return NULL;
+    }
+    struct mn_memory m = {.limit = limit, .used = used, .room = room};
+    return PyBool_FromLong(mn_memory_may(&m, bytes, is_head != 0));
+}
+
 PyDoc_STRVAR(split_doc,
 "policy_split(on, walls_ns, send_ns, /)\n--\n\n"
 "Whether batches that one worker could make are split over several, given the answer so far,\n"
@@ -109,6 +127,7 @@ static PyMethodDef functions[] = {
     {"policy_chunk", policy_chunk, METH_VARARGS, chunk_doc},
     {"policy_chunk_next", policy_chunk_next, METH_VARARGS, chunk_next_doc},
     {"policy_period", policy_period, METH_VARARGS, period_doc},
+    {"policy_memory", policy_memory, METH_VARARGS, memory_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -116,7 +135,7 @@ static int
 policy_exec(PyObject *module)
 {
     return mn_policy_add_cost(module) < 0 || mn_policy_add_dispatch(module) < 0
-                   || mn_policy_add_ready(module) < 0 || mn_policy_add_workers(module) < 0
+                   || mn_policy_add_ready(module) < 0 || mn_policy_add_autoscale(module) < 0
                ? -1
                : 0;
 }

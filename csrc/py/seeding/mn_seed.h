@@ -27,12 +27,7 @@
 
 #include <stdint.h>
 
-enum mn_seed_domain {
-    MN_SEED_SAMPLE = 0,         /* position: that of the sample in the sampler's order */
-    /* position: the batch's number */
-    MN_SEED_GETITEMS = 1,
-    MN_SEED_COLLATE = 2,
-};
+#include "py/seeding/mn_seed_mix.h"
 
 /* Adds the type Seeder to the module. 0, or -1 with an exception. */
 int

@@ -33,6 +33,14 @@
 /* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
 #define MN_SEED_MT_WORDS 624
 
+/* What a seed is for, so that no two draws share one. minato/workers/seeded_samples.py has the
+ * same numbers. */
+enum mn_seed_domain {
+    MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order */
+    MN_SEED_GETITEMS = 1, /* position: the batch's number */
+    MN_SEED_COLLATE = 2,  /* the same */
+};
+
 struct mn_seed_key {
     uint64_t lo;
     uint64_t hi;

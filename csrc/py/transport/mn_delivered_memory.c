@@ -346,7 +346,7 @@ mn_py_living_forks(PyObject *module, PyObject *args)
 
 /* ---- a bytes-like object over a hold ------------------------------------------------ */
 
-struct mn_view {
+struct mn_arena_view {
     PyObject_HEAD
     struct mn_hold *hold;
     Py_ssize_t bytes;
@@ -355,7 +355,7 @@ struct mn_view {
 static int
 view_getbuffer(PyObject *self, Py_buffer *buf, int flags)
 {
-    struct mn_view *v = (struct mn_view *)self;
+    struct mn_arena_view *v = (struct mn_arena_view *)self;
     return PyBuffer_FillInfo(buf, self, mn_hold_data(v->hold), v->bytes, 0, flags);
 }
 
@@ -363,7 +363,7 @@ static PyObject *
 view_guard(PyObject *self, PyObject *tensor)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (st == NULL || mn_hold_guard(st, ((struct mn_view *)self)->hold, tensor) < 0) {
+    if (st == NULL || mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -373,7 +373,7 @@ static void
 view_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    mn_hold_release(((struct mn_view *)self)->hold);
+    mn_hold_release(((struct mn_arena_view *)self)->hold);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -394,16 +394,16 @@ static PyType_Slot view_slots[] = {
 
 static PyType_Spec view_spec = {
     .name = "minato._core.ArenaView",
-    .basicsize = sizeof(struct mn_view),
+    .basicsize = sizeof(struct mn_arena_view),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
              | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = view_slots,
 };
 
 PyObject *
-mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
+mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
 {
-    struct mn_view *v = PyObject_New(struct mn_view, st->view_type);
+    struct mn_arena_view *v = PyObject_New(struct mn_arena_view, st->arena_view_type);
     if (v == NULL) {
         mn_hold_release(hold);
         return NULL;
@@ -414,8 +414,8 @@ mn_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
 }
 
 int
-mn_view_add_type(PyObject *module, struct mn_state *st)
+mn_arena_view_add_type(PyObject *module, struct mn_state *st)
 {
-    st->view_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &view_spec, NULL);
-    return st->view_type == NULL ? -1 : PyModule_AddType(module, st->view_type);
+    st->arena_view_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &view_spec, NULL);
+    return st->arena_view_type == NULL ? -1 : PyModule_AddType(module, st->arena_view_type);
 }

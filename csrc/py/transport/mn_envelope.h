@@ -16,6 +16,14 @@
 #include "engine/mn_checked_results.h"
 #include "workers/mn_worker.h"
 
+/* What an entry of an envelope of rows is: those that C makes, of minato/workers/answers.py. */
+enum mn_extra {
+    MN_EXTRA_SAMPLE = 0,
+    MN_EXTRA_ERROR = 1,
+    MN_EXTRA_OBJECTS = 2,
+    MN_EXTRA_FATAL = 6, /* as ERROR, of no sample: none of the task was tried */
+};
+
 /* Writes pickle and buffers (a list of objects, C-contiguous) for the task in hand into the
  * worker's lease; the GIL is released meanwhile. 0 (also where the memory limit leaves no room:
  * the task then says so), 1 when the loader stopped, -1 with an exception. */

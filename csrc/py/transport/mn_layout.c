@@ -311,6 +311,8 @@ look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
     return secret < 0 ? -1 : secret == 0;
 }
 
+/* Each encode_ writes what a node says of an object. 1: it is written; 0: it does not fit this
+ * layout, so the sample travels as it is; -1: an exception. */
 static int
 encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
 {

@@ -95,7 +95,7 @@ mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dty
                const int64_t *shape, uint64_t bytes)
 {
     if (st->dlpack == NULL) {
-        PyObject *view = mn_view_new(st, hold, bytes);
+        PyObject *view = mn_arena_view_new(st, hold, bytes);
         return view != NULL ? from_view(st, view, dtype, ndim, shape) : NULL;
     }
     PyObject *t = over_dlpack(st, hold, dtype, ndim, shape);

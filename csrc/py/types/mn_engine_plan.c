@@ -483,7 +483,7 @@ reason_text(int32_t reason)
     case MN_STANDBY_RETIRED:
         return "the straggler is done: its standby worker leaves";
     default:
-        return mn_workers_text((enum mn_workers_reason)reason);
+        return mn_scaler_text((enum mn_scaler_reason)reason);
     }
 }
 

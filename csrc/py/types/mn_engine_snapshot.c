@@ -18,7 +18,7 @@ part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
     struct mn_hold *hold =
         copy ? mn_hold_copy(st, mn_at(mn_engine_shm(e), env_off + p->at), p->bytes)
              : mn_hold_new(st, e, block, env_off + p->at, p->bytes);
-    return hold != NULL ? mn_view_new(st, hold, p->bytes) : NULL;
+    return hold != NULL ? mn_arena_view_new(st, hold, p->bytes) : NULL;
 }
 
 static PyObject *
@@ -382,7 +382,7 @@ mn_engine_py_memory(PyObject *self, PyObject *ignored)
         return NULL;
     }
     mn_pending_reclaim(st);
-    struct mn_memory m = mn_engine_memory(e);
+    struct mn_memory_snapshot m = mn_engine_memory(e);
     return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)m.used, "kept",
                          (unsigned long long)m.kept, "warm", (unsigned long long)m.warm,
                          "reclaimed", (unsigned long long)m.reclaimed, "limit",

@@ -74,7 +74,7 @@ mn_engine_py_post(PyObject *self, PyObject *args)
 /* ---- batches of one worker -------------------------------------------------------------- */
 
 static PyObject *
-no_room(const struct mn_memory *m)
+no_room(const struct mn_memory_snapshot *m)
 {
     PyErr_Format(PyExc_MemoryError,
                  "a batch does not fit into the memory that loader and workers share: "
@@ -117,7 +117,7 @@ submit(PyObject *self, const struct mn_submit *s)
     if (mn_engine_submit(e, s, &off) == 0) {
         return mn_block_new(self, MN_UNPLANNED, off, NULL);
     }
-    struct mn_memory memory = mn_engine_memory(e);
+    struct mn_memory_snapshot memory = mn_engine_memory(e);
     if (memory.in_flight != 0) {
         Py_RETURN_NONE;
     }

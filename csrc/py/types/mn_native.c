@@ -10,9 +10,6 @@
 #include "py/seeding/mn_seed_mix.h"
 #include "workers/mn_thread_entry.h"
 
-/* A notification whose notifier is held up off its core costs so long at most: mn_event.h. */
-#define IDLE_NS (INT64_C(1000) * 1000 * 1000)
-
 int
 mn_native_check(const struct mn_native_pipeline *p, const char **why)
 {
@@ -92,7 +89,7 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     uint64_t seed = 0, hi, lo;
     if (p->keying == MN_KEYED_BY_SAMPLE) {
         struct mn_seed_key key =
-            mn_seed_key_make(b->base_seed, b->epoch, b->position + row, 0);
+            mn_seed_key_make(b->base_seed, b->epoch, b->position + row, MN_SEED_SAMPLE);
         seed = mn_seed_stream_make(key, n->stream).seed;
     }
     mn_native_key(p->keying, p->seed, epoch_of(p, b), index, seed, &hi, &lo);
@@ -138,7 +135,7 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
     while (mn_entry_begin(w)) {
         int rc = mn_worker_try(w, task);
         if (rc == MN_EMPTY) {
-            rc = mn_worker_claim(w, IDLE_NS, task);
+            rc = mn_worker_claim(w, MN_WORKER_IDLE_NS, task);
             mn_worker_waited(clock);
         }
         if (rc == MN_CLOSED && !mn_entry_over(w)) {

@@ -13,9 +13,6 @@
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 
-/* Entry of an envelope of rows: minato/workers/answers.py. */
-#define MN_EXTRA_ERROR 1
-
 struct mn_native_object {
     PyObject_HEAD
     struct mn_worker_side side;
@@ -157,7 +154,9 @@ extras_of(const struct mn_native_failure *failure)
     PyErr_NormalizeException(&type, &error, &trace);
     Py_XDECREF(type);
     Py_XDECREF(trace);
-    return error != NULL ? Py_BuildValue("[(IiN)]", failure->row, MN_EXTRA_ERROR, error) : NULL;
+    return error != NULL
+               ? Py_BuildValue("[(IiN)]", failure->row, (int)MN_EXTRA_ERROR, error)
+               : NULL;
 }
 
 /* What Python has to do about the claimed task. */
@@ -286,6 +285,7 @@ static PyType_Slot native_slots[] = {
 static PyType_Spec native_spec = {
     .name = "minato._core.NativeWorker",
     .basicsize = sizeof(struct mn_native_object),
+    /* No GC: neither a segment, a capsule nor an array of integers holds Python that leads back. */
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = native_slots,
 };

@@ -9,17 +9,10 @@
 #include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
 #include "py/module/mn_critical_section.h"
+#include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
-
-/* What an envelope entry of a row is; numbers of minato/workers/answers.py. */
-enum mn_extra {
-    MN_EXTRA_SAMPLE = 0,
-    MN_EXTRA_ERROR = 1,
-    MN_EXTRA_OBJECTS = 2,
-    MN_EXTRA_FATAL = 6, /* as ERROR, of no sample: none of the task was tried */
-};
 
 /* ---- one row ------------------------------------------------------------------------ */
 
@@ -73,7 +66,8 @@ make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     for (int times = 0; times < 2 && again == 1; times++) {
         Py_CLEAR(sample);
         if (seeded
-            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row, 0) < 0) {
+            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row,
+                              MN_SEED_SAMPLE) < 0) {
             return NULL;
         }
         PyObject *index = index_of(o, b, row);

@@ -16,9 +16,6 @@
 #include "workers/mn_thread_entry.h"
 #include "workers/mn_seal.h"
 
-/* Sleeping workers look this often whether the trainer still lives. */
-#define IDLE_NS (INT64_C(1000) * 1000 * 1000)
-
 static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -111,7 +108,7 @@ claim(struct mn_worker_object *o)
     int rc = mn_worker_try(&o->side, &o->task);
     if (rc == MN_EMPTY) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mn_worker_claim(&o->side, IDLE_NS, &o->task);
+        rc = mn_worker_claim(&o->side, MN_WORKER_IDLE_NS, &o->task);
         Py_END_ALLOW_THREADS
         mn_worker_waited(&o->clock);
     }

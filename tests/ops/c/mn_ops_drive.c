@@ -207,7 +207,7 @@ run_once(struct mn_pipeline *pipeline, const struct mn_source *source)
     struct mn_text text = {chars, sizeof(chars)};
     struct mn_work *work = NULL;
     CHECK(mn_work_begin(pipeline, &work, &text) == 0);
-    int tail = (int)below((uint64_t)mn_pipeline_steps(pipeline) + 1);
+    int tail = (int)below((uint64_t)mn_pipeline_tail_most(pipeline) + 1);
     uint64_t key = below(1000);
     int rc = mn_pipeline_apply(pipeline, work, tail, source, key, 0);
     if (rc == 0) {

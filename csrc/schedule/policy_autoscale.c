@@ -1,9 +1,11 @@
-/* How many workers there should be: see policy_workers.h.
+/* How many workers there should be: see policy_autoscale.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/policy_workers.h"
+#include "schedule/policy_autoscale.h"
 
 #include <string.h>
+
+#include "schedule/policy_arithmetic.h"
 
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50
@@ -14,75 +16,68 @@
 #define BUSY_MOST 950
 
 void
-mn_workers_init(struct mn_workers *w)
+mn_scaler_init(struct mn_scaler *w)
 {
     memset(w, 0, sizeof(*w));
 }
 
 const char *
-mn_workers_text(enum mn_workers_reason reason)
+mn_scaler_text(enum mn_scaler_reason reason)
 {
     switch (reason) {
-    case MN_WORKERS_STEADY:
+    case MN_SCALER_STEADY:
         return "the batch queue is neither dry nor full";
-    case MN_WORKERS_SETTLING:
+    case MN_SCALER_SETTLING:
         return "the last change, or a first sign of need, has still to show its effect";
-    case MN_WORKERS_GROW_IDLE_CORES:
+    case MN_SCALER_GROW_IDLE_CORES:
         return "the batch queue runs dry, tasks are waiting and cores are idle";
-    case MN_WORKERS_GROW_WAITING:
+    case MN_SCALER_GROW_WAITING:
         return "the batch queue runs dry and tasks spend their time waiting, not computing";
-    case MN_WORKERS_SHRINK_FULL:
+    case MN_SCALER_SHRINK_FULL:
         return "the batch queue stays full: fewer workers suffice";
-    case MN_WORKERS_UNDO_GROWTH:
+    case MN_SCALER_UNDO_GROWTH:
         return "the workers added last did not raise the rate";
-    case MN_WORKERS_DRY_NO_TASKS:
+    case MN_SCALER_DRY_NO_TASKS:
         return "the batch queue is dry, but no task waits for a worker";
-    case MN_WORKERS_DRY_CPU_BUSY:
+    case MN_SCALER_DRY_CPU_BUSY:
         return "the batch queue is dry, but the cores are busy: more workers cannot help";
-    case MN_WORKERS_DRY_AT_MAX:
+    case MN_SCALER_DRY_AT_MAX:
         return "the batch queue is dry, but the most workers that autoscale allows are there";
-    case MN_WORKERS_DRY_AT_CEILING:
+    case MN_SCALER_DRY_AT_CEILING:
         return "the batch queue is dry, but more workers did not help before";
-    case MN_WORKERS_FULL_AT_MIN:
+    case MN_SCALER_FULL_AT_MIN:
         return "the batch queue is full and the least number of workers is reached";
-    case MN_WORKERS_FULL_AT_FLOOR:
+    case MN_SCALER_FULL_AT_FLOOR:
         return "the batch queue is full, but ran dry with fewer workers before";
-    case MN_WORKERS_OUT_OF_RANGE:
+    case MN_SCALER_OUT_OF_RANGE:
         return "the number of workers was outside its limits";
-    case MN_WORKERS_DRY_NO_MEMORY:
+    case MN_SCALER_DRY_NO_MEMORY:
         return "the batch queue is dry, but memory has no room for a worker more";
-    case MN_WORKERS_FULL_BUSY:
+    case MN_SCALER_FULL_BUSY:
         return "the batch queue is full, but fewer workers would be busy all the time";
     }
     return "unknown";
 }
 
-static struct mn_workers_decision
-decide(int32_t target, enum mn_workers_reason reason)
+static struct mn_scaler_decision
+decide(int32_t target, enum mn_scaler_reason reason)
 {
-    struct mn_workers_decision d = {target, reason, mn_workers_text(reason)};
+    struct mn_scaler_decision d = {target, reason, mn_scaler_text(reason)};
     return d;
 }
 
-static struct mn_workers_decision
-change(struct mn_workers *w, int32_t target, enum mn_workers_reason reason)
+static struct mn_scaler_decision
+change(struct mn_scaler *w, int32_t target, enum mn_scaler_reason reason)
 {
-    w->settle = MN_WORKERS_SETTLE;
+    w->settle = MN_SCALER_SETTLE;
     w->dry = 0;
     w->full = 0;
     return decide(target, reason);
 }
 
-static bool
-moved(int64_t was, int64_t now)
-{
-    int64_t by = was > now ? was - now : now - was;
-    return by > was / 4;
-}
-
 /* True when the growth under judgement has not paid. */
 static bool
-growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
+growth_failed(const struct mn_scaler *w, const struct mn_scaler_input *in)
 {
     int64_t added = in->workers - w->grown_from;
     int64_t gain = in->speed_milli - w->grown_speed;
@@ -92,7 +87,7 @@ growth_failed(const struct mn_workers *w, const struct mn_workers_input *in)
 
 /* How many more workers the idle CPU can feed. */
 static int64_t
-affordable(const struct mn_workers_input *in)
+affordable(const struct mn_scaler_input *in)
 {
     int64_t busy = in->cpu_permille < 0 ? 0 : in->cpu_permille;
     int64_t idle = busy >= 1000 ? 0 : in->cores_milli * (1000 - busy) / 1000;
@@ -100,8 +95,8 @@ affordable(const struct mn_workers_input *in)
     return idle / (need < LEAST_NEED_MILLI ? LEAST_NEED_MILLI : need);
 }
 
-static struct mn_workers_decision
-when_dry(struct mn_workers *w, const struct mn_workers_input *in)
+static struct mn_scaler_decision
+when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
 {
     int32_t n = in->workers;
     if (w->shrunk_from > n) {
@@ -111,24 +106,24 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     }
     w->shrunk_from = 0;
     if (in->backlog <= 0) {
-        return decide(n, MN_WORKERS_DRY_NO_TASKS);
+        return decide(n, MN_SCALER_DRY_NO_TASKS);
     }
     if (n >= in->max_workers) {
-        return decide(n, MN_WORKERS_DRY_AT_MAX);
+        return decide(n, MN_SCALER_DRY_AT_MAX);
     }
     /* It belongs to a workload; with a very different speed it is another one. */
-    if (w->ceiling != 0 && moved(w->ceiling_speed, in->speed_milli)) {
+    if (w->ceiling != 0 && mn_moved(w->ceiling_speed, in->speed_milli, 4)) {
         w->ceiling = 0;
     }
     if (w->ceiling != 0 && n >= w->ceiling) {
-        return decide(n, MN_WORKERS_DRY_AT_CEILING);
+        return decide(n, MN_SCALER_DRY_AT_CEILING);
     }
     int64_t add = affordable(in);
     if (add < 1) {
-        return decide(n, MN_WORKERS_DRY_CPU_BUSY);
+        return decide(n, MN_SCALER_DRY_CPU_BUSY);
     }
     if (in->room < 1) {
-        return decide(n, MN_WORKERS_DRY_NO_MEMORY);
+        return decide(n, MN_SCALER_DRY_NO_MEMORY);
     }
     bool waiting = in->wait_permille >= MOSTLY_WAITING;
     int64_t most = waiting ? n : n / 4 > 1 ? n / 4 : 1;
@@ -143,25 +138,25 @@ when_dry(struct mn_workers *w, const struct mn_workers_input *in)
     w->grown_speed = in->speed_milli;
     w->trials = 0;
     return change(w, n + (int32_t)add,
-                  waiting ? MN_WORKERS_GROW_WAITING : MN_WORKERS_GROW_IDLE_CORES);
+                  waiting ? MN_SCALER_GROW_WAITING : MN_SCALER_GROW_IDLE_CORES);
 }
 
-static struct mn_workers_decision
-when_full(struct mn_workers *w, const struct mn_workers_input *in)
+static struct mn_scaler_decision
+when_full(struct mn_scaler *w, const struct mn_scaler_input *in)
 {
     int32_t n = in->workers;
     if (n <= in->min_workers) {
-        return decide(n, MN_WORKERS_FULL_AT_MIN);
+        return decide(n, MN_SCALER_FULL_AT_MIN);
     }
     int64_t taken = w->taken_sum / w->full;
-    if (w->floor != 0 && moved(w->floor_taken, taken)) {
+    if (w->floor != 0 && mn_moved(w->floor_taken, taken, 4)) {
         w->floor = 0; /* another workload */
     }
     if (w->floor != 0 && n <= w->floor) {
-        return decide(n, MN_WORKERS_FULL_AT_FLOOR);
+        return decide(n, MN_SCALER_FULL_AT_FLOOR);
     }
     if ((int64_t)n * w->busy_most >= (int64_t)(n - 1) * BUSY_MOST) {
-        return decide(n, MN_WORKERS_FULL_BUSY);
+        return decide(n, MN_SCALER_FULL_BUSY);
     }
     w->shrunk_from = n;
     w->shrunk_taken = taken;
@@ -169,49 +164,49 @@ when_full(struct mn_workers *w, const struct mn_workers_input *in)
     int32_t need = (int32_t)(((int64_t)n * w->busy_most + BUSY_ENOUGH - 1) / BUSY_ENOUGH);
     int32_t to = n - (n - need) / 2;
     to = to < n ? to : n - 1;
-    return change(w, to > least ? to : least, MN_WORKERS_SHRINK_FULL);
+    return change(w, to > least ? to : least, MN_SCALER_SHRINK_FULL);
 }
 
 /* Judges the last growth: it has paid as soon as one update says so. True when that settles
  * this update, with the decision in *out. */
 static bool
-judge(struct mn_workers *w, const struct mn_workers_input *in,
-      struct mn_workers_decision *out)
+judge(struct mn_scaler *w, const struct mn_scaler_input *in,
+      struct mn_scaler_decision *out)
 {
     int32_t from = w->grown_from;
-    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_WORKERS_DRY
+    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_SCALER_DRY
                   && growth_failed(w, in);
-    if (failed && ++w->trials < MN_WORKERS_TRIALS) {
-        *out = decide(in->workers, MN_WORKERS_SETTLING);
+    if (failed && ++w->trials < MN_SCALER_TRIALS) {
+        *out = decide(in->workers, MN_SCALER_SETTLING);
         return true;
     }
     w->grown_from = 0;
     if (failed) {
         w->ceiling = from;
         w->ceiling_speed = in->speed_milli;
-        *out = change(w, from, MN_WORKERS_UNDO_GROWTH);
+        *out = change(w, from, MN_SCALER_UNDO_GROWTH);
     }
     return failed;
 }
 
-struct mn_workers_decision
-mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
+struct mn_scaler_decision
+mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in)
 {
-    struct mn_workers_decision undo;
+    struct mn_scaler_decision undo;
     int32_t n = in->workers;
     if (n < in->min_workers || n > in->max_workers) {
         int32_t to = n < in->min_workers ? in->min_workers : in->max_workers;
-        return change(w, to, MN_WORKERS_OUT_OF_RANGE);
+        return change(w, to, MN_SCALER_OUT_OF_RANGE);
     }
     if (w->settle > 0) {
         w->settle--;
-        return decide(n, MN_WORKERS_SETTLING);
+        return decide(n, MN_SCALER_SETTLING);
     }
     if (w->grown_from > 0 && judge(w, in, &undo)) {
         return undo;
     }
-    bool dry = in->occupancy_permille <= MN_WORKERS_DRY;
-    bool full = in->occupancy_permille >= MN_WORKERS_FULL;
+    bool dry = in->occupancy_permille <= MN_SCALER_DRY;
+    bool full = in->occupancy_permille >= MN_SCALER_FULL;
     w->dry = dry ? w->dry + 1 : 0;
     w->full = full ? w->full + 1 : 0;
     w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
@@ -220,11 +215,11 @@ mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in)
     } else if (w->busy_most < in->busy_permille) {
         w->busy_most = in->busy_permille;
     }
-    if (w->dry >= MN_WORKERS_DRY_FOR) {
+    if (w->dry >= MN_SCALER_DRY_FOR) {
         return when_dry(w, in);
     }
-    if (w->full >= MN_WORKERS_FULL_FOR) {
+    if (w->full >= MN_SCALER_FULL_FOR) {
         return when_full(w, in);
     }
-    return decide(n, dry || full ? MN_WORKERS_SETTLING : MN_WORKERS_STEADY);
+    return decide(n, dry || full ? MN_SCALER_SETTLING : MN_SCALER_STEADY);
 }

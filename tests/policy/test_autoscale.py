@@ -18,7 +18,7 @@ permille = st.integers(0, 1000)
 
 def steps(count: int, start: int = 4, **given_input: int) -> list[tuple[int, int]]:
     """(target, reason) of each update on constant input, targets carried out."""
-    policy = _policy.PolicyWorkers()
+    policy = _policy.PolicyAutoscale()
     values = dict(min_workers=1, max_workers=16, occupancy=500, cpu=500, cores=16000,
                   wait=0, backlog=100, rate=1000) | given_input
     out, workers = [], start
@@ -55,7 +55,7 @@ def test_rests_between_the_thresholds(occupancy, cpu, wait):
 
 
 def test_grows_with_idle_cores_when_it_pays():
-    policy, workers, seen = _policy.PolicyWorkers(), 4, []
+    policy, workers, seen = _policy.PolicyAutoscale(), 4, []
     for _ in range(60):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=12, occupancy=0,
@@ -66,7 +66,7 @@ def test_grows_with_idle_cores_when_it_pays():
 
 def test_waiting_tasks_take_more_workers_than_cores():
     """Two cores, tasks that wait 90 % of their time."""
-    policy, workers, seen = _policy.PolicyWorkers(), 2, set()
+    policy, workers, seen = _policy.PolicyAutoscale(), 2, set()
     for _ in range(200):
         cpu = min(1000, workers * 100 // 2)
         workers, reason, _ = policy.update(
@@ -89,7 +89,7 @@ def test_growth_that_does_not_pay_is_undone_and_not_repeated():
 
 def test_new_workers_may_begin_slowly():
     """What a worker does first takes long: that is not what growth is judged by."""
-    policy, workers, since = _policy.PolicyWorkers(), 4, 0
+    policy, workers, since = _policy.PolicyAutoscale(), 4, 0
     for _ in range(60):
         before = workers
         slow = before > 4 and since < 4  # two updates longer than it settles
@@ -102,7 +102,7 @@ def test_new_workers_may_begin_slowly():
 
 
 def test_the_ceiling_is_forgotten_when_the_workload_changes():
-    policy, workers = _policy.PolicyWorkers(), 4
+    policy, workers = _policy.PolicyAutoscale(), 4
     base = dict(min_workers=1, max_workers=16, occupancy=0, cpu=100, cores=16000, wait=0,
                 backlog=100)
     for _ in range(40):
@@ -115,7 +115,7 @@ def test_the_ceiling_is_forgotten_when_the_workload_changes():
 
 def test_shrinks_slowly_to_the_least_that_suffices():
     """The consumer needs three workers: four fill the queue, two run it dry."""
-    policy, workers, counts = _policy.PolicyWorkers(), 8, []
+    policy, workers, counts = _policy.PolicyAutoscale(), 8, []
     for _ in range(300):
         occupancy = 1000 if workers > 3 else 600 if workers == 3 else 0
         workers, _, _ = policy.update(
@@ -129,7 +129,7 @@ def test_shrinks_slowly_to_the_least_that_suffices():
 
 def test_a_shrink_too_far_is_taken_back_once():
     """Four are too many and three too few: it must not go to and fro."""
-    policy, workers, counts = _policy.PolicyWorkers(), 4, []
+    policy, workers, counts = _policy.PolicyAutoscale(), 4, []
     for _ in range(400):
         workers, _, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16,
@@ -157,7 +157,7 @@ def test_growth_at_most_doubles(occupancy, wait, start, rate):
 @given(permille, permille, permille, st.integers(0, 100), st.data())
 def test_a_change_is_followed_by_rest(occupancy, cpu, wait, backlog, data):
     """Whatever the inputs do: two updates without a change after each, always in range."""
-    policy, workers, since = _policy.PolicyWorkers(), 4, 9
+    policy, workers, since = _policy.PolicyAutoscale(), 4, 9
     for _ in range(40):
         before = workers
         workers, _, _ = policy.update(
@@ -171,7 +171,7 @@ def test_a_change_is_followed_by_rest(occupancy, cpu, wait, backlog, data):
 
 def test_waiting_tasks_are_answered_within_a_dozen_updates():
     """From two to thirty-two workers while each one more adds its share."""
-    policy, workers = _policy.PolicyWorkers(), 2
+    policy, workers = _policy.PolicyAutoscale(), 2
     for _ in range(16):
         workers, _, _ = policy.update(
             workers=workers, min_workers=1, max_workers=32, occupancy=0, cpu=50, cores=2000,
@@ -182,7 +182,7 @@ def test_waiting_tasks_are_answered_within_a_dozen_updates():
 @given(st.integers(0, 900), st.integers(2, 200))
 def test_shrinks_half_the_way_to_what_is_needed(busy, start):
     """In few steps where workers idle, and never below what was busy."""
-    policy, workers, changes = _policy.PolicyWorkers(), start, 0
+    policy, workers, changes = _policy.PolicyAutoscale(), start, 0
     work = start * busy  # of workers that had something to do
     for _ in range(200):
         share = min(1000, work // workers)
@@ -197,7 +197,7 @@ def test_shrinks_half_the_way_to_what_is_needed(busy, start):
 
 
 def test_the_busiest_of_the_full_updates_counts():
-    policy, seen = _policy.PolicyWorkers(), []
+    policy, seen = _policy.PolicyAutoscale(), []
     for busy in (100, 100, 800, 100, 100, 100):
         target, _, _ = policy.update(
             workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
@@ -208,7 +208,7 @@ def test_the_busiest_of_the_full_updates_counts():
 
 def test_the_update_that_filled_the_queue_does_not_count():
     """All were busy until it was full; the consumer may still turn out to be slow."""
-    policy, seen = _policy.PolicyWorkers(), []
+    policy, seen = _policy.PolicyAutoscale(), []
     for busy in (1000, *[100] * 5):
         target, _, _ = policy.update(
             workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
@@ -220,7 +220,7 @@ def test_the_update_that_filled_the_queue_does_not_count():
 @given(st.integers(0, 20))
 def test_grows_no_further_than_memory_has_room(room):
     """Judged by a rate that rises with the workers; each takes its share of what is left."""
-    policy, workers, reasons = _policy.PolicyWorkers(), 4, set()
+    policy, workers, reasons = _policy.PolicyAutoscale(), 4, set()
     for _ in range(60):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16, occupancy=0, cpu=10, cores=64000,
@@ -233,7 +233,7 @@ def test_grows_no_further_than_memory_has_room(room):
 
 def test_a_pause_of_the_consumer_does_not_undo_growth():
     """The rate falls with the pause, the speed of busy workers does not."""
-    policy, workers, seen = _policy.PolicyWorkers(), 4, []
+    policy, workers, seen = _policy.PolicyAutoscale(), 4, []
     for n in range(20):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=8, occupancy=0, cpu=10, cores=8000,
@@ -245,7 +245,7 @@ def test_a_pause_of_the_consumer_does_not_undo_growth():
 @given(st.integers(1500, 30000), st.integers(0, 40), st.randoms())
 def test_a_steady_consumer_ends_in_rest(need, noise, rng):
     """It needs so many thousandths of a worker; the queue is full while there are more."""
-    policy, workers, counts = _policy.PolicyWorkers(), 2, []
+    policy, workers, counts = _policy.PolicyAutoscale(), 2, []
     for _ in range(600):
         full = workers * 1000 > need * 1.02
         workers, _, _ = policy.update(
@@ -269,7 +269,7 @@ def test_busy_workers_stay():
                           permille, st.integers(0, 5), st.sampled_from([10, 1000, 10**6]),
                           permille, st.integers(0, 5), st.integers(1, 9)), max_size=12))
 def test_every_reason_has_one_text_and_fits_what_is_done(updates):
-    policy, workers, before, texts = _policy.PolicyWorkers(), 4, 0, {}
+    policy, workers, before, texts = _policy.PolicyAutoscale(), 4, 0, {}
     stretches = [u[:-1] for u in updates for _ in range(u[-1])]
     for occupancy, cpu, wait, backlog, speed, busy, room in stretches:
         target, reason, text = policy.update(

@@ -1,7 +1,7 @@
-/* mn_learn.c - see mn_learn.h.
+/* mn_learn_costs.c - see mn_learn_costs.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_learn.h"
+#include "engine/mn_learn_costs.h"
 
 #include "engine/mn_checked_results.h"
 #include "schedule/mn_plan.h"
@@ -51,7 +51,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
 }
 
 void
-mn_learn(struct mn_engine *e, struct mn_batch *batch)
+mn_learn_costs(struct mn_engine *e, struct mn_batch *batch)
 {
     struct mn_block *b = mn_block_at(&e->shm, batch->block_off);
     if (e->plan == NULL || e->cfg.costs == NULL || b->nrows == 0 || batch->learned) {
@@ -71,12 +71,12 @@ mn_learn(struct mn_engine *e, struct mn_batch *batch)
 }
 
 void
-mn_learn_waiting(struct mn_engine *e)
+mn_learn_costs_waiting(struct mn_engine *e)
 {
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
             && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
-            mn_learn(e, b);
+            mn_learn_costs(e, b);
         }
     }
 }

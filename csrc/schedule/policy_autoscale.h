@@ -14,7 +14,7 @@
  *              if all were busy always. A pause of the consumer leaves it as it is
  *
  * Rule
- *   Dry (occupancy <= MN_WORKERS_DRY, MN_WORKERS_DRY_FOR updates in a row): grow, if more
+ *   Dry (occupancy <= MN_SCALER_DRY, MN_SCALER_DRY_FOR updates in a row): grow, if more
  *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
  *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
@@ -22,7 +22,7 @@
  *   Nor more than there is room for: the out-of-memory killer is worse than a slow loader.
  *   By a quarter at most, so that the effect can be judged; twice as many where tasks
  *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
- *   Full (occupancy >= MN_WORKERS_FULL, MN_WORKERS_FULL_FOR updates in a row): shrink half
+ *   Full (occupancy >= MN_SCALER_FULL, MN_SCALER_FULL_FOR updates in a row): shrink half
  *   the way to what was needed (the largest busy share meanwhile, but for the first update,
  *   when the queue may have been filled; and a quarter to spare), by one at least, unless
  *   those that stay would be busy all the time: then the queue would run dry soon. Between
@@ -31,10 +31,10 @@
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
  *   idle process.
- *   Every change is followed by MN_WORKERS_SETTLE updates without one.
+ *   Every change is followed by MN_SCALER_SETTLE updates without one.
  *   Growth is judged when it has settled: with k of n added, the speed should rise by
  *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
- *   limit) in MN_WORKERS_TRIALS updates in a row, the count goes back to n, which becomes the
+ *   limit) in MN_SCALER_TRIALS updates in a row, the count goes back to n, which becomes the
  *   ceiling. One update would not do: what a new worker does first (imports, opening files)
  *   may take long, and a ceiling taken for that would stay.
  *   When the queue runs dry soon after a shrink, the count before it is taken up again and
@@ -45,38 +45,38 @@
  *   On constant input this ends: every step is in one direction until a bound is met,
  *   and a step back sets the bound that prevents the step forth.
  */
-#ifndef MN_POLICY_WORKERS_H
-#define MN_POLICY_WORKERS_H
+#ifndef MN_POLICY_AUTOSCALE_H
+#define MN_POLICY_AUTOSCALE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MN_WORKERS_DRY 250
-#define MN_WORKERS_FULL 900
-#define MN_WORKERS_DRY_FOR 2
-#define MN_WORKERS_FULL_FOR 6
-#define MN_WORKERS_SETTLE 2
-#define MN_WORKERS_TRIALS 3
+#define MN_SCALER_DRY 250
+#define MN_SCALER_FULL 900
+#define MN_SCALER_DRY_FOR 2
+#define MN_SCALER_FULL_FOR 6
+#define MN_SCALER_SETTLE 2
+#define MN_SCALER_TRIALS 3
 
-enum mn_workers_reason {
-    MN_WORKERS_STEADY = 0,
-    MN_WORKERS_SETTLING,
-    MN_WORKERS_GROW_IDLE_CORES, /* dry, tasks compute, cores are idle */
-    MN_WORKERS_GROW_WAITING,    /* dry, tasks mostly wait: more of them fit on the cores */
-    MN_WORKERS_SHRINK_FULL,
-    MN_WORKERS_UNDO_GROWTH,
-    MN_WORKERS_DRY_NO_TASKS,
-    MN_WORKERS_DRY_CPU_BUSY,
-    MN_WORKERS_DRY_AT_MAX,
-    MN_WORKERS_DRY_AT_CEILING,
-    MN_WORKERS_FULL_AT_MIN,
-    MN_WORKERS_FULL_AT_FLOOR,
-    MN_WORKERS_OUT_OF_RANGE,    /* the count was outside [min, max] */
-    MN_WORKERS_DRY_NO_MEMORY,
-    MN_WORKERS_FULL_BUSY,
+enum mn_scaler_reason {
+    MN_SCALER_STEADY = 0,
+    MN_SCALER_SETTLING,
+    MN_SCALER_GROW_IDLE_CORES, /* dry, tasks compute, cores are idle */
+    MN_SCALER_GROW_WAITING,    /* dry, tasks mostly wait: more of them fit on the cores */
+    MN_SCALER_SHRINK_FULL,
+    MN_SCALER_UNDO_GROWTH,
+    MN_SCALER_DRY_NO_TASKS,
+    MN_SCALER_DRY_CPU_BUSY,
+    MN_SCALER_DRY_AT_MAX,
+    MN_SCALER_DRY_AT_CEILING,
+    MN_SCALER_FULL_AT_MIN,
+    MN_SCALER_FULL_AT_FLOOR,
+    MN_SCALER_OUT_OF_RANGE,    /* the count was outside [min, max] */
+    MN_SCALER_DRY_NO_MEMORY,
+    MN_SCALER_FULL_BUSY,
 };
 
-struct mn_workers_input {
+struct mn_scaler_input {
     int32_t workers;
     int32_t min_workers;
     int32_t max_workers;
@@ -92,13 +92,13 @@ struct mn_workers_input {
     int64_t speed_milli;
 };
 
-struct mn_workers_decision {
+struct mn_scaler_decision {
     int32_t target;
-    enum mn_workers_reason reason;
+    enum mn_scaler_reason reason;
     const char *text; /* one sentence, constant */
 };
 
-struct mn_workers {
+struct mn_scaler {
     int32_t dry;
     int32_t full;
     int32_t settle;
@@ -116,13 +116,13 @@ struct mn_workers {
 };
 
 void
-mn_workers_init(struct mn_workers *w);
+mn_scaler_init(struct mn_scaler *w);
 
 /* One update. The caller carries out target and passes the count it has then reached. */
-struct mn_workers_decision
-mn_workers_update(struct mn_workers *w, const struct mn_workers_input *in);
+struct mn_scaler_decision
+mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in);
 
 const char *
-mn_workers_text(enum mn_workers_reason reason);
+mn_scaler_text(enum mn_scaler_reason reason);
 
-#endif /* MN_POLICY_WORKERS_H */
+#endif /* MN_POLICY_AUTOSCALE_H */
