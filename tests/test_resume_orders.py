@@ -102,7 +102,10 @@ def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any)
         kw.update(sampler=DistributedSampler(data, 2, 1))
     elif what != "sequence":
         batches = "batches" in what
-        sampler = Shuffles(PRIVATE[rng](), batches, "at once" in what)
+        generator = PRIVATE[rng]()
+        if "with the loader" in what:
+            kw["generator"] = generator
+        sampler = Shuffles(generator, batches, "at once" in what)
         if batches:
             del kw["batch_size"]
         elif "alone" in what:
@@ -139,6 +142,8 @@ def indices(batches: list[Any]) -> list[int]:
     *((0, "batches at once", rng) for rng in PRIVATE),
     *((0, "indices", rng) for rng in ("random.Random", "Philox", "random", "torch")),
     *((2, "indices", rng) for rng in ("SFC64", "torch.Generator")),
+    *((workers, f"{what} with the loader", "torch.Generator")
+      for workers in (0, 2) for what in ("indices", "batches at once")),
     *((2, "batches at once", rng) for rng in ("MT19937", "random", "numpy.random", "torch")),
     (2, "alone at once", "RandomState"),
 ])
@@ -156,6 +161,18 @@ def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
     other.load_state_dict(state)
     assert indices(pull(iter(other))) == expected
     assert sorted(first + expected) == list(range(N))
+
+
+def test_states_that_have_a_samplers_generator_as_the_loaders() -> None:
+    """As those had it that were written before samplers were asked for it first."""
+    loader = make("indices with the loader of torch.Generator", 2)
+    pull(iter(loader))
+    state = loader.state_dict()
+    state["generators"]["loader"] = state["generators"].pop("sampler.dice")
+    expected = indices(pull(iter(loader)))
+    other = make("indices with the loader of torch.Generator", 1)
+    other.load_state_dict(state)
+    assert indices(pull(iter(other))) == expected
 
 
 @pytest.mark.parametrize("then", ["SFC64", "torch.Generator", "RandomState", "random.Random"])
@@ -223,6 +240,8 @@ orders = st.one_of(
     st.builds("{} of {}".format,
               st.sampled_from(["indices", "batches", "batches at once", "indices at once"]),
               st.sampled_from(sorted(PRIVATE))),
+    st.sampled_from(["indices with the loader of torch.Generator",
+                     "batches at once with the loader of torch.Generator"]),
 )  # fmt: skip
 options = st.fixed_dictionaries({
     "persistent_workers": st.booleans(),

@@ -128,13 +128,15 @@ class Sources:
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        given = isinstance(loader.generator, torch.Generator)  # else torch refuses it
-        if given and loader.generator is not own:
-            self.own["loader"] = loader.generator
         parts = {"batch_sampler": batches, "sampler": sampler}
         for role, generator in (held for name in parts for held in _held(parts[name], name)):
             if not any(generator is known for known in self.own.values()):
                 self.own[role] = generator
+        #: of base seeds; one that a sampler draws from, too, is the sampler's
+        self._loaders = loader.generator
+        given = isinstance(self._loaders, torch.Generator)  # else torch refuses it
+        if given and not any(self._loaders is known for known in self.own.values()):
+            self.own["loader"] = self._loaders
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if sampler_of_torch(loader):
@@ -151,10 +153,10 @@ class Sources:
                 states[role] = data
         return states
 
-    def drew(self, before: dict[str, bytes], loader: Any) -> bool:
+    def drew(self, before: dict[str, bytes]) -> bool:
         """Whether anything but a base seed was drawn since."""
         now = self.capture()
-        role = next((r for r, g in self.own.items() if g is loader.generator), "torch")
+        role = next((r for r, g in self.own.items() if g is self._loaders), "torch")
         if role in before:
             seeds = torch.Generator()
             seeds.set_state(_tensor(before[role]))
@@ -164,10 +166,13 @@ class Sources:
 
     def set_own(self, states: dict[str, bytes]) -> None:
         for role, generator in self.own.items():
-            if role not in states:
+            state = states.get(role)
+            if state is None and generator is self._loaders:
+                state = states.get("loader")  # where older states have it, whoever holds it
+            if state is None:
                 continue
             try:
-                _set_state(generator, states[role])
+                _set_state(generator, state)
             except Exception as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "
