@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 import minato
+from minato.seeding.order_generators import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -62,6 +63,24 @@ class Shuffles(Sampler):
         return iter(shuffled(self.items, self.dice)) if self.at_once else self.lazily()
 
 
+class Within:
+    """Gives what samplers give that it holds, as accelerate's BatchSamplerShard does."""
+
+    def __init__(self, base: Any, many: bool) -> None:
+        self.me = self
+        self.base = [[], base] if many else base
+
+    def bases(self) -> list[Any]:
+        return self.base if isinstance(self.base, list) else [self.base]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.bases()))
+
+    def __iter__(self) -> Iterator[Any]:
+        for base in self.bases():
+            yield from base
+
+
 class Noisy(torch.utils.data.Dataset):
     """Index, epoch, and draws from every generator; some samples cannot be read."""
 
@@ -105,7 +124,9 @@ def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any)
         generator = PRIVATE[rng]()
         if "with the loader" in what:
             kw["generator"] = generator
-        sampler = Shuffles(generator, batches, "at once" in what)
+        sampler: Any = Shuffles(generator, batches, "at once" in what)
+        if "within" in what:
+            sampler = Within(Within(sampler, "many" in what), False)
         if batches:
             del kw["batch_size"]
         elif "alone" in what:
@@ -144,6 +165,10 @@ def indices(batches: list[Any]) -> list[int]:
     *((2, "indices", rng) for rng in ("SFC64", "torch.Generator")),
     *((workers, f"{what} with the loader", "torch.Generator")
       for workers in (0, 2) for what in ("indices", "batches at once")),
+    *((workers, what, rng) for workers in (0, 2) for what, rng in [
+        ("batches within others", "torch.Generator"), ("indices within others", "Philox"),
+        ("indices among many within others", "random.Random"),
+    ]),
     *((2, "batches at once", rng) for rng in ("MT19937", "random", "numpy.random", "torch")),
     (2, "alone at once", "RandomState"),
 ])
@@ -173,6 +198,32 @@ def test_states_that_have_a_samplers_generator_as_the_loaders() -> None:
     other = make("indices with the loader of torch.Generator", 1)
     other.load_state_dict(state)
     assert indices(pull(iter(other))) == expected
+
+
+def test_roles_are_ways_and_the_nearest_is_one() -> None:
+    """Those that states have always had stay, and data is not gone into."""
+    data = Noisy()
+    rng = np.random.default_rng(4)
+    sampler = Shuffles(rng, batches=False, at_once=False)
+    batches = torch.utils.data.BatchSampler(sampler, SIZE, False)
+    batches.data, batches.again = data, {"rng": rng}  # type: ignore[attr-defined]
+    loader: Any = minato.DataLoader(data, batch_sampler=batches)
+    assert [*Sources(loader).own] == ["batch_sampler.again.0"]
+    del batches.again  # type: ignore[attr-defined]
+    assert [*Sources(loader).own] == ["sampler.dice"]
+    loader = minato.DataLoader(data, batch_sampler=Within(batches, True))
+    assert [*Sources(loader).own] == ["batch_sampler.base.1.sampler.dice"]
+
+
+def test_a_long_list_is_not_gone_through() -> None:
+    class Counted(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise AssertionError("it is long")
+
+    sampler = Shuffles(random.Random(4), batches=False, at_once=False)
+    sampler.items = Counted([0] * 10_000)
+    loader = minato.DataLoader(Noisy(), sampler=sampler)
+    assert [*Sources(loader).own] == ["sampler.dice"]
 
 
 @pytest.mark.parametrize("then", ["SFC64", "torch.Generator", "RandomState", "random.Random"])
@@ -238,7 +289,8 @@ def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
 orders = st.one_of(
     st.sampled_from(["sequence", "shuffle", "shuffle of its own", "replacement", "distributed"]),
     st.builds("{} of {}".format,
-              st.sampled_from(["indices", "batches", "batches at once", "indices at once"]),
+              st.sampled_from(["indices", "batches", "batches at once", "indices at once",
+                               "batches within others", "indices among many within others"]),
               st.sampled_from(sorted(PRIVATE))),
     st.sampled_from(["indices with the loader of torch.Generator",
                      "batches at once with the loader of torch.Generator"]),

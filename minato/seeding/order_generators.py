@@ -1,7 +1,8 @@
 """The generators that a loader's order comes from, and their states.
 
 A sampler gives the same order again from the states of the generators that it draws from: those
-that it holds, the loader's, and the global ones of torch, ``random`` and NumPy.
+that it and the samplers within it hold, the loader's, and the global ones of torch, ``random`` and
+NumPy.
 """
 
 from __future__ import annotations
@@ -94,15 +95,46 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
-def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Generators that a sampler holds as attributes, by role."""
-    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
-             np.random.BitGenerator)  # fmt: skip
+#: samplers that are looked for, and what a list may have that is gone through for them
+MOST = 64
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+               np.random.BitGenerator)  # fmt: skip
+
+
+def _is_generator(value: Any) -> bool:
+    """Of its holder's own, and with a state."""
     everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
+    return isinstance(value, _GENERATORS) and not shared
+
+
+def _is_sampler(value: Any) -> bool:
+    """It gives indices; of data samples are had by index, too."""
+    kind = type(value)
+    gives = hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__")
+    return gives or isinstance(value, torch.utils.data.Sampler)
+
+
+def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
+    """An object's attributes, and what is in those that hold few, by the way to each."""
     for attribute, value in getattr(part, "__dict__", {}).items():
-        shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
-        if isinstance(value, kinds) and not shared:
-            yield f"{name}.{attribute}", value
+        yield f"{way}.{attribute}", value
+        if isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
+            for number, one in enumerate(value.values() if isinstance(value, dict) else value):
+                yield f"{way}.{attribute}.{number}", one
+
+
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """A loader's samplers, and those that they hold, by the way to each; the nearest first."""
+    ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
+    known = {id(one) for one in (loader, loader.dataset, ways[0][1], ways[1][1])}
+    for way, part in ways:
+        for role, one in _held(part, way):
+            if len(ways) < MOST and _is_sampler(one) and id(one) not in known:
+                known.add(id(one))
+                ways.append((role, one))
+    return dict(ways)
 
 
 def sampler_of(loader: Any) -> Any:
@@ -128,10 +160,10 @@ class Sources:
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        parts = {"batch_sampler": batches, "sampler": sampler}
-        for role, generator in (held for name in parts for held in _held(parts[name], name)):
-            if not any(generator is known for known in self.own.values()):
-                self.own[role] = generator
+        for way, part in samplers_of(loader).items():
+            for role, one in _held(part, way):
+                if _is_generator(one) and not any(one is known for known in self.own.values()):
+                    self.own[role] = one
         #: of base seeds; one that a sampler draws from, too, is the sampler's
         self._loaders = loader.generator
         given = isinstance(self._loaders, torch.Generator)  # else torch refuses it
