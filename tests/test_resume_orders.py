@@ -284,6 +284,32 @@ def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
     assert len(set(orders)) == 4
 
 
+@pytest.mark.parametrize("held", ["generator", "sampler"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_program_that_exchanges_generators_between_epochs(early: bool, held: str) -> None:
+    """Of the batch sampler's sampler, or the whole of that."""
+
+    def exchange(loader: Any, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(epoch)
+        if held == "generator":
+            loader.sampler.generator = generator
+        else:
+            loader.batch_sampler.sampler = RandomSampler(range(N), generator=generator)
+
+    kw: dict[str, Any] = dict(persistent_workers=True, prefetch_next_epoch=early)
+    loader = make("shuffle of its own", 2, **kw)
+    for epoch in range(3):
+        exchange(loader, epoch)
+        it = iter(loader)
+        pull(it, 3)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = indices(pull(it))
+        other = make("shuffle of its own", 1, **kw)
+        exchange(other, epoch)
+        other.load_state_dict(state)
+        assert indices(pull(iter(other))) == expected
+
+
 # ---- any of them -----------------------------------------------------------------------
 
 orders = st.one_of(

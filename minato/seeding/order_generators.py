@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 TORCH_SAMPLERS = (
@@ -112,8 +113,9 @@ def _is_generator(value: Any) -> bool:
 def _is_sampler(value: Any) -> bool:
     """It gives indices; of data samples are had by index, too."""
     kind = type(value)
-    gives = hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__")
-    return gives or isinstance(value, torch.utils.data.Sampler)
+    by_index = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")
+    gives = hasattr(kind, "__iter__") and not by_index and not isinstance(value, DataLoader)
+    return gives or isinstance(value, Sampler)
 
 
 def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
@@ -128,7 +130,7 @@ def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
 def samplers_of(loader: Any) -> dict[str, Any]:
     """A loader's samplers, and those that they hold, by the way to each; the nearest first."""
     ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
-    known = {id(one) for one in (loader, loader.dataset, ways[0][1], ways[1][1])}
+    known = {id(part) for _way, part in ways}
     for way, part in ways:
         for role, one in _held(part, way):
             if len(ways) < MOST and _is_sampler(one) and id(one) not in known:
@@ -151,30 +153,39 @@ def sampler_of_torch(loader: Any) -> bool:
 
 
 class Sources:
-    """The generators that a loader's order and base seeds come from."""
+    """The generators that a loader's order and base seeds come from, as the program has them when
+    this is made. It has a loader's attributes that say so, and does not hold the loader."""
 
     def __init__(self, loader: Any) -> None:
-        batches, sampler = loader.batch_sampler, sampler_of(loader)
-        found = (getattr(part, "generator", None) for part in (batches, sampler))
+        self.batch_sampler, self.sampler = loader.batch_sampler, loader.sampler
+        self.generator, self.num_workers = loader.generator, loader.num_workers
+        self._dataset_kind = loader._dataset_kind
+        found = (getattr(part, "generator", None) for part in (self.batch_sampler, sampler_of(self)))
         own = next((g for g in found if isinstance(g, torch.Generator)), None)
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        for way, part in samplers_of(loader).items():
+        for way, part in samplers_of(self).items():
             for role, one in _held(part, way):
-                if _is_generator(one) and not any(one is known for known in self.own.values()):
+                if _is_generator(one) and not self._has(one):
                     self.own[role] = one
-        #: of base seeds; one that a sampler draws from, too, is the sampler's
-        self._loaders = loader.generator
-        given = isinstance(self._loaders, torch.Generator)  # else torch refuses it
-        if given and not any(self._loaders is known for known in self.own.values()):
-            self.own["loader"] = self._loaders
+        # Of base seeds; one that a sampler draws from, too, is the sampler's.
+        given = isinstance(self.generator, torch.Generator)  # else torch refuses it
+        if given and not self._has(self.generator):
+            self.own["loader"] = self.generator
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
-        if sampler_of_torch(loader):
+        if sampler_of_torch(self):
             self.globals = ("torch",) if own is None else ()
-        elif loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers > 0:
+        elif self._dataset_kind == _DatasetKind.Iterable and self.num_workers > 0:
             self.globals = ()
+
+    def again(self) -> Sources:
+        """As they are now: the program may have exchanged some."""
+        return Sources(self)
+
+    def _has(self, generator: Any) -> bool:
+        return any(generator is known for known in self.own.values())
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
@@ -188,7 +199,7 @@ class Sources:
     def drew(self, before: dict[str, bytes]) -> bool:
         """Whether anything but a base seed was drawn since."""
         now = self.capture()
-        role = next((r for r, g in self.own.items() if g is self._loaders), "torch")
+        role = next((r for r, g in self.own.items() if g is self.generator), "torch")
         if role in before:
             seeds = torch.Generator()
             seeds.set_state(_tensor(before[role]))
@@ -199,7 +210,7 @@ class Sources:
     def set_own(self, states: dict[str, bytes]) -> None:
         for role, generator in self.own.items():
             state = states.get(role)
-            if state is None and generator is self._loaders:
+            if state is None and generator is self.generator:
                 state = states.get("loader")  # where older states have it, whoever holds it
             if state is None:
                 continue
