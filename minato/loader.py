@@ -336,13 +336,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return collect(self)
 
     def _get_iterator(self) -> Any:
-        memo = memo_of(self)
-        resume = memo.resume
-        try:
+        with memo_of(self).until_begun():
             return self._new_iterator()
-        except BaseException:  # the state is for the next that can begin
-            memo.resume = memo.resume or resume
-            raise
 
     def _new_iterator(self) -> Any:
         if not CORE:
