@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,12 +14,14 @@ from .position import Position
 from .window import Window
 
 
-class EpochAhead(NamedTuple):
+@dataclass
+class EpochAhead:
     """The next epoch, of which some batches are planned while the present one ends."""
 
     progress: Progress
     first: int  # its first sequence
     ends: int  # batches of the present epoch
+    failed: bool = False  # it is not gone on with, and begins anew in its turn
 
 
 class SamplerEnd:
@@ -61,22 +64,23 @@ class EpochsTold:
         """Whether they were told anything since."""
         return self._seen != self._numbers()
 
-    def noted(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """The indices of an epoch. A sampler may count while it is drawn from."""
-        self.note()
-        return _Noted(self, indices) if self._parts else indices
-
     def _numbers(self) -> list[int]:
         held = (value for part in self._parts for value in getattr(part, "__dict__", {}).values())
         return [value for value in held if type(value) is int]
 
 
-class _Noted(Iterator[Any]):
-    def __init__(self, told: EpochsTold, indices: Iterator[Any]) -> None:
-        self._told, self._indices = told, indices
+class _Early(Iterator[Any]):
+    """The indices of an epoch that is begun early: its sampler is asked with the first of them. A
+    sampler may count while it is drawn from."""
+
+    def __init__(self, told: EpochsTold, begin: Callable[[], Iterator[Any]]) -> None:
+        self._told, self._begin = told, begin
+        self._indices: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
         try:
+            if self._indices is None:
+                self._indices = self._begin()
             return next(self._indices)
         finally:
             self._told.note()
@@ -100,6 +104,11 @@ class NextEpoch:
         """An epoch begins. wanted: the next is to begin while it ends."""
         self.wanted, self._before_end = wanted, None
 
+    def indices(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Of an epoch that is to begin early, by this."""
+        self.told.note()
+        return _Early(self.told, begin)
+
     @property
     def due(self) -> bool:
         """Whether it begins as soon as the sampler has ended."""
@@ -110,20 +119,25 @@ class NextEpoch:
         if self._before_end is None:
             self._before_end = self._position.sources.capture(everything=False)
 
+    def give_up(self, early: EpochAhead) -> None:
+        """Something went wrong with it, of which the present epoch is to know nothing."""
+        early.failed = True
+        self._position.sources.set_own(early.progress.generators or {})
+
     def left(self, early: EpochAhead) -> int:
         """Batches of the present epoch not handed out yet."""
         return early.ends - self._position.progress.count
 
     def adopt(self) -> bool:
-        """Makes the epoch that was begun early the present one; False when there is none, or
-        it is stale: the last was left in the middle, or set_epoch or load_state_dict was
-        called since, the samplers' own included."""
+        """Makes the epoch that was begun early the present one; False when there is none, it has
+        failed, or it is stale: the last was left in the middle, or set_epoch or load_state_dict
+        was called since, the samplers' own included."""
         early, self.early = self.early, None
         if early is None:
             return False
         memo = self._position.memo
         told = early.progress.user_epoch != memo.user_epoch or self.told.changed()
-        if self.left(early) > 0 or told or memo.resume is not None:
+        if early.failed or self.left(early) > 0 or told or memo.resume is not None:
             self._undo(early)
             return False
         self._before_end = None

@@ -156,8 +156,12 @@ class Position:
         self.sources = self.sources.again()
         progress = self.new_progress()
         progress.early = True
-        progress.generators = self.sources.capture()
         return progress
+
+    def begin_next(self, sampler: Any, progress: Progress) -> Iterator[Any]:
+        """Its indices."""
+        progress.generators = self.sources.capture()
+        return self.watched(iter(sampler), progress)
 
     def adopt(self, progress: Progress) -> None:
         """The epoch that was begun early is the present one."""

@@ -105,9 +105,10 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 
 def _is_generator(value: Any) -> bool:
     """Of its holder's own, and with a state."""
+    if not isinstance(value, _GENERATORS) or isinstance(value, random.SystemRandom):
+        return False
     everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
-    shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
-    return isinstance(value, _GENERATORS) and not shared
+    return not any(value is g for g in everybodys)
 
 
 def _is_sampler(value: Any) -> bool:

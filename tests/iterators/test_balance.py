@@ -344,6 +344,45 @@ class TestReady:
             make(Costly(), batching="fastest")
 
 
+class Breaks(torch.utils.data.Sampler):
+    """Draws its order from a generator of its own, and raises while it is broken."""
+
+    broken, begun = False, 0
+
+    def __init__(self, n, where, raises):
+        self.n, self.where, self.raises = n, where, raises
+        self.rng = torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.begun += 1
+        order = torch.randperm(self.n, generator=self.rng).tolist()
+        if self.broken and self.where == "when it begins":
+            self.fail()
+        return self.walk(order, self.broken)
+
+    def walk(self, order, broken):
+        for place, index in enumerate(order):
+            if broken and place == 3 and self.where == "at an index":
+                self.fail()
+            yield Unsent(self) if broken and place == 3 and "planned" in self.where else index
+
+    def fail(self):
+        raise self.raises("not now")
+
+
+class Unsent:
+    """An index that cannot be pickled."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __reduce__(self):
+        self.sampler.fail()
+
+
 class TestNextEpochEarly:
     def options(self, **more):
         return dict(persistent_workers=True, num_workers=2, **more)
@@ -468,6 +507,50 @@ class TestNextEpochEarly:
             for _ in range(3 * k):
                 next(it)
             assert sorted(sum(indices(loader), [])) == list(range(96))
+
+    @pytest.mark.parametrize("raises", [OSError, KeyboardInterrupt])
+    @pytest.mark.parametrize("where", ["when it begins", "at an index", "as it is planned"])
+    def test_what_its_sampler_raises_is_raised_in_its_turn(self, where, raises):
+        """Costs the epoch before nothing, and leaves the generators as if it had not begun."""
+        found = []
+        for early in (False, True):
+            sampler = Breaks(24, where, raises)
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            it = iter(loader)
+            sampler.broken = True
+            first, interrupts = [], 0
+            while len(first) < 12:
+                try:
+                    first.append(next(it).tolist())
+                except KeyboardInterrupt:
+                    interrupts += 1
+            assert interrupts == (early and raises is KeyboardInterrupt)
+            assert next(it, None) is None
+            state = loader.state_dict()
+            with pytest.raises(raises, match="not now"):
+                iter(loader)
+            sampler.broken = False
+            other = make(Counting(24), sampler=Breaks(24, where, raises), batch_size=2,
+                         **self.options(shuffle=None))  # fmt: skip
+            other.load_state_dict(state)
+            found.append([first, indices_of(loader), indices_of(loader), indices_of(other)])
+        assert found[0] == found[1]
+
+    def test_what_the_epoch_after_a_short_one_raises_is_raised_in_its_turn(self):
+        sampler = Breaks(4, "when it begins", OSError)
+        loader = make(Counting(4), prefetch_next_epoch=True, sampler=sampler, batch_size=2,
+                      **self.options(shuffle=None))  # fmt: skip
+        it = iter(loader)
+        assert loader._iterator._planner.next_epoch.early.progress.generators is not None
+        sampler.broken = True
+        for _ in range(2):
+            assert sorted(sum((batch.tolist() for batch in it), [])) == list(range(4))
+            if sampler.begun == 2:
+                it = iter(loader)
+        assert sampler.begun == 3
+        with pytest.raises(OSError, match="not now"):
+            iter(loader)
 
     def test_set_epoch_discards_what_was_begun(self):
         class Sampler(torch.utils.data.Sampler):
