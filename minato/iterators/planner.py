@@ -151,7 +151,7 @@ class Planner:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
         begin = partial(self.position.begin_next, self._sampler, early.progress)
-        self._open(self.next_epoch.indices(begin), early)
+        self._open(self.next_epoch.indices(early.progress, begin), early)
 
     def _open(self, indices: Iterator[Any], early: EpochAhead | None = None) -> None:
         if self._spares is not None:

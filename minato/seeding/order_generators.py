@@ -166,7 +166,8 @@ class Sources:
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        for way, part in samplers_of(self).items():
+        self.samplers = samplers_of(self)
+        for way, part in self.samplers.items():
             for role, one in _held(part, way):
                 if _is_generator(one) and not self._has(one):
                     self.own[role] = one

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import random
 import threading
 import time
 
@@ -383,6 +384,46 @@ class Unsent:
         self.sampler.fail()
 
 
+class Told(torch.utils.data.Sampler):
+    """Keeps in some way what it is told of epochs."""
+
+    def __init__(self, way):
+        self.way, self.rng, self.text, self.order = way, random.Random(0), "0", list(range(24))
+
+    def set_epoch(self, epoch):
+        if self.way == "a generator":
+            self.rng = random.Random(1000 + epoch)
+        elif self.way == "a text":
+            self.text = str(epoch)
+        elif self.way == "an order":
+            self.order = random.Random(epoch).sample(range(24), 24)
+        else:
+            self.rng.seed(1000 + epoch)
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        rng = random.Random(self.text) if self.way == "a text" else self.rng
+        return iter(self.order if self.way == "an order" else rng.sample(self.order, 24))
+
+
+class Around(torch.utils.data.Sampler):
+    """Tells the one that it is around of epochs."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def set_epoch(self, epoch):
+        self.inner.set_epoch(epoch)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
 class TestNextEpochEarly:
     def options(self, **more):
         return dict(persistent_workers=True, num_workers=2, **more)
@@ -590,6 +631,54 @@ class TestNextEpochEarly:
             orders.append(epochs)
         assert orders[0] == orders[1]
         assert orders[0][3] == orders[0][2] != orders[0][1] != orders[0][0]
+
+    @pytest.mark.parametrize("way", ["a seed", "a generator", "a text", "an order", "one within"])
+    def test_whatever_way_it_is_told(self, way):
+        """What it keeps of the epoch may be no number."""
+        found = []
+        for early in (False, True):
+            sampler = told = Told(way)
+            if way == "one within":
+                sampler = Around(told)
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            epochs = []
+            for epoch in (0, 1, 2, 2):
+                sampler.set_epoch(epoch)
+                epochs.append(sum(indices_of(loader), []))
+            found.append(epochs)
+        assert found[0] == found[1]
+
+    @pytest.mark.parametrize("taken", [3, 12])
+    def test_a_generator_that_the_program_sets_stays_so(self, taken):
+        """Also where an epoch that was begun early is undone."""
+        found = []
+        for early in (False, True):
+            sampler = torch.utils.data.RandomSampler(range(24), generator=torch.Generator())
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            it = iter(loader)
+            for _ in range(taken):
+                next(it)
+            if taken == 12:
+                assert next(it, None) is None
+                loader.set_epoch(1)
+            sampler.generator.manual_seed(5)
+            found.append(sum(indices_of(loader), []))
+        assert found[0] == found[1]
+
+    def test_a_generator_that_it_is_given_discards_it_too(self):
+        found = []
+        for early in (False, True):
+            sampler = torch.utils.data.RandomSampler(range(24))
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            epochs = []
+            for epoch in range(3):
+                sampler.generator = torch.Generator().manual_seed(epoch)
+                epochs.append(sum(indices_of(loader), []))
+            found.append(epochs)
+        assert found[0] == found[1]
 
     def test_a_sampler_that_counts_is_not_taken_for_one_that_was_told(self):
         """It counts while its epoch is begun early, and that epoch is not begun again."""
