@@ -116,7 +116,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             that off. A number needs ``autoscale``.
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
-            ``set_epoch`` in between, the loader's or its sampler's own, discards what was begun.
+            ``set_epoch`` in between, the loader's or its sampler's own, discards what was begun, as
+            giving the sampler another generator does. (Not seen: a sampler's own that only changes
+            a list or an array in place.) What the sampler raises then is raised in its turn.
         device: batches arrive there (``"cuda"``, ``"cuda:1"``, a ``torch.device``): copied ahead of
             ``next()`` on a stream of minato's own, after which what the program does on its
             current stream waits, and the program itself does not. ``"cuda"`` is the device
@@ -336,13 +338,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return collect(self)
 
     def _get_iterator(self) -> Any:
-        memo = memo_of(self)
-        resume = memo.resume
-        try:
+        with memo_of(self).until_begun():
             return self._new_iterator()
-        except BaseException:  # the state is for the next that can begin
-            memo.resume = memo.resume or resume
-            raise
 
     def _new_iterator(self) -> Any:
         if not CORE:

@@ -17,10 +17,12 @@ Fields of a state:
 
 version, epoch          of the format; of the seeds (persistent workers count epochs on)
 base_seed               of the epoch; None: the next epoch draws one as it begins
-generators              states by role: ``sampler`` and ``loader`` (generators of their own),
-                        ``sampler.NAME`` and ``batch_sampler.NAME`` (others that a sampler
-                        holds as attributes), ``torch``, ``python``, ``numpy`` (the global
-                        ones, as the epoch found them, where the order may come from them)
+generators              states by role: ``sampler`` (its ``generator``), ``sampler.NAME`` and
+                        ``batch_sampler.NAME`` (others that a sampler holds as attributes;
+                        ``batch_sampler.NAME.NAME`` and so on, where samplers hold samplers),
+                        ``loader`` (its own, where no sampler holds it), ``torch``, ``python``,
+                        ``numpy`` (the global ones, as the epoch found them, where the order may
+                        come from them)
 delivered               batches before this number were handed over,
 delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``

@@ -316,6 +316,44 @@ def test_into_a_living_persistent_loader() -> None:
     assert {w.pid for w in loader._iterator._workers} == pids
 
 
+class Moody(Sampler):
+    """Whose list of samples cannot be read once."""
+
+    fails: type[BaseException] | None = None
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Any:
+        fails, self.fails = self.fails, None
+        if fails is not None:
+            raise fails("not now")
+        return iter(range(N))
+
+
+@pytest.mark.parametrize("living", [False, True])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+@pytest.mark.parametrize("fails", [OSError, KeyboardInterrupt])
+def test_an_epoch_that_cannot_begin_leaves_the_state_to_the_next(
+    fails: type[BaseException], scheduling: str, living: bool
+) -> None:
+    kw: dict[str, Any] = dict(persistent_workers=True, scheduling=scheduling)
+    loaders = [minato.DataLoader(Noisy(), SIZE, sampler=Moody(), num_workers=2, **kw) for _ in "ab"]
+    it = iter(loaders[0])
+    take(it, 2)
+    state = loaders[0].state_dict()
+    other: Any = loaders[1]
+    if living:
+        rows(other)
+    other.load_state_dict(state)
+    other.sampler.fails = fails
+    with pytest.raises(fails, match="not now"):
+        iter(other)
+    assert other.state_dict() == state
+    assert rows(other) == rows(it)
+    assert indices(rows(other)) == list(range(N))  # and is not taken again
+
+
 def test_an_empty_state_begins_anew() -> None:
     loader = make("sequential")
     take(iter(loader), 3)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 import minato
+from minato.seeding.order_generators import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -62,6 +63,24 @@ class Shuffles(Sampler):
         return iter(shuffled(self.items, self.dice)) if self.at_once else self.lazily()
 
 
+class Within:
+    """Gives what samplers give that it holds, as accelerate's BatchSamplerShard does."""
+
+    def __init__(self, base: Any, many: bool) -> None:
+        self.me = self
+        self.base = [[], base] if many else base
+
+    def bases(self) -> list[Any]:
+        return self.base if isinstance(self.base, list) else [self.base]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.bases()))
+
+    def __iter__(self) -> Iterator[Any]:
+        for base in self.bases():
+            yield from base
+
+
 class Noisy(torch.utils.data.Dataset):
     """Index, epoch, and draws from every generator; some samples cannot be read."""
 
@@ -102,7 +121,12 @@ def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any)
         kw.update(sampler=DistributedSampler(data, 2, 1))
     elif what != "sequence":
         batches = "batches" in what
-        sampler = Shuffles(PRIVATE[rng](), batches, "at once" in what)
+        generator = PRIVATE[rng]()
+        if "with the loader" in what:
+            kw["generator"] = generator
+        sampler: Any = Shuffles(generator, batches, "at once" in what)
+        if "within" in what:
+            sampler = Within(Within(sampler, "many" in what), False)
         if batches:
             del kw["batch_size"]
         elif "alone" in what:
@@ -139,6 +163,12 @@ def indices(batches: list[Any]) -> list[int]:
     *((0, "batches at once", rng) for rng in PRIVATE),
     *((0, "indices", rng) for rng in ("random.Random", "Philox", "random", "torch")),
     *((2, "indices", rng) for rng in ("SFC64", "torch.Generator")),
+    *((workers, f"{what} with the loader", "torch.Generator")
+      for workers in (0, 2) for what in ("indices", "batches at once")),
+    *((workers, what, rng) for workers in (0, 2) for what, rng in [
+        ("batches within others", "torch.Generator"), ("indices within others", "Philox"),
+        ("indices among many within others", "random.Random"),
+    ]),
     *((2, "batches at once", rng) for rng in ("MT19937", "random", "numpy.random", "torch")),
     (2, "alone at once", "RandomState"),
 ])
@@ -156,6 +186,44 @@ def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
     other.load_state_dict(state)
     assert indices(pull(iter(other))) == expected
     assert sorted(first + expected) == list(range(N))
+
+
+def test_states_that_have_a_samplers_generator_as_the_loaders() -> None:
+    """As those had it that were written before samplers were asked for it first."""
+    loader = make("indices with the loader of torch.Generator", 2)
+    pull(iter(loader))
+    state = loader.state_dict()
+    state["generators"]["loader"] = state["generators"].pop("sampler.dice")
+    expected = indices(pull(iter(loader)))
+    other = make("indices with the loader of torch.Generator", 1)
+    other.load_state_dict(state)
+    assert indices(pull(iter(other))) == expected
+
+
+def test_roles_are_ways_and_the_nearest_is_one() -> None:
+    """Those that states have always had stay, and data is not gone into."""
+    data = Noisy()
+    rng = np.random.default_rng(4)
+    sampler = Shuffles(rng, batches=False, at_once=False)
+    batches = torch.utils.data.BatchSampler(sampler, SIZE, False)
+    batches.data, batches.again = data, {"rng": rng}  # type: ignore[attr-defined]
+    loader: Any = minato.DataLoader(data, batch_sampler=batches)
+    assert [*Sources(loader).own] == ["batch_sampler.again.0"]
+    del batches.again  # type: ignore[attr-defined]
+    assert [*Sources(loader).own] == ["sampler.dice"]
+    loader = minato.DataLoader(data, batch_sampler=Within(batches, True))
+    assert [*Sources(loader).own] == ["batch_sampler.base.1.sampler.dice"]
+
+
+def test_a_long_list_is_not_gone_through() -> None:
+    class Counted(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise AssertionError("it is long")
+
+    sampler = Shuffles(random.Random(4), batches=False, at_once=False)
+    sampler.items = Counted([0] * 10_000)
+    loader = minato.DataLoader(Noisy(), sampler=sampler)
+    assert [*Sources(loader).own] == ["sampler.dice"]
 
 
 @pytest.mark.parametrize("then", ["SFC64", "torch.Generator", "RandomState", "random.Random"])
@@ -216,13 +284,42 @@ def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
     assert len(set(orders)) == 4
 
 
+@pytest.mark.parametrize("held", ["generator", "sampler"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_program_that_exchanges_generators_between_epochs(early: bool, held: str) -> None:
+    """Of the batch sampler's sampler, or the whole of that."""
+
+    def exchange(loader: Any, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(epoch)
+        if held == "generator":
+            loader.sampler.generator = generator
+        else:
+            loader.batch_sampler.sampler = RandomSampler(range(N), generator=generator)
+
+    kw: dict[str, Any] = dict(persistent_workers=True, prefetch_next_epoch=early)
+    loader = make("shuffle of its own", 2, **kw)
+    for epoch in range(3):
+        exchange(loader, epoch)
+        it = iter(loader)
+        pull(it, 3)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = indices(pull(it))
+        other = make("shuffle of its own", 1, **kw)
+        exchange(other, epoch)
+        other.load_state_dict(state)
+        assert indices(pull(iter(other))) == expected
+
+
 # ---- any of them -----------------------------------------------------------------------
 
 orders = st.one_of(
     st.sampled_from(["sequence", "shuffle", "shuffle of its own", "replacement", "distributed"]),
     st.builds("{} of {}".format,
-              st.sampled_from(["indices", "batches", "batches at once", "indices at once"]),
+              st.sampled_from(["indices", "batches", "batches at once", "indices at once",
+                               "batches within others", "indices among many within others"]),
               st.sampled_from(sorted(PRIVATE))),
+    st.sampled_from(["indices with the loader of torch.Generator",
+                     "batches at once with the loader of torch.Generator"]),
 )  # fmt: skip
 options = st.fixed_dictionaries({
     "persistent_workers": st.booleans(),

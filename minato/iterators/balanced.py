@@ -244,7 +244,7 @@ class BalancedIterator(MinatoIterator):
         """The program has had all of this epoch."""
         position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
-        if early is not None:
+        if early is not None and not early.failed:
             position.memo.progress = early.progress
         self._end_epoch()
         raise StopIteration

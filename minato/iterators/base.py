@@ -231,12 +231,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """torch's, of the first epoch, and of the others of an iterator that persists."""
-        if self._owner == os.getpid():
-            self._begin(loader, first_iter)
-            return
-        self._grant(0)  # in a fork: workers, and all that is known of them, are the parent's
-        vars(self).clear()
-        type(self).__init__(self, loader)
+        with memo_of(loader).until_begun():
+            if self._owner == os.getpid():
+                self._begin(loader, first_iter)
+                return
+            self._grant(0)  # in a fork: workers, and all that is known of them, are the parent's
+            vars(self).clear()
+            type(self).__init__(self, loader)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         raise NotImplementedError

@@ -105,7 +105,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
             progress.generators = start["generators"]
-        elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found, loader):
+        elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found):
             progress.generators = found  # and not as they are at the first next()
         self._found = progress.generators
         position.memo.progress = progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -96,6 +96,16 @@ class Memo:
         """For an engine that begins; None where the user has set other bounds since."""
         kept = self.scheduler
         return kept[1] if kept is not None and kept[0] == bounds else None
+
+    @contextlib.contextmanager
+    def until_begun(self) -> Iterator[None]:
+        """Around what takes the state to go on from: that is for the next that can begin."""
+        resume = self.resume
+        try:
+            yield
+        except BaseException:
+            self.resume = self.resume or resume
+            raise
 
     def take(self) -> State | None:
         """The state to go on from, once."""

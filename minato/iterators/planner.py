@@ -6,6 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from .._core import Engine, Epoch
@@ -149,8 +150,8 @@ class Planner:
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
         early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
-        indices = self.position.watched(iter(self._sampler), early.progress)
-        self._open(self.next_epoch.told.noted(indices), early)
+        begin = partial(self.position.begin_next, self._sampler, early.progress)
+        self._open(self.next_epoch.indices(early.progress, begin), early)
 
     def _open(self, indices: Iterator[Any], early: EpochAhead | None = None) -> None:
         if self._spares is not None:
@@ -219,16 +220,34 @@ class Planner:
         while not self.draw.exhausted and self.drawn_ahead() < most:
             if self.draw.number >= self._last and self._waits_for_its_end(window):
                 return
-            try:
-                index = self.draw.index()
-            except StopIteration:
-                if not self._ended():
-                    return
-                continue
-            if self._was_delivered():
-                self._pass_over(index)  # before this process began
-            elif not self._plan_or_leave_out(index):
+            if not self._draw_one():
                 return
+
+    def _draw_one(self) -> bool:
+        """Whether there may be more to draw now. What goes wrong with the next epoch costs the
+        present one nothing: it begins anew in its turn, and then the program is told."""
+        try:
+            return self._draw()
+        except BaseException as error:
+            early = self.next_epoch.early
+            if early is None:
+                raise
+            self.next_epoch.give_up(early)
+            self.draw.exhausted = True  # an index that the engine has taken is needed yet
+            self.engine.plan_end()
+            if not isinstance(error, Exception):
+                raise
+            return False
+
+    def _draw(self) -> bool:
+        try:
+            index = self.draw.index()
+        except StopIteration:
+            return self._ended()
+        if self._was_delivered():
+            self._pass_over(index)  # before this process began
+            return True
+        return self._plan_or_leave_out(index)
 
     def _waits_for_its_end(self, window: int) -> bool:
         """Only the end is to be drawn: whether it is too early for that."""

@@ -82,6 +82,7 @@ class Position:
     def epoch_begins(self, loader: Any, *, first: bool) -> Iterator[None]:
         """Notes where the epoch's order comes from; what was delivered is left out."""
         if not first:
+            self.sources = Sources(loader)
             self.start = self.memo.take()
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
@@ -152,10 +153,15 @@ class Position:
     def open_next(self) -> Progress:
         """The next epoch's, which begins while this one ends."""
         self.epoch += 1
+        self.sources = self.sources.again()
         progress = self.new_progress()
         progress.early = True
-        progress.generators = self.sources.capture()
         return progress
+
+    def begin_next(self, sampler: Any, progress: Progress) -> Iterator[Any]:
+        """Its indices."""
+        progress.generators = self.sources.capture()
+        return self.watched(iter(sampler), progress)
 
     def adopt(self, progress: Progress) -> None:
         """The epoch that was begun early is the present one."""

@@ -100,7 +100,7 @@ class SamplerStates:
         if self._sampler is None and not is_stateful(indices):
             return indices
         progress.sampler = watch = _Watch(self._ask, begin, progress, self._full, self._each)
-        return watch.indices(indices, self._ended)
+        return _Watched(watch, begin, indices, self._ended)
 
     def begin(self, start: dict[str, Any] | None) -> Said | None:
         """What the sampler has said before the epoch that is to begin. Where the last one was left
@@ -160,29 +160,29 @@ class _Watch:
     ) -> None:
         self._ask, self._progress, self._full, self._each = ask, progress, full, each
         self._said = deque([begin])
+        self._drawn, self._position = begin.drawn, begin.position
         self._bytes = begin.size()
         self._end: Said | None = None
         self._cost = self._spent = 0  # nanoseconds
         self._began = time.perf_counter_ns()
 
-    def indices(self, indices: Iterator[Any], ended: Callable[[Said], None]) -> Iterator[Any]:
-        """All; those that were delivered before the state was taken are stood in for."""
-        begin = self._said[0]
-        drawn, position = begin.drawn, begin.position
-        if drawn:  # as many samples
-            yield from chain([range(position)], repeat(range(0), drawn - 1))
-        for index in iter(indices):
-            drawn += 1
-            full, samples = self._full, 1
-            if full is not None and hasattr(index, "__len__"):
-                samples = len(index)
-            position += samples
-            whole = full is None or samples >= full  # else it may have begun anew
-            if self._each and whole:
-                self._ask_behind(indices, drawn, position)
-            yield index
+    def gave(self, indices: Any, index: Any) -> None:
+        """One more is drawn. After an interrupt this is told again."""
+        full, samples = self._full, 1
+        if full is not None and hasattr(index, "__len__"):
+            samples = len(index)
+        drawn, position = self._drawn + 1, self._position + samples
+        whole = full is None or samples >= full  # else it may have begun anew
+        if self._each and whole:
+            self._ask_behind(indices, drawn, position)
+        self._drawn, self._position = drawn, position
+
+    def met_end(self, indices: Any) -> Said | None:
+        """What is said there; None where that is known."""
+        if self._end is not None:
+            return None
         self._end = Said(0, 0, self._asked(indices), True)
-        ended(self._end)
+        return self._end
 
     def _asked(self, indices: Any) -> bytes | Exception:
         try:
@@ -212,3 +212,31 @@ class _Watch:
         if self._progress.finished and self._end is not None:
             last = self._end
         return last.state()
+
+
+class _Watched(Iterator[Any]):
+    """An epoch's indices; those that were delivered before the state was taken are stood in for.
+    It goes on after an error as its sampler's iterator does, which a generator would not."""
+
+    def __init__(
+        self, watch: _Watch, begin: Said, indices: Iterator[Any], ended: Callable[[Said], None]
+    ) -> None:
+        self._watch, self._indices, self._ended = watch, indices, ended
+        self._drawn: list[Any] = []  # what is not given yet
+        self._before: Iterator[Any] = iter(())
+        if begin.drawn:  # as many samples
+            self._before = chain([range(begin.position)], repeat(range(0), begin.drawn - 1))
+
+    def __next__(self) -> Any:
+        for index in self._before:
+            return index
+        if not self._drawn:
+            try:
+                self._drawn.append(next(self._indices))
+            except StopIteration:
+                said = self._watch.met_end(self._indices)
+                if said is not None:
+                    self._ended(said)
+                raise
+        self._watch.gave(self._indices, self._drawn[0])
+        return self._drawn.pop()

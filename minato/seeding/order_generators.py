@@ -1,7 +1,8 @@
 """The generators that a loader's order comes from, and their states.
 
 A sampler gives the same order again from the states of the generators that it draws from: those
-that it holds, the loader's, and the global ones of torch, ``random`` and NumPy.
+that it and the samplers within it hold, the loader's, and the global ones of torch, ``random`` and
+NumPy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 TORCH_SAMPLERS = (
@@ -94,15 +96,48 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
-def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Generators that a sampler holds as attributes, by role."""
-    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
-             np.random.BitGenerator)  # fmt: skip
+#: samplers that are looked for, and what a list may have that is gone through for them
+MOST = 64
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+               np.random.BitGenerator)  # fmt: skip
+
+
+def _is_generator(value: Any) -> bool:
+    """Of its holder's own, and with a state."""
+    if not isinstance(value, _GENERATORS) or isinstance(value, random.SystemRandom):
+        return False
     everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
+    return not any(value is g for g in everybodys)
+
+
+def _is_sampler(value: Any) -> bool:
+    """It gives indices; of data samples are had by index, too."""
+    kind = type(value)
+    by_index = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")
+    gives = hasattr(kind, "__iter__") and not by_index and not isinstance(value, DataLoader)
+    return gives or isinstance(value, Sampler)
+
+
+def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
+    """An object's attributes, and what is in those that hold few, by the way to each."""
     for attribute, value in getattr(part, "__dict__", {}).items():
-        shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
-        if isinstance(value, kinds) and not shared:
-            yield f"{name}.{attribute}", value
+        yield f"{way}.{attribute}", value
+        if isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
+            for number, one in enumerate(value.values() if isinstance(value, dict) else value):
+                yield f"{way}.{attribute}.{number}", one
+
+
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """A loader's samplers, and those that they hold, by the way to each; the nearest first."""
+    ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
+    known = {id(part) for _way, part in ways}
+    for way, part in ways:
+        for role, one in _held(part, way):
+            if len(ways) < MOST and _is_sampler(one) and id(one) not in known:
+                known.add(id(one))
+                ways.append((role, one))
+    return dict(ways)
 
 
 def sampler_of(loader: Any) -> Any:
@@ -119,28 +154,40 @@ def sampler_of_torch(loader: Any) -> bool:
 
 
 class Sources:
-    """The generators that a loader's order and base seeds come from."""
+    """The generators that a loader's order and base seeds come from, as the program has them when
+    this is made. It has a loader's attributes that say so, and does not hold the loader."""
 
     def __init__(self, loader: Any) -> None:
-        batches, sampler = loader.batch_sampler, sampler_of(loader)
-        found = (getattr(part, "generator", None) for part in (batches, sampler))
+        self.batch_sampler, self.sampler = loader.batch_sampler, loader.sampler
+        self.generator, self.num_workers = loader.generator, loader.num_workers
+        self._dataset_kind = loader._dataset_kind
+        found = (getattr(part, "generator", None) for part in (self.batch_sampler, sampler_of(self)))
         own = next((g for g in found if isinstance(g, torch.Generator)), None)
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        given = isinstance(loader.generator, torch.Generator)  # else torch refuses it
-        if given and loader.generator is not own:
-            self.own["loader"] = loader.generator
-        parts = {"batch_sampler": batches, "sampler": sampler}
-        for role, generator in (held for name in parts for held in _held(parts[name], name)):
-            if not any(generator is known for known in self.own.values()):
-                self.own[role] = generator
+        self.samplers = samplers_of(self)
+        for way, part in self.samplers.items():
+            for role, one in _held(part, way):
+                if _is_generator(one) and not self._has(one):
+                    self.own[role] = one
+        # Of base seeds; one that a sampler draws from, too, is the sampler's.
+        given = isinstance(self.generator, torch.Generator)  # else torch refuses it
+        if given and not self._has(self.generator):
+            self.own["loader"] = self.generator
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
-        if sampler_of_torch(loader):
+        if sampler_of_torch(self):
             self.globals = ("torch",) if own is None else ()
-        elif loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers > 0:
+        elif self._dataset_kind == _DatasetKind.Iterable and self.num_workers > 0:
             self.globals = ()
+
+    def again(self) -> Sources:
+        """As they are now: the program may have exchanged some."""
+        return Sources(self)
+
+    def _has(self, generator: Any) -> bool:
+        return any(generator is known for known in self.own.values())
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
@@ -151,10 +198,10 @@ class Sources:
                 states[role] = data
         return states
 
-    def drew(self, before: dict[str, bytes], loader: Any) -> bool:
+    def drew(self, before: dict[str, bytes]) -> bool:
         """Whether anything but a base seed was drawn since."""
         now = self.capture()
-        role = next((r for r, g in self.own.items() if g is loader.generator), "torch")
+        role = next((r for r, g in self.own.items() if g is self.generator), "torch")
         if role in before:
             seeds = torch.Generator()
             seeds.set_state(_tensor(before[role]))
@@ -164,10 +211,13 @@ class Sources:
 
     def set_own(self, states: dict[str, bytes]) -> None:
         for role, generator in self.own.items():
-            if role not in states:
+            state = states.get(role)
+            if state is None and generator is self.generator:
+                state = states.get("loader")  # where older states have it, whoever holds it
+            if state is None:
                 continue
             try:
-                _set_state(generator, states[role])
+                _set_state(generator, state)
             except Exception as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "

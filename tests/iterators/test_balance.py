@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import random
 import threading
 import time
 
@@ -344,6 +345,85 @@ class TestReady:
             make(Costly(), batching="fastest")
 
 
+class Breaks(torch.utils.data.Sampler):
+    """Draws its order from a generator of its own, and raises while it is broken."""
+
+    broken, begun = False, 0
+
+    def __init__(self, n, where, raises):
+        self.n, self.where, self.raises = n, where, raises
+        self.rng = torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.begun += 1
+        order = torch.randperm(self.n, generator=self.rng).tolist()
+        if self.broken and self.where == "when it begins":
+            self.fail()
+        return self.walk(order, self.broken)
+
+    def walk(self, order, broken):
+        for place, index in enumerate(order):
+            if broken and place == 3 and self.where == "at an index":
+                self.fail()
+            yield Unsent(self) if broken and place == 3 and "planned" in self.where else index
+
+    def fail(self):
+        raise self.raises("not now")
+
+
+class Unsent:
+    """An index that cannot be pickled."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __reduce__(self):
+        self.sampler.fail()
+
+
+class Told(torch.utils.data.Sampler):
+    """Keeps in some way what it is told of epochs."""
+
+    def __init__(self, way):
+        self.way, self.rng, self.text, self.order = way, random.Random(0), "0", list(range(24))
+
+    def set_epoch(self, epoch):
+        if self.way == "a generator":
+            self.rng = random.Random(1000 + epoch)
+        elif self.way == "a text":
+            self.text = str(epoch)
+        elif self.way == "an order":
+            self.order = random.Random(epoch).sample(range(24), 24)
+        else:
+            self.rng.seed(1000 + epoch)
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        rng = random.Random(self.text) if self.way == "a text" else self.rng
+        return iter(self.order if self.way == "an order" else rng.sample(self.order, 24))
+
+
+class Around(torch.utils.data.Sampler):
+    """Tells the one that it is around of epochs."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def set_epoch(self, epoch):
+        self.inner.set_epoch(epoch)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
 class TestNextEpochEarly:
     def options(self, **more):
         return dict(persistent_workers=True, num_workers=2, **more)
@@ -469,6 +549,50 @@ class TestNextEpochEarly:
                 next(it)
             assert sorted(sum(indices(loader), [])) == list(range(96))
 
+    @pytest.mark.parametrize("raises", [OSError, KeyboardInterrupt])
+    @pytest.mark.parametrize("where", ["when it begins", "at an index", "as it is planned"])
+    def test_what_its_sampler_raises_is_raised_in_its_turn(self, where, raises):
+        """Costs the epoch before nothing, and leaves the generators as if it had not begun."""
+        found = []
+        for early in (False, True):
+            sampler = Breaks(24, where, raises)
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            it = iter(loader)
+            sampler.broken = True
+            first, interrupts = [], 0
+            while len(first) < 12:
+                try:
+                    first.append(next(it).tolist())
+                except KeyboardInterrupt:
+                    interrupts += 1
+            assert interrupts == (early and raises is KeyboardInterrupt)
+            assert next(it, None) is None
+            state = loader.state_dict()
+            with pytest.raises(raises, match="not now"):
+                iter(loader)
+            sampler.broken = False
+            other = make(Counting(24), sampler=Breaks(24, where, raises), batch_size=2,
+                         **self.options(shuffle=None))  # fmt: skip
+            other.load_state_dict(state)
+            found.append([first, indices_of(loader), indices_of(loader), indices_of(other)])
+        assert found[0] == found[1]
+
+    def test_what_the_epoch_after_a_short_one_raises_is_raised_in_its_turn(self):
+        sampler = Breaks(4, "when it begins", OSError)
+        loader = make(Counting(4), prefetch_next_epoch=True, sampler=sampler, batch_size=2,
+                      **self.options(shuffle=None))  # fmt: skip
+        it = iter(loader)
+        assert loader._iterator._planner.next_epoch.early.progress.generators is not None
+        sampler.broken = True
+        for _ in range(2):
+            assert sorted(sum((batch.tolist() for batch in it), [])) == list(range(4))
+            if sampler.begun == 2:
+                it = iter(loader)
+        assert sampler.begun == 3
+        with pytest.raises(OSError, match="not now"):
+            iter(loader)
+
     def test_set_epoch_discards_what_was_begun(self):
         class Sampler(torch.utils.data.Sampler):
             epoch = 0
@@ -507,6 +631,54 @@ class TestNextEpochEarly:
             orders.append(epochs)
         assert orders[0] == orders[1]
         assert orders[0][3] == orders[0][2] != orders[0][1] != orders[0][0]
+
+    @pytest.mark.parametrize("way", ["a seed", "a generator", "a text", "an order", "one within"])
+    def test_whatever_way_it_is_told(self, way):
+        """What it keeps of the epoch may be no number."""
+        found = []
+        for early in (False, True):
+            sampler = told = Told(way)
+            if way == "one within":
+                sampler = Around(told)
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            epochs = []
+            for epoch in (0, 1, 2, 2):
+                sampler.set_epoch(epoch)
+                epochs.append(sum(indices_of(loader), []))
+            found.append(epochs)
+        assert found[0] == found[1]
+
+    @pytest.mark.parametrize("taken", [3, 12])
+    def test_a_generator_that_the_program_sets_stays_so(self, taken):
+        """Also where an epoch that was begun early is undone."""
+        found = []
+        for early in (False, True):
+            sampler = torch.utils.data.RandomSampler(range(24), generator=torch.Generator())
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            it = iter(loader)
+            for _ in range(taken):
+                next(it)
+            if taken == 12:
+                assert next(it, None) is None
+                loader.set_epoch(1)
+            sampler.generator.manual_seed(5)
+            found.append(sum(indices_of(loader), []))
+        assert found[0] == found[1]
+
+    def test_a_generator_that_it_is_given_discards_it_too(self):
+        found = []
+        for early in (False, True):
+            sampler = torch.utils.data.RandomSampler(range(24))
+            loader = make(Counting(24), prefetch_next_epoch=early, sampler=sampler, batch_size=2,
+                          **self.options(shuffle=None))  # fmt: skip
+            epochs = []
+            for epoch in range(3):
+                sampler.generator = torch.Generator().manual_seed(epoch)
+                epochs.append(sum(indices_of(loader), []))
+            found.append(epochs)
+        assert found[0] == found[1]
 
     def test_a_sampler_that_counts_is_not_taken_for_one_that_was_told(self):
         """It counts while its epoch is begun early, and that epoch is not begun again."""

@@ -286,6 +286,64 @@ def test_one_that_could_not_go_on_may_be_told_again(workers: int) -> None:
     assert [b[:, 0].tolist() for b in rest] == [[r[0] for r in b] for b in batches[3:]]
 
 
+class Falters(Walk):
+    """An iterator that raises once, before its third batch, and goes on: what was not read is."""
+
+    raises: type[BaseException] | None = OSError
+
+    def __next__(self) -> list[int]:
+        if self.at == 3 and self.raises is not None:
+            raises, self.raises = self.raises, None
+            raise raises("not now")
+        return super().__next__()
+
+
+class FaltersWhenAsked(Walk):
+    """And another that is interrupted while it says where it is."""
+
+    interrupts = True
+
+    def state_dict(self) -> dict[str, int]:
+        if self.at == 6 and self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        return super().state_dict()
+
+
+def through(loader: Any) -> tuple[list[list[int]], int]:
+    """Batches, and how many errors there were between them."""
+    batches, errors, it = [], 0, iter(loader)
+    while True:
+        try:
+            batches.append(next(it)[:, 0].tolist())
+        except (OSError, KeyboardInterrupt):
+            errors += 1
+        except StopIteration:
+            return batches, errors
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Falters, FaltersWhenAsked])
+def test_an_iterator_that_raises_may_go_on(kind: type[Walk], workers: int) -> None:
+    class Faltering(Batches):
+        def __iter__(self) -> Any:
+            return kind(self)
+
+    def made(sampler: Any) -> Any:
+        return minato.DataLoader(Noisy(), batch_sampler=sampler(), num_workers=workers)
+
+    whole = through(made(Batches))[0]
+    loader = made(Faltering)
+    batches, errors = through(loader)
+    lost = [batch for batch in whole if batch not in batches]
+    # With workers an error of the sampler's takes the batch that was received before it along.
+    assert errors == 1 and len(lost) == (workers if kind is Falters else 0)
+    assert batches == [batch for batch in whole if batch not in lost]
+    other = made(Batches)
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert through(other)[0] == whole
+
+
 class Itself(Walk, Sampler):
     """A batch sampler that is its own iterator, and begins anew when it has ended."""
 
