@@ -558,6 +558,9 @@ MUTANTS = {
     "engine: abandoned while somebody works": Mutant(
         ENGINE + "mn_batch.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
+    "engine: abandoned damage is free": Mutant(
+        ENGINE + "mn_batch.c", "return w == e->shm.ctl->nworkers;", "return true;",
+        "mn_checked_results", kinds=("plain",)),
     "engine: leases overlap": Mutant(
         WORKERS + "mn_leases.c", "    x->off = off;\n",
         "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
@@ -604,6 +607,23 @@ MUTANTS = {
     "results: reports may say anything": Mutant(
         ENGINE + "mn_checked_results.c", "sound = sound && known && there;",
         "sound = sound && there;", "mn_checked_results", kinds=("plain",)),
+    "results: done while somebody runs it": Mutant(
+        ENGINE + "mn_checked_results.c",
+        "\n        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)", "",
+        "mn_checked_results", kinds=("plain",)),
+    "quarantine: taken back at once": Mutant(
+        ENGINE + "mn_quarantine.c", "if (!is_let_go(e, task)) {",
+        "if (!is_let_go(e, task) && false) {", "mn_checked_results", kinds=("plain",)),
+    "quarantine: whoever is ended is not waited for": Mutant(
+        ENGINE + "mn_quarantine.c", "gone && !mn_crew_is_damaged(&e->crew, w)", "gone",
+        "mn_checked_results", kinds=("plain",)),
+    "quarantine: tried for ever": Mutant(
+        WORKERS + "mn_tasks.c", "    r->retries_left--;\n", "", "mn_checked_results",
+        kinds=("plain",)),
+    "runqueue: a claim is not said before": Mutant(
+        WORKERS + "mn_runqueue.c",
+        "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
+        kinds=("fork",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
         "mn_event_notify(&c->shm.ctl->trainer)", "mn_crew", kinds=("fork",)),

@@ -8,6 +8,9 @@
  * the first whose task word is QUEUED with the entry's generation, by one compare-and-swap
  * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
  *
+ * Before that a worker says in its own entry which task it is about to claim [A1]: one that no
+ * entry names is nobody's, whatever a worker may have written over its word.
+ *
  * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
  * it scanned from).  Task words: see mn_records.h.
  *
@@ -34,7 +37,8 @@
  *   A worker that stalls between reading tail and an entry may read a newer entry at that
  *   place: it is as good as any, the CAS decides.
  *
- * Crash.  A worker killed before its CAS leaves nothing; after it, a RUNNING word naming it.
+ * Crash.  A worker killed before its CAS leaves nothing but what its entry says, until it is swept;
+ *   after it, a RUNNING word naming it.
  *
  *   may run at once      publish   claim   cancel
  *   publish                no        yes     no

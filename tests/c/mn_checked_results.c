@@ -1,8 +1,8 @@
 /* mn_checked_results: every field that a worker writes, with values that make no sense.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The trainer finds out before it uses any of them, has another worker do the task again, tells
- * the one that wrote it to leave, and frees nothing that is not free.
+ * The trainer finds out before it uses any of them, ends the one that wrote it, then has another
+ * worker do the task again, and frees nothing that is not free.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
@@ -258,15 +258,19 @@ retry_after(const struct spoiled *c)
         mn_engine_taken(e, sequence, off);
     }
     else {
+        bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(e->crew.ndeaths, named);
+        if (named) {
+            CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + (int32_t)c->found);
+            CHECK_EQ(mn_worker_try(&s.w[0].side, &other), MN_CLOSED);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &other), MN_EMPTY);
+            die(&s, 0);
+        }
         CHECK_EQ(e->tasks.retries, 1);
         CHECK_EQ(claim(&s.w[1]), task);
         CHECK_EQ(rig_run(&s.w[1], task), 0);
         take(&s, &s.b);
-        bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
-        CHECK_EQ(e->crew.ndeaths, named);
-        CHECK(!named || e->crew.death.status == MN_STATUS_DAMAGED + (int32_t)c->found);
-        CHECK_EQ(mn_worker_try(&s.w[0].side, &task), named ? MN_CLOSED : MN_EMPTY);
     }
     take(&s, &s.other);
     tear_down(&s);
@@ -295,6 +299,10 @@ damaged_records_are_told(void)
         CHECK_EQ(rig_run(&s.w[0], task), 0);
         spoil(&s, &cases[i], task);
         bool lost = cases[i].found != MN_SOUND;
+        if (lost) {
+            (void)mn_engine_next(e, 0, &sequence, &off); /* done already where nobody is named */
+            die(&s, 0);
+        }
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
         CHECK_EQ(mn_engine_settle(e, off), lost ? MN_BLOCK_LOST : MN_BLOCK_DONE);
         CHECK(!lost || e->tasks.lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
@@ -317,10 +325,6 @@ damaged_records_free_nothing(void)
         plan_both(&s);
         uint32_t task = claim(&s.w[0]);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
-        if (c->fn == word_held_by_nobody) {
-            mn_engine_close(e); /* nobody ends it */
-            continue;
-        }
         spoil(&s, c, task);
         if (i % 2 == 0) {
             die(&s, 0);
@@ -351,9 +355,137 @@ an_envelope_belongs_to_one_task(void)
     t[1]->env_off = t[0]->env_off;
     t[1]->env_len = t[0]->env_len;
     take(&s, &s.b);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
     mn_engine_taken(e, sequence, off);
+    tear_down(&s);
+}
+
+/* ---- a task that its worker is still at ---- */
+
+SPOIL(word_garbled, set_word(r, 0, 0xfffe, 99))
+SPOIL(word_of_another, set_word(r, 0, 1, 99))
+SPOIL(word_done_already, set_word(r, 0, 0, MN_TASK_DONE))
+
+static const spoil_fn held_cases[] = {word_garbled,  word_of_another, word_done_already,
+                                      word_status,   word_free,       word_cancelled,
+                                      word_planned,  word_lost,       word_waiting,
+                                      word_worker,   word_held_by_nobody, word_generation};
+#define HELD_CASES (sizeof(held_cases) / sizeof(held_cases[0]))
+
+static void
+spoil_word(struct bench *s, spoil_fn fn, uint32_t task)
+{
+    struct record r = {.e = s->r.e, .t = mn_task_at(&s->r.e->shm, task)};
+    fn(&r);
+}
+
+/* Nobody else gets it before the one that may write its rows is gone, and next() only waits. */
+static void
+damaged_tasks_stay_with_who_writes_them(void)
+{
+    for (uint32_t i = 0; i < HELD_CASES; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint64_t sequence, off;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]), none;
+        CHECK_EQ(rig_run(&s.w[1], other), 0);
+        /* as after an earlier try: its rows are said to be there */
+        mn_block_reports(mn_block_at(&e->shm, s.w[0].side.held.block_off))->status = MN_ROW_WRITTEN;
+        spoil_word(&s, held_cases[i], task);
+        for (int turn = 0; turn < 3; turn++) {
+            CHECK_EQ(mn_engine_next(e, 1000000, &sequence, &off), -ETIMEDOUT);
+            (void)rig_step(e);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none),
+                     held_cases[i] == word_of_another ? MN_CLOSED : MN_EMPTY);
+        }
+        CHECK(mn_crew_is_damaged(&e->crew, 0));
+        if (held_cases[i] == word_of_another) {
+            die(&s, 1);
+            mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* one is there still */
+        }
+        die(&s, 0);
+        CHECK_EQ(e->tasks.retries, 1);
+        CHECK_EQ(claim(&s.w[1]), task);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
+}
+
+/* The same of a batch that nobody wants any more: its memory is not free. */
+static void
+abandoned_damage_is_not_free(void)
+{
+    for (uint32_t i = 0; i < HELD_CASES; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint32_t none;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]);
+        spoil_word(&s, held_cases[i], task);
+        mn_engine_plan_clear(e);
+        (void)rig_step(e);
+        CHECK_EQ(e->flight.n, 1);
+        die(&s, 0);
+        CHECK_EQ(e->flight.n, 0);
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        tear_down(&s);
+    }
+}
+
+/* A thread cannot be killed: it is through with the sample at some time, and then leaves. */
+static void
+who_is_not_killed_is_waited_for(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    uint64_t sequence, off;
+    uint32_t none;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+    CHECK_EQ(rig_run(&s.w[1], other), 0);
+    spoil_word(&s, word_garbled, task);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
+    (void)rig_step(e);
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* it may have said so and lied */
+    CHECK_EQ(mn_worker_try(&s.w[0].side, &none), MN_CLOSED);
+    die(&s, 0);
+    CHECK_EQ(claim(&s.w[1]), task);
+    CHECK_EQ(rig_run(&s.w[1], task), 0);
+    take(&s, &s.b);
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
+/* However often a worker says that it was tried: it is not tried for ever. */
+static void
+damaged_tasks_are_not_tried_for_ever(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 2);
+    uint64_t sequence, off;
+    plan_both(&s);
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t task = claim(&s.w[0]);
+        if (i == 0) {
+            CHECK_EQ(rig_run(&s.w[1], claim(&s.w[1])), 0);
+        }
+        spoil_word(&s, word_garbled, task); /* attempt 0 */
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        die(&s, 0);
+        mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
+    }
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+    CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
+    mn_engine_taken(e, sequence, off);
+    take(&s, &s.other);
     tear_down(&s);
 }
 
@@ -404,6 +536,8 @@ no_room_of_a_damaged_worker(void)
     mn_block_reports(mn_block_at(&e->shm, mn_task_at(&e->shm, task)->block_off))->status =
         MN_ROW_ENVELOPE;
     CHECK_EQ(mn_worker_done(&s.w[0].side, task), MN_NO_TASK);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
     mn_engine_taken(e, sequence, off);
@@ -586,6 +720,10 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", damaged_records_are_told),
     MN_TEST("plain", damaged_records_free_nothing),
     MN_TEST("plain", an_envelope_belongs_to_one_task),
+    MN_TEST("plain", damaged_tasks_stay_with_who_writes_them),
+    MN_TEST("plain", abandoned_damage_is_not_free),
+    MN_TEST("plain", who_is_not_killed_is_waited_for),
+    MN_TEST("plain", damaged_tasks_are_not_tried_for_ever),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),

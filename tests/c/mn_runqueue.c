@@ -312,6 +312,7 @@ claim_until_dead(void *arg)
         if (mn_runqueue_claim(&c->t->shm, c->number, &task) == MN_OK) {
             struct mn_task *t = &c->t->b->tasks[task];
             uint64_t word = mn_a64_load_relaxed(&t->word);
+            mn_a64_store_relaxed(&c->t->b->workers[c->number].running, 0);
             CHECK(mn_a64_cas_seqcst(&t->word, &word, (word & ~UINT64_C(0xff)) | MN_TASK_DONE));
         }
         else {
@@ -350,10 +351,13 @@ dead_claimers_own_by_name(const char *where, uint32_t owned)
         }
         CHECK_EQ(got, pid);
         uint32_t running = 0;
+        uint64_t said = mn_a64_load_relaxed(&t.b->workers[c.number].running);
+        CHECK(said != 0); /* also before the claim */
         for (uint32_t i = 0; i < TASKS; i++) {
             uint64_t word = mn_a64_load_acquire(&t.b->tasks[i].word);
             if (mn_word_status(word) == MN_TASK_RUNNING) {
                 CHECK_EQ(mn_word_worker(word), c.number);
+                CHECK_EQ(said, i + 1);
                 mn_a64_store_relaxed(&t.b->tasks[i].word, 0);
                 running++;
             }
