@@ -620,10 +620,23 @@ MUTANTS = {
     "quarantine: tried for ever": Mutant(
         WORKERS + "mn_tasks.c", "    r->retries_left--;\n", "", "mn_checked_results",
         kinds=("plain",)),
+    "quarantine: collated without its parts": Mutant(
+        WORKERS + "mn_tasks.c", "    if (waits) {", "    if (0 && waits) {", "mn_checked_results",
+        kinds=("plain",)),
+    "claims: what no queue has is believed": Mutant(
+        ENGINE + "mn_claims.c", "!mn_tasks_is_queued(&e->tasks, task, word) || ", "",
+        "mn_checked_results", kinds=("plain",)),
+    "claims: a collate task waits for ever": Mutant(
+        ENGINE + "mn_claims.c",
+        " || mn_tasks_parts_done(&e->tasks, block_of(e, task))", "",
+        "mn_checked_results", kinds=("plain",)),
     "runqueue: a claim is not said before": Mutant(
         WORKERS + "mn_runqueue.c",
         "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
         kinds=("fork",)),
+    "runqueue: what somebody runs is offered again": Mutant(
+        WORKERS + "mn_runqueue.c", "\n           && !mn_anybody_says(shm, (uint32_t)first)", "",
+        "mn_runqueue", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
         "mn_event_notify(&c->shm.ctl->trainer)", "mn_crew", kinds=("fork",)),

@@ -9,6 +9,12 @@
 /* Looks in a row at which the same is found. */
 #define LOOKS 3u
 
+static struct mn_block *
+block_of(const struct mn_engine *e, uint32_t task)
+{
+    return mn_block_at(&e->shm, e->tasks.results[task].block_off);
+}
+
 static bool
 is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
 {
@@ -17,7 +23,9 @@ is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
     case MN_TASK_RUNNING:
         return worker != MN_TASK_NOBODY && !mn_worker_says(mn_worker_at(&e->shm, worker), task);
     case MN_TASK_QUEUED:
-        return mn_word_gen(word) != e->tasks.gens[task] || mn_anybody_says(&e->shm, task);
+        return !mn_tasks_is_queued(&e->tasks, task, word) || mn_anybody_says(&e->shm, task);
+    case MN_TASK_WAITING:
+        return mn_anybody_says(&e->shm, task) || mn_tasks_parts_done(&e->tasks, block_of(e, task));
     default:
         return false;
     }
@@ -40,6 +48,19 @@ find(const struct mn_engine *e, uint32_t *task, uint64_t *word)
     return false;
 }
 
+static void
+settle(struct mn_engine *e, uint32_t task, uint64_t word)
+{
+    if (mn_word_status(word) == MN_TASK_WAITING && !mn_anybody_says(&e->shm, task)) {
+        struct mn_death nobody = {UINT32_MAX, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
+        mn_tasks_publish_collate(&e->tasks, block_of(e, task), &nobody);
+        e->crew.wakes.everybody = true;
+    }
+    else {
+        mn_quarantine_task(e, task, word, MN_DAMAGE_WORD);
+    }
+}
+
 void
 mn_claims_look(struct mn_engine *e, uint64_t now_ns)
 {
@@ -57,6 +78,6 @@ mn_claims_look(struct mn_engine *e, uint64_t now_ns)
     c->word = word;
     if (c->looks == LOOKS) {
         c->looks = 0;
-        mn_quarantine_task(e, task, word, MN_DAMAGE_WORD);
+        settle(e, task, word);
     }
 }

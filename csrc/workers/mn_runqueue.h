@@ -61,7 +61,8 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
                     uint32_t task, uint32_t gen, uint32_t attempt);
 
 /* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
- * any more: it goes back to that task. Whether it was so. */
+ * any more: it goes back to that task. Whether it was so. Not to one that a worker's entry names:
+ * there it is the word that is damaged, and who runs the task may write its rows. */
 bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);
 

@@ -118,12 +118,24 @@ mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     struct mn_result *r = &t->results[task];
     uint32_t before = mn_a32_load_relaxed(&r->published);
+    uint64_t at = mn_a64_load_relaxed(&mn_queue_at(&t->shm, queue)->tail); /* ours */
     uint32_t attempt = t->max_retries - r->retries_left;
     mn_a32_store_seqcst(&r->published, MN_PUBLISHED_NOW); /* before a worker may be done with it */
     int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], attempt);
-    r->queue = rc == MN_OK ? queue : r->queue;
+    if (rc == MN_OK) {
+        r->queue = queue;
+        r->at = at;
+    }
     mn_a32_store_seqcst(&r->published, rc == MN_OK ? MN_PUBLISHED : before);
     return rc;
+}
+
+bool
+mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word)
+{
+    const struct mn_result *r = &t->results[task];
+    return mn_word_gen(word) == t->gens[task] && r->queue != MN_NO_QUEUE
+           && r->at >= t->heads[r->queue].head;
 }
 
 /* Nobody will make it: its batch is delivered as an error. */

@@ -70,7 +70,8 @@ struct mn_result {
     uint32_t worker;
     bool accepted;
     uint32_t retries_left; /* the trainer's, as all below up to published */
-    uint32_t queue;        /* of its last entry, or MN_NO_QUEUE */
+    uint32_t queue;        /* of its last entry, or MN_NO_QUEUE, */
+    uint64_t at;           /* and the count of that */
     mn_a32 published; /* enum mn_published. The trainer's; seq_cst, as the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
@@ -163,6 +164,11 @@ mn_tasks_is_quarantined(const struct mn_tasks *t, uint32_t task)
     return mn_a32_load_relaxed(&t->results[task].published) /* ours */
            == MN_PUBLISHED_QUARANTINED;
 }
+
+/* Whether a word that says QUEUED is true: an entry that may be claimed stands for it. The head
+ * passes no other, so that this is no question of when it is asked. */
+bool
+mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word);
 
 /* Moves on what a dead worker had: its running tasks, and what waits on its own queue, which is
  * only meant for it and goes to others, or which only it may do and nobody will. */

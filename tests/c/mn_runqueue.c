@@ -193,9 +193,11 @@ damaged_hints_are_mended(void)
             CHECK_EQ(task, i);
         }
         CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_EMPTY);
-        /* one that runs is marked as if it were queued still */
+        /* one that runs is marked as if it were queued still: it is nobody else's while it runs */
         mn_a64_store_relaxed(&t.b->tasks[4].word, mn_task_word(1, 0, 0, MN_TASK_QUEUED));
         CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_EMPTY);
+        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
+        mn_a64_store_relaxed(&t.b->workers[0].running, 0);
         CHECK(mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
         CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_OK);
         CHECK_EQ(task, 4);
