@@ -561,6 +561,9 @@ MUTANTS = {
     "engine: abandoned damage is free": Mutant(
         ENGINE + "mn_batch.c", "return w == e->shm.ctl->nworkers;", "return true;",
         "mn_checked_results", kinds=("plain",)),
+    "engine: the abandoned are tried again": Mutant(
+        WORKERS + "mn_tasks.c", "    t->results[task].retries_left = 0;\n", "", "mn_engine",
+        kinds=("plain",)),
     "engine: leases overlap": Mutant(
         WORKERS + "mn_leases.c", "    x->off = off;\n",
         "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),

@@ -185,6 +185,15 @@ mn_tasks_quarantine(struct mn_tasks *t, uint32_t task, uint64_t word)
 }
 
 void
+mn_tasks_abandon(struct mn_tasks *t, uint32_t task)
+{
+    t->results[task].retries_left = 0;
+    if (!mn_tasks_is_quarantined(t, task) && mn_runqueue_cancel(&t->shm, task)) {
+        mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_NOT);
+    }
+}
+
+void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     if (mn_tasks_publish(t, task, queue) != MN_OK) {

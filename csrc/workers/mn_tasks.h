@@ -165,6 +165,11 @@ mn_tasks_is_quarantined(const struct mn_tasks *t, uint32_t task)
            == MN_PUBLISHED_QUARANTINED;
 }
 
+/* Nobody wants it any more: it is in nobody's hands where no worker has claimed it, and who has
+ * will be the last. */
+void
+mn_tasks_abandon(struct mn_tasks *t, uint32_t task);
+
 /* Whether a word that says QUEUED is true: an entry that may be claimed stands for it. The head
  * passes no other, so that this is no question of when it is asked. */
 bool
