@@ -596,6 +596,12 @@ MUTANTS = {
     "engine: abandoned while somebody works": Mutant(
         ENGINE + "mn_batch.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),
+    "engine: abandoned damage is free": Mutant(
+        ENGINE + "mn_batch.c", "return w == e->shm.ctl->nworkers;", "return true;",
+        "mn_checked_results", kinds=("plain",)),
+    "engine: the abandoned are tried again": Mutant(
+        WORKERS + "mn_tasks.c", "    t->results[task].retries_left = 0;\n", "", "mn_engine",
+        kinds=("plain",)),
     "engine: leases overlap": Mutant(
         WORKERS + "mn_leases.c", "    x->off = off;\n",
         "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
@@ -642,6 +648,36 @@ MUTANTS = {
     "results: reports may say anything": Mutant(
         ENGINE + "mn_checked_results.c", "sound = sound && known && there;",
         "sound = sound && there;", "mn_checked_results", kinds=("plain",)),
+    "results: done while somebody runs it": Mutant(
+        ENGINE + "mn_checked_results.c",
+        "\n        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)", "",
+        "mn_checked_results", kinds=("plain",)),
+    "quarantine: taken back at once": Mutant(
+        ENGINE + "mn_quarantine.c", "if (!is_let_go(e, task)) {",
+        "if (!is_let_go(e, task) && false) {", "mn_checked_results", kinds=("plain",)),
+    "quarantine: whoever is ended is not waited for": Mutant(
+        ENGINE + "mn_quarantine.c", "gone && !mn_crew_is_damaged(&e->crew, w)", "gone",
+        "mn_checked_results", kinds=("plain",)),
+    "quarantine: tried for ever": Mutant(
+        WORKERS + "mn_tasks.c", "    r->retries_left--;\n", "", "mn_checked_results",
+        kinds=("plain",)),
+    "quarantine: collated without its parts": Mutant(
+        WORKERS + "mn_tasks.c", "    if (waits) {", "    if (0 && waits) {", "mn_checked_results",
+        kinds=("plain",)),
+    "claims: what no queue has is believed": Mutant(
+        ENGINE + "mn_claims.c", "!mn_tasks_is_queued(&e->tasks, task, word) || ", "",
+        "mn_checked_results", kinds=("plain",)),
+    "claims: a collate task waits for ever": Mutant(
+        ENGINE + "mn_claims.c",
+        " || mn_tasks_parts_done(&e->tasks, block_of(e, task))", "",
+        "mn_checked_results", kinds=("plain",)),
+    "runqueue: a claim is not said before": Mutant(
+        WORKERS + "mn_runqueue.c",
+        "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
+        kinds=("fork",)),
+    "runqueue: what somebody runs is offered again": Mutant(
+        WORKERS + "mn_runqueue.c", "\n           && !mn_anybody_says(shm, (uint32_t)first)", "",
+        "mn_runqueue", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
         "mn_event_notify(&c->shm.ctl->trainer)", "mn_crew", kinds=("fork",)),

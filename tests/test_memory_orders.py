@@ -232,6 +232,11 @@ PROGRAMS = {
         ({"P2": 1, "its entry": 0}, {"P2": 1, "T2": 0}, {"T2": 1, "its block": 0}),
         (),
     ),
+    "what a worker claims": Program(
+        ((at("entry", "A1", QUEUE), at("word", "T2", QUEUE)),
+         (LOOK, at("entry", "A2", "engine/mn_quarantine.c"))),
+        ({"T4": 1, "A2": 0},), ("T2",),
+    ),
     "what a worker has made": Program(
         ((plain("rows", "store", "rows"), DONE), (LOOK, plain("its rows", "load", "rows"))),
         ({"T4": 1, "its rows": 0},), (),

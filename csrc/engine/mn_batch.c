@@ -60,6 +60,15 @@ mn_batch_unlink(struct mn_engine *e, struct mn_batch *b)
     f->n--;
 }
 
+/* Whether the worker's entry names a task of it, or what cannot be one, and so might be any. */
+static bool
+may_be_at(const struct mn_engine *e, uint32_t worker, const struct mn_batch *b)
+{
+    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, worker)->running); /* [A2] */
+    return running != 0
+           && (running > e->shm.ctl->ntasks || e->flight.by_task[running - 1] == b);
+}
+
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
 {
@@ -71,7 +80,11 @@ mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
             return false;
         }
     }
-    return true;
+    uint32_t w = 0;
+    while (w < e->shm.ctl->nworkers && !may_be_at(e, w, b)) {
+        w++;
+    }
+    return w == e->shm.ctl->nworkers;
 }
 
 enum mn_block_status
@@ -91,10 +104,8 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
         else if (st == MN_TASK_WAITING) {
             waiting = true;
         }
-        else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED
-                 || (st == MN_TASK_RUNNING
-                     && mn_word_worker(word) < e->shm.ctl->nworkers)) {
-            return MN_BLOCK_BUSY; /* of what makes no sense nobody has to wait for the end */
+        else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED || st == MN_TASK_RUNNING) {
+            return MN_BLOCK_BUSY; /* what makes no sense is to be looked at, and is not */
         }
     }
     return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;

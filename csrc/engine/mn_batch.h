@@ -35,7 +35,8 @@ mn_batch_link(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batch_unlink(struct mn_engine *e, struct mn_batch *b);
 
-/* Whether no worker has a task of it, or can get one. */
+/* Whether no worker has a task of it, or can get one. A word that makes no sense tells nothing of
+ * that, but workers' entries do ([A1] in mn_records.h). */
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
 

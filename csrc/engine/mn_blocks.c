@@ -302,7 +302,7 @@ mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
     struct mn_block *block = mn_block_at(&e->shm, block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
-        (void)mn_runqueue_cancel(&e->shm, tasks[i]);
+        mn_tasks_abandon(&e->tasks, tasks[i]);
     }
     if (mn_batch_idle(e, b)) {
         mn_batch_drop(e, b);

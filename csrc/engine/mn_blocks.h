@@ -48,7 +48,7 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
 void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
 
-/* Nobody wants it: what nobody works on is cancelled. */
+/* Nobody wants it: what nobody works on is cancelled, and what dies with its worker stays so. */
 void
 mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/mn_engine_state.h"
+#include "engine/mn_quarantine.h"
 #include "os/mn_clock.h"
 #include "workers/mn_seal.h"
 
@@ -91,7 +92,7 @@ read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
     return MN_SOUND;
 }
 
-/* Reads the record of a task that is DONE, once. */
+/* Reads the record of a task that is DONE, once. Its worker said before that that it is through. */
 static enum mn_damage
 accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t word)
 {
@@ -101,7 +102,8 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_SOUND;
     }
     r->worker = mn_word_worker(word);
-    if (r->worker >= e->shm.ctl->nworkers || mn_word_gen(word) != e->tasks.gens[task]) {
+    if (mn_word_gen(word) != e->tasks.gens[task]
+        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)) {
         return MN_DAMAGE_WORD;
     }
     r->issue = mn_issue(task, word);
@@ -126,51 +128,21 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
     return damage;
 }
 
-static void
-take_back_damaged(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
-{
-    uint32_t worker = mn_word_worker(word);
-    struct mn_death death = {UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
-    if (worker < e->shm.ctl->nworkers) {
-        mn_crew_damaged(&e->crew, worker, damage);
-        death.worker = worker;
-        death.pid = mn_crew_pid(&e->crew, worker);
-    }
-    /* of a word without sense nothing is taken over but the generation that it must have */
-    uint64_t own = mn_task_word(e->tasks.gens[task], 0, mn_word_attempt(word), MN_TASK_DONE);
-    mn_tasks_take_back(&e->tasks, task, own, &death);
-}
-
-static bool
-makes_sense(const struct mn_engine *e, uint64_t word)
-{
-    enum mn_task_status st = mn_word_status(word);
-    bool held = st == MN_TASK_RUNNING || st == MN_TASK_DONE;
-    return st > MN_TASK_FREE && st <= MN_TASK_WAITING && st != MN_TASK_CANCELLED
-           && (!held || mn_word_worker(word) < e->shm.ctl->nworkers);
-}
-
 void
 mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b)
 {
     struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
-    bool more = false;
     for (uint32_t i = 0; i < block->ntasks && !b->accepted; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
-        enum mn_damage damage = MN_SOUND;
-        if (!makes_sense(e, word)) {
-            damage = MN_DAMAGE_WORD;
-        }
-        else if (mn_word_status(word) == MN_TASK_DONE) {
-            damage = accept_task(e, b, tasks[i], word);
-        }
+        enum mn_task_status st = mn_word_status(word);
+        enum mn_damage damage = st == MN_TASK_DONE   ? accept_task(e, b, tasks[i], word)
+                                : st == MN_TASK_FREE ? MN_DAMAGE_WORD
+                                                     : MN_SOUND;
         if (damage != MN_SOUND) {
-            take_back_damaged(e, tasks[i], word, damage);
-            more = true;
+            mn_quarantine_task(e, tasks[i], word, damage);
         }
     }
-    e->crew.wakes.workers += more;
 }
 
 enum mn_block_status

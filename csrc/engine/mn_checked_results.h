@@ -4,8 +4,9 @@
  * Workers run other people's code in C, which may write where it must not.  So nothing that a
  * worker wrote is freed, indexed or parsed by before it was copied to private memory and was
  * found to make sense, and this is the one place that does it.  A record that makes none is
- * *damage*: its task is tried again by another worker or lost, as after a death, and the worker
- * that wrote it is killed and counts as dead. A native worker, which cannot be, is told to leave.
+ * *damage*: the worker that wrote it is killed and counts as dead, and then its task is tried again
+ * by another worker or lost, as after a death: mn_quarantine.h.  A native worker, which cannot be,
+ * is told to leave.
  *
  * Who owns an envelope's memory is private, too: it must lie in what its worker owes
  * (workers/mn_leases.h).
@@ -34,8 +35,8 @@ bool
 mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *head, uint64_t i,
                       struct mn_envelope_part *out);
 
-/* Reads what is DONE of a batch. A task whose record is damaged is taken back: the batch is
- * busy again, or has lost it. Like mn_engine_poll else. */
+/* Reads what is DONE of a batch. A task whose record is damaged is taken back, as a rule later: the
+ * batch is busy again, or has lost it. Like mn_engine_poll else. */
 enum mn_block_status
 mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 

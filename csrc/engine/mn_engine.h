@@ -16,7 +16,7 @@
  *   retire   everything not handed out is free again
  *   release  a range handed out comes back
  * An abandoned block (early break) is cancelled where nobody works and retired by the engine
- * when the last worker on it is done or dead.
+ * when the last worker on it is done or dead; what dies with its worker is not tried again.
  *
  * Death.  The zygote reports EXITED; the engine sweeps: each task RUNNING under that worker
  * goes to the express queue with a new generation, or is LOST when its attempts are used up;

@@ -21,6 +21,7 @@
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and ended
  *     mn_checked_results   what workers wrote, copied out and checked
+ *     mn_quarantine   damaged tasks, until nobody writes their rows
  *     mn_batch        batches in flight
  *
  * Lock.  One, mutex, which next() takes.  It guards everything below but what is marked, and the
@@ -90,7 +91,6 @@ struct mn_claims {
     uint64_t word;
     uint32_t task;
     uint32_t looks; /* at which this was found so, in a row */
-    bool ending;    /* who was named is killed, and the task taken back then */
 };
 
 struct mn_engine {

@@ -8,6 +8,7 @@
 #include "engine/mn_checked_results.h"
 #include "engine/mn_claims.h"
 #include "engine/mn_next_delivery.h"
+#include "engine/mn_quarantine.h"
 #include "engine/mn_start_due.h"
 #include "os/mn_clock.h"
 
@@ -233,10 +234,11 @@ mn_engine_step(struct mn_engine *e)
             any = true;
         }
     }
+    any |= mn_quarantine_look(e);
     while (grant_one(e)) {
         any = true;
     }
-    any |= mn_claims_look(e, mn_now_ns());
+    mn_claims_look(e, mn_now_ns());
     any |= drop_abandoned(e);
     if (e->plan != NULL && !e->closing) {
         uint32_t n = mn_start_due(e);

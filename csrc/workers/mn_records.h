@@ -35,6 +35,9 @@
  *        it has queued them; seq_cst: if it reads another state, the worker's look finds them
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
+ *   [A1] worker: running in its entry, then its      with [A2] trainer: task word, acquire, then
+ *        claim's CAS, release: a task that no entry names, nobody has claimed, or he is through
+ *        with it but for its DONE
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
  *        both are followed by a notification of the engine, and its look lies between
@@ -106,6 +109,9 @@ enum mn_task_made {
     MN_MADE_NEXT = 1,     /* the one before it in the sampler's order, */
     MN_MADE_FIRST = 2,    /* or none at all */
 };
+
+/* The worker in the word of a task that is RUNNING to the trainer alone: mn_tasks.h. */
+#define MN_TASK_NOBODY 0xffffu
 
 /* generation 63..32 | worker 31..16 | attempt 15..8 | status 7..0 */
 static inline uint64_t
@@ -285,8 +291,9 @@ struct mn_worker {
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
      * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
     uint64_t init_states[3];
-    /* line: what it is doing, by the worker, for statistics and for the plan; relaxed */
-    MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, 0 idle */
+    /* line: what it is doing, by the worker, for statistics and for the plan; relaxed, but for
+     * [A1] */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, also before its claim; 0 idle */
     mn_a64 since_ns;  /* when that began: 0 before, and without one */
     mn_a64 row;  /* row of the block it is at */
     mn_a64 tasks_done;
@@ -325,6 +332,13 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     *since_ns = mn_a64_load_relaxed(&k->since_ns);
     *task = (uint32_t)(running - 1);
     return *since_ns != 0 && running != 0 && running <= ntasks;
+}
+
+/* Whether its entry says that it runs the task, or is about to claim it. Relaxed: by [A2]. */
+static inline bool
+mn_worker_says(const struct mn_worker *k, uint32_t task)
+{
+    return mn_a64_load_relaxed(&k->running) == (uint64_t)task + 1;
 }
 
 /* ---- queue -------------------------------------------------------------------------- */
@@ -424,6 +438,17 @@ static inline struct mn_worker *
 mn_worker_at(const struct mn_shm *shm, uint32_t w)
 {
     return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
+}
+
+/* Whether any worker's entry says so of the task. */
+static inline bool
+mn_anybody_says(const struct mn_shm *shm, uint32_t task)
+{
+    uint32_t w = 0;
+    while (w < shm->ctl->nworkers && !mn_worker_says(mn_worker_at(shm, w), task)) {
+        w++;
+    }
+    return w < shm->ctl->nworkers;
 }
 
 static inline struct mn_task *

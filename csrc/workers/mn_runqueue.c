@@ -51,7 +51,9 @@ mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t 
      * below is no older. */
     uint64_t hint = mn_a64_load_acquire(&q->hint);
     move_head(shm, head, q);
+    uint64_t first = mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
     return head->head < hint && head->head != mn_a64_load_relaxed(&q->tail)
+           && !mn_anybody_says(shm, (uint32_t)first)
            && mn_a64_cas_seqcst(&q->hint, &hint, head->head);
 }
 
@@ -78,7 +80,7 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
 static int
 claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32_t *task)
 {
-    mn_a64 *ring = ring_of(shm, q);
+    mn_a64 *ring = ring_of(shm, q), *running = &mn_worker_at(shm, worker)->running;
     uint64_t hint = mn_a64_load_acquire(&q->hint); /* so that tail below is no older */
     uint64_t tail = mn_a64_load_seqcst(&q->tail);  /* [P2]; seq_cst: the look after prepare_wait */
     uint64_t from = hint;
@@ -96,6 +98,7 @@ claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32
         }
         uint64_t mine = mn_task_word(mn_word_gen(word), worker, mn_word_attempt(word),
                                      MN_TASK_RUNNING);
+        mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1); /* [A1], by the CAS */
         MN_FAULT("runqueue.claim.before");
         if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, &word, mine)) { /* [T2] */
             MN_FAULT("runqueue.claim.after");
@@ -108,6 +111,7 @@ claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32
             }
             return MN_OK;
         }
+        mn_a64_store_relaxed(running, 0);
         if (at == from) {
             from++; /* somebody else has it: not claimable any more, I1 */
         }

@@ -8,6 +8,9 @@
  * the first whose task word is QUEUED with the entry's generation, by one compare-and-swap
  * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
  *
+ * Before that a worker says in its own entry which task it is about to claim [A1]: one that no
+ * entry names is nobody's, whatever a worker may have written over its word.
+ *
  * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
  * it scanned from); the trainer moves it back where that was not so (mn_runqueue_mend).  Task
  * words: see mn_records.h.
@@ -35,7 +38,8 @@
  *   A worker that stalls between reading tail and an entry may read a newer entry at that
  *   place: it is as good as any, the CAS decides.
  *
- * Crash.  A worker killed before its CAS leaves nothing; after it, a RUNNING word naming it.
+ * Crash.  A worker killed before its CAS leaves nothing but what its entry says, until it is swept;
+ *   after it, a RUNNING word naming it.
  *
  *   may run at once      publish   claim   cancel
  *   publish                no        yes     no
@@ -58,7 +62,8 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
                     uint32_t task, uint32_t gen, uint32_t attempt);
 
 /* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
- * any more: it goes back to that task. Whether it was so. */
+ * any more: it goes back to that task. Whether it was so. Not to one that a worker's entry names:
+ * there it is the word that is damaged, and who runs the task may write its rows. */
 bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);
 

@@ -64,6 +64,8 @@ take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint3
     r->kind = kind;
     r->flags = 0;
     r->accepted = false;
+    r->retries_left = t->max_retries;
+    r->queue = MN_NO_QUEUE;
     fill(t, task);
     mn_task_at(&t->shm, task)->why = 0;
     /* Relaxed: nobody looks at its block yet. */
@@ -82,21 +84,30 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
     return task;
 }
 
+/* seq_cst, as every word that others look at, though with a new task no part of its block is on a
+ * queue yet. Published before it, because a worker may be done with it at once. */
+static void
+await_parts(struct mn_tasks *t, uint32_t task)
+{
+    mn_task_at(&t->shm, task)->queue = t->results[task].queue = MN_NO_QUEUE;
+    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_WAITS);
+    mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
+                        mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
+}
+
 uint32_t
 mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
 {
     uint32_t task = take(t, block_off, MN_KIND_COLLATE, 0, nrows);
-    struct mn_task *d = mn_task_at(&t->shm, task);
-    d->queue = UINT32_MAX;
-    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED); /* to workers, by its word */
-    /* Relaxed: no part of its block is on a queue, so no worker looks at it. */
-    mn_a64_store_relaxed(&d->word, mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
+    await_parts(t, task);
     return task;
 }
 
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task)
 {
+    t->nquarantined -= mn_tasks_is_quarantined(t, task);
+    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED_NOT); /* as below */
     /* Relaxed: nobody else may touch a task that is in no worker's hands. */
     mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word, 0);
     t->free[t->nfree++] = task;
@@ -105,40 +116,81 @@ mn_tasks_give(struct mn_tasks *t, uint32_t task)
 int
 mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
-    mn_a32 *published = &t->results[task].published;
-    uint32_t before = mn_a32_load_relaxed(published);
-    mn_a32_store_seqcst(published, MN_PUBLISHED_NOW); /* before a worker may be done with it */
-    int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], 0);
-    mn_a32_store_seqcst(published, rc == MN_OK ? MN_PUBLISHED : before);
+    struct mn_result *r = &t->results[task];
+    uint32_t before = mn_a32_load_relaxed(&r->published);
+    uint64_t at = mn_a64_load_relaxed(&mn_queue_at(&t->shm, queue)->tail); /* ours */
+    uint32_t attempt = t->max_retries - r->retries_left;
+    mn_a32_store_seqcst(&r->published, MN_PUBLISHED_NOW); /* before a worker may be done with it */
+    int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], attempt);
+    if (rc == MN_OK) {
+        r->queue = queue;
+        r->at = at;
+    }
+    mn_a32_store_seqcst(&r->published, rc == MN_OK ? MN_PUBLISHED : before);
     return rc;
+}
+
+bool
+mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word)
+{
+    const struct mn_result *r = &t->results[task];
+    return mn_word_gen(word) == t->gens[task] && r->queue != MN_NO_QUEUE
+           && r->at >= t->heads[r->queue].head;
 }
 
 /* Nobody will make it: its batch is delivered as an error. */
 static void
-give_up(struct mn_tasks *t, uint32_t task, uint64_t word, const struct mn_death *death)
+give_up(struct mn_tasks *t, uint32_t task, const struct mn_death *death)
 {
     t->lost[task] = *death;
     mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_LOST); /* before its word */
     mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
-                        mn_task_word(mn_word_gen(word), 0, mn_word_attempt(word), MN_TASK_LOST));
+                        mn_task_word(t->gens[task], 0, 0, MN_TASK_LOST));
 }
 
 void
-mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
-                   const struct mn_death *death)
+mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *death)
 {
-    uint32_t attempt = mn_word_attempt(word);
+    struct mn_result *r = &t->results[task];
+    bool waits = r->kind == MN_KIND_COLLATE
+                 && !mn_tasks_parts_done(t, mn_block_at(&t->shm, r->block_off));
+    t->nquarantined -= mn_tasks_is_quarantined(t, task);
     fill(t, task); /* an envelope of its worker's goes with the lease */
-    t->results[task].flags = 0;
-    t->results[task].accepted = false; /* what comes of it now is looked at anew */
-    if (attempt < t->max_retries
-        && mn_runqueue_publish(&t->shm, &t->heads[MN_QUEUE_EXPRESS], MN_QUEUE_EXPRESS, task,
-                            ++t->gens[task], attempt + 1)
-               == MN_OK) {
-        t->retries++;
+    r->flags = 0;
+    r->accepted = false; /* what comes of it now is looked at anew */
+    if (r->retries_left == 0) {
+        give_up(t, task, death);
         return;
     }
-    give_up(t, task, word, death);
+    r->retries_left--;
+    t->retries++;
+    if (waits) {
+        await_parts(t, task);
+    }
+    else if (mn_tasks_publish(t, task, MN_QUEUE_EXPRESS) != MN_OK) {
+        give_up(t, task, death);
+    }
+}
+
+bool
+mn_tasks_quarantine(struct mn_tasks *t, uint32_t task, uint64_t word)
+{
+    enum mn_task_status st = mn_word_status(word);
+    if ((st == MN_TASK_QUEUED || st == MN_TASK_WAITING) && !mn_runqueue_cancel(&t->shm, task)) {
+        return false;
+    }
+    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_QUARANTINED);
+    t->nquarantined++;
+    return true;
+}
+
+void
+mn_tasks_abandon(struct mn_tasks *t, uint32_t task)
+{
+    t->results[task].retries_left = 0;
+    if (!mn_tasks_is_quarantined(t, task) && mn_runqueue_cancel(&t->shm, task)) {
+        mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_NOT);
+    }
 }
 
 void
@@ -147,8 +199,7 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have room for all tasks there are: what is full is damaged. */
         struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
-        mn_tasks_take_back(t, task, mn_task_word(t->gens[task], 0, 0xff, MN_TASK_QUEUED),
-                           &nobody);
+        give_up(t, task, &nobody);
     }
 }
 
@@ -166,16 +217,15 @@ void
 mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death)
 {
     for (uint32_t i = 0; i < t->shm.ctl->ntasks; i++) {
-        struct mn_task *d = mn_task_at(&t->shm, i);
         uint64_t word = mn_tasks_word(t, i);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {
-            mn_tasks_take_back(t, i, word, death);
+            mn_tasks_take_back(t, i, death);
         }
-        else if (st == MN_TASK_QUEUED && d->queue == MN_QUEUE_WORKER + worker
+        else if (st == MN_TASK_QUEUED && t->results[i].queue == MN_QUEUE_WORKER + worker
                  && mn_runqueue_cancel(&t->shm, i)) {
             if (only_it) {
-                mn_tasks_take_back(t, i, mn_task_word(mn_word_gen(word), 0, 0xff, st), death);
+                give_up(t, i, death);
             }
             else {
                 mn_tasks_put(t, i, MN_QUEUE_EXPRESS);
@@ -184,23 +234,29 @@ mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct m
     }
 }
 
+bool
+mn_tasks_parts_done(const struct mn_tasks *t, struct mn_block *block)
+{
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint32_t done = 0;
+    while (done + 1 < block->ntasks
+           && mn_word_status(mn_tasks_word(t, tasks[done])) == MN_TASK_DONE) {
+        done++;
+    }
+    return done + 1 == block->ntasks;
+}
+
 void
 mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
                          const struct mn_death *death)
 {
-    if (block->ntasks < 2) {
+    if (block->ntasks < 2 || !mn_tasks_parts_done(t, block)) {
         return;
     }
-    const uint32_t *tasks = mn_block_tasks(block);
-    uint32_t last = block->ntasks - 1, done = 0;
-    while (done < last
-           && mn_word_status(mn_tasks_word(t, tasks[done])) == MN_TASK_DONE) {
-        done++;
-    }
-    uint64_t word = mn_a64_load_relaxed(&mn_task_at(&t->shm, tasks[last])->word);
-    if (done == last && mn_word_status(word) == MN_TASK_WAITING
-        && mn_runqueue_cancel(&t->shm, tasks[last])
-        && mn_tasks_publish(t, tasks[last], MN_QUEUE_EXPRESS) != MN_OK) {
-        give_up(t, tasks[last], word, death);
+    uint32_t last = mn_block_tasks(block)[block->ntasks - 1];
+    if (mn_word_status(mn_tasks_word(t, last)) == MN_TASK_WAITING
+        && mn_runqueue_cancel(&t->shm, last)
+        && mn_tasks_publish(t, last, MN_QUEUE_EXPRESS) != MN_OK) {
+        give_up(t, last, death);
     }
 }

@@ -1,13 +1,16 @@
 /* mn_tasks.h - the trainer's side of the task descriptors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Owns which descriptors are free, the generation that each was published with, what was read of
- * a finished one, and the death that each lost one was lost by; also the trainer's side of the
- * queues.  All of it private memory: the descriptor itself is where workers write, too.
+ * Owns which descriptors are free, where each was published, with which generation and how often
+ * it may be again, what was read of a finished one, and the death that each lost one was lost by;
+ * also the trainer's side of the queues.  All of it private memory: the descriptor itself is where
+ * workers write, too.
  *
- * The task words are the truth (mn_records.h, mn_runqueue.h).  A task that its worker will not
- * finish is published again on the express queue with a new generation, as often as it may be
- * tried; then it is LOST, which ends its batch with an error.  No task is left in between.
+ * The task words are the truth (mn_records.h, mn_runqueue.h), of a task that workers know of.  One
+ * that its worker will not finish is published again on the express queue with a new generation,
+ * as often as it may be tried; then it is LOST, which ends its batch with an error.  A word that
+ * makes no sense tells nobody who runs the task: it is *quarantined* until that is nobody, and
+ * RUNNING to whoever asks (engine/mn_quarantine.h).  No task is left in between.
  *
  * Lock.  None of its own: all of it under the lock of whoever owns it, but for reading a result
  * that was accepted, which is whose the batch is.  No system call.
@@ -50,8 +53,12 @@ enum mn_published {
     MN_PUBLISHED_NOT = 0, /* in nobody's hands yet */
     MN_PUBLISHED_NOW = 1, /* on its way to a queue: its word may be the one of before */
     MN_PUBLISHED = 2,
-    MN_PUBLISHED_LOST = 3, /* and given up */
+    MN_PUBLISHED_WAITS = 3, /* to workers by its word alone, which is WAITING */
+    MN_PUBLISHED_QUARANTINED = 4, /* its word is damaged, and a worker may run it still */
+    MN_PUBLISHED_LOST = 5, /* and given up */
 };
+
+#define MN_NO_QUEUE UINT32_MAX
 
 /* A finished task's record, as it was when it was accepted, and what the trainer itself has
  * put there. */
@@ -62,6 +69,9 @@ struct mn_result {
     uint32_t flags;
     uint32_t worker;
     bool accepted;
+    uint32_t retries_left; /* the trainer's, as all below up to published */
+    uint32_t queue;        /* of its last entry, or MN_NO_QUEUE, */
+    uint64_t at;           /* and the count of that */
     mn_a32 published; /* enum mn_published. The trainer's; seq_cst, as the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
@@ -78,6 +88,7 @@ struct mn_tasks {
     struct mn_result *results; /* [ntasks] */
     struct mn_queue_head *heads; /* [nqueues] */
     uint32_t max_retries;
+    uint32_t nquarantined;
     uint64_t retries;          /* tasks that were published again for a death, so far */
 };
 
@@ -101,22 +112,27 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
-/* Its word. Of a task that was never put on a queue it is what the trainer knows, whatever a worker
- * may have written there. Of one that was, a status that only the trainer gives and has not given
- * is damage: MN_TASK_FREE, as any other that makes no sense. */
+/* Its word. Of a task that no worker may claim it is what the trainer knows, whatever a worker may
+ * have written there. Else what makes no sense is MN_TASK_FREE: a status that there is not, or that
+ * only the trainer gives and has not given, and a worker that there is not. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {
     const struct mn_result *r = &t->results[task];
     uint32_t published = mn_a32_load_seqcst(&r->published);
-    if (published == MN_PUBLISHED_NOT) {
-        return mn_task_word(0, 0, 0, MN_TASK_PLANNED);
+    if (published == MN_PUBLISHED_NOT || published >= MN_PUBLISHED_QUARANTINED) {
+        enum mn_task_status st = published == MN_PUBLISHED_NOT    ? MN_TASK_PLANNED
+                                 : published == MN_PUBLISHED_LOST ? MN_TASK_LOST
+                                                                  : MN_TASK_RUNNING;
+        return mn_task_word(0, MN_TASK_NOBODY, 0, st);
     }
     uint64_t word = mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */
     enum mn_task_status st = mn_word_status(word);
-    bool lie = (st == MN_TASK_PLANNED && published == MN_PUBLISHED)
-               || (st == MN_TASK_WAITING && r->kind != MN_KIND_COLLATE)
-               || (st == MN_TASK_LOST && published != MN_PUBLISHED_LOST);
+    bool held = st == MN_TASK_RUNNING || st == MN_TASK_DONE;
+    bool lie = st > MN_TASK_WAITING || st == MN_TASK_CANCELLED || st == MN_TASK_LOST
+               || (st == MN_TASK_PLANNED && published != MN_PUBLISHED_NOW)
+               || (st == MN_TASK_WAITING && published != MN_PUBLISHED_WAITS)
+               || (held && mn_word_worker(word) >= t->shm.ctl->nworkers);
     return lie ? word - (uint64_t)st + MN_TASK_FREE : word;
 }
 
@@ -132,16 +148,41 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
 bool
 mn_tasks_mend_queues(struct mn_tasks *t);
 
-/* A task that its worker will not finish: somebody else tries, or it is lost with that death.
- * word: what it was, with its generation and attempt. */
+/* A task that its worker will not finish: somebody else tries, or it is lost with that death. One
+ * that collates what is not there yet waits for that. */
 void
-mn_tasks_take_back(struct mn_tasks *t, uint32_t task, uint64_t word,
-                   const struct mn_death *death);
+mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *death);
+
+/* Its word is damaged: it is RUNNING to the trainer, and no worker can claim it, until it is taken
+ * back. False, and nothing done, where one has just claimed it. */
+bool
+mn_tasks_quarantine(struct mn_tasks *t, uint32_t task, uint64_t word);
+
+static inline bool
+mn_tasks_is_quarantined(const struct mn_tasks *t, uint32_t task)
+{
+    return mn_a32_load_relaxed(&t->results[task].published) /* ours */
+           == MN_PUBLISHED_QUARANTINED;
+}
+
+/* Nobody wants it any more: it is in nobody's hands where no worker has claimed it, and who has
+ * will be the last. */
+void
+mn_tasks_abandon(struct mn_tasks *t, uint32_t task);
+
+/* Whether a word that says QUEUED is true: an entry that may be claimed stands for it. The head
+ * passes no other, so that this is no question of when it is asked. */
+bool
+mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word);
 
 /* Moves on what a dead worker had: its running tasks, and what waits on its own queue, which is
  * only meant for it and goes to others, or which only it may do and nobody will. */
 void
 mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death);
+
+/* Whether the parts of a collate task's block are all done. */
+bool
+mn_tasks_parts_done(const struct mn_tasks *t, struct mn_block *block);
 
 /* The collate task of a block whose other tasks are all done: the dead may have ended the last
  * part and not claimed it, and nobody else will. A living worker that is just about to finds it

@@ -58,7 +58,6 @@ hold(struct mn_worker_side *w, uint32_t task)
     w->held.row0 = t->row0;
     w->held.nrows = t->nrows;
     w->held.kind = t->kind;
-    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* statistics, and for the trainer */
 }
 
 int
@@ -158,7 +157,9 @@ claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
     }
     uint64_t mine = mn_task_word(mn_word_gen(seen), w->number, mn_word_attempt(seen),
                                  MN_TASK_RUNNING);
+    mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1); /* [A1], by the CAS */
     if (!mn_a64_cas_acqrel(&mn_task_at(&w->shm, task)->word, &seen, mine)) { /* [T2] */
+        mn_a64_store_relaxed(&w->me->running, 0);
         return false;
     }
     hold(w, task);

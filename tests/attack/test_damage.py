@@ -161,6 +161,74 @@ def test_a_worker_that_writes_damage_is_killed() -> None:
     wait_for(lambda: not alive(dataset.pid.value), "its end")
 
 
+# ---- a task whose record is damaged while its worker is at it ---------------------------------
+
+#: garbage; a worker that there is not; done
+WORDS = {"garbage": 0xFFFE << 16 | 99, "of nobody": 0xFFFE << 16 | RUNNING, "done": None}
+
+
+def garble(what: str) -> None:
+    """The word of the task in hand; its generation stays."""
+    [task] = tasks_of(mapping(), RUNNING)
+    low = WORDS[what]
+    if low is None:
+        ctypes.c_uint8.from_address(task).value = DONE
+    else:
+        ctypes.c_uint32.from_address(task).value = low
+
+
+class GoesOn(torch.utils.data.Dataset):
+    """Sample 13 damages the word of its task, if it is told to, and goes on with it later."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.left = what, multiprocessing.Value("i", 0)
+        self.pid, self.goes_on = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.left.get_lock():
+            mine = index == 13 and self.left.value > 0
+            self.left.value -= mine
+        if mine:
+            self.pid.value = os.getpid()
+            garble(self.what)
+            wait_for(lambda: self.goes_on.value, "the program", 4 * PATIENCE)
+        return torch.full((40_000,), float(index))  # rows of a batch are handed out uncopied
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_a_batch_that_is_held_has_no_other_writer(what: str) -> None:
+    """Whoever is at a damaged task is gone before another worker makes it."""
+    dataset = GoesOn(what)
+    loader = make(dataset)
+    for _ in range(2):  # the layout is known, and the first batches are not of one sample
+        assert len(list(loader)) == 4
+    dataset.left.value, held = 1, None
+    for held in loader:
+        pass
+    assert dataset.left.value == 0 and held[:, 0].tolist() == [12.0, 13.0, 14.0, 15.0]
+    held.fill_(-1.0)
+    dataset.goes_on.value = 1
+    wait_for(lambda: not alive(dataset.pid.value), "its end")
+    assert bool((held == -1.0).all())
+    assert loader.stats()["deaths"] == 1
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_a_damaged_task_of_a_worker_that_is_not_replaced(what: str) -> None:
+    """With static scheduling its batch is an error, and next() does not wait for the worker."""
+    dataset = GoesOn(what)
+    loader = make(dataset, scheduling="static")
+    for _ in range(2):
+        assert len(list(loader)) == 4
+    dataset.left.value = 1
+    with pytest.raises(minato.WorkerLost, match="damaged"):
+        list(loader)
+    wait_for(lambda: not alive(dataset.pid.value), "its end")
+
+
 @pytest.mark.parametrize("state", [0, 1, 4, 5, 77])
 def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
     """Its memory and its task are not anybody else's while it may write there."""

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import minato
+from minato.iterators.loader_memo import memo_of
 
 from .support import PATIENCE, SECONDS
 from .test_damage import RUNNING, WORKERS_OFF, mapping, tasks_of, word
@@ -63,7 +64,7 @@ SIZES = {"task": 128, "report": 16, "worker": 192}
 UNNAMED = {"line1"}
 #: offset in the block that a task is of
 REPORTS_AT = 80
-QUEUED = 1
+QUEUED, WAITING = 1, 7
 HEADER = Path(__file__).resolve().parents[2] / "csrc" / "workers" / "mn_records.h"
 
 
@@ -252,6 +253,12 @@ def queued() -> None:
     ctypes.c_uint8.from_address(task).value = QUEUED
 
 
+def waiting() -> None:
+    """The task in hand then waits for others, which are done."""
+    [task] = tasks_of(mapping(), RUNNING)
+    ctypes.c_uint8.from_address(task).value = WAITING
+
+
 LIES = {
     "of a living worker": lambda me: running_by(1 - me),
     "of a worker that never was": lambda me: running_by(2),
@@ -292,3 +299,48 @@ def test_a_word_that_no_worker_bears_out(lie: str, ends: bool) -> None:
     assert torch.cat(list(loader)).tolist() == list(range(64))
     assert dataset.left.value == 0
     assert torch.cat(list(loader)).tolist() == list(range(64))
+
+
+class LiesLate(Lies):
+    """The engine looks at its run queues once a second, and has seen by then that it is claimed."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 37 and self.left.value > 0:
+            time.sleep(2.5)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_word_of_a_task_that_is_on_no_queue(ends: bool) -> None:
+    """With one worker tasks are on the run queue of all, and no worker looks there again."""
+    dataset = LiesLate("of nobody", ends)
+    dataset.left.value = 1
+    loader = minato.DataLoader(dataset, 4, num_workers=1)
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    assert dataset.left.value == 0
+
+
+class Collates:
+    """Collates batch 9 once with a word that says that it waits for others, and never ends."""
+
+    def __init__(self) -> None:
+        self.left = multiprocessing.Value("i", 1)
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        with self.left.get_lock():
+            lies = 37 in samples and self.left.value > 0
+            self.left.value -= lies
+        if lies:
+            waiting()
+            time.sleep(4 * PATIENCE)
+        return samples
+
+
+def test_a_word_of_a_collate_task_that_waits_for_nothing() -> None:
+    collate = Collates()
+    loader = minato.DataLoader(range(64), 4, num_workers=2, collate_fn=collate)
+    for cost in [10**6, 10**6, 10**6, 10**9] * 16:  # batches are made in parts from the first on
+        memo_of(loader).costs.observe(-1, cost)
+        memo_of(loader).costs.sends(0)
+    assert sum(loader, []) == list(range(64))
+    assert collate.left.value == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import random
 import signal
@@ -69,6 +70,41 @@ def test_random_kills_change_nothing(kind, seed):
         kills += killer.kills
         assert len(got) == len(expected)
         assert all(map(same, got, expected)), f"epoch {epoch}, {killer.kills} kills"
+
+
+class Fatal(torch.utils.data.Dataset):
+    """Sample 5 ends its worker, each time it is made, as soon as that is told to go on."""
+
+    def __init__(self):
+        self.times, self.goes_on = multiprocessing.Value("i", 0), multiprocessing.Event()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 5:
+            with self.times.get_lock():
+                self.times.value += 1
+            self.goes_on.wait(PATIENCE)
+            os._exit(3)
+        return index
+
+
+def test_a_sample_that_nobody_wants_any_more_ends_one_worker():
+    """Its epoch was left while it was made: no other worker is given it."""
+    dataset, batches = Fatal(), [[0], [5]]
+    loader = minato.DataLoader(
+        dataset, batch_sampler=batches, num_workers=2, persistent_workers=True, max_retries=3
+    )
+    next(iter(loader))
+    wait_for(lambda: dataset.times.value == 1, "sample 5")
+    batches[:] = [[n] for n in range(10, 40)]
+    assert [int(batch) for batch in loader] == list(range(10, 40))
+    dataset.goes_on.set()
+    wait_for(lambda: loader.stats()["deaths"] == 1, "its worker's death")
+    # what was taken back comes before all else
+    assert [int(batch) for batch in loader] == list(range(10, 40))
+    assert dataset.times.value == 1
 
 
 def test_kills_in_the_first_instants(seed):

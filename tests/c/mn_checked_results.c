@@ -1,13 +1,14 @@
 /* mn_checked_results: every field that a worker writes, with values that make no sense.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The trainer finds out before it uses any of them, has another worker do the task again, tells
- * the one that wrote it to leave, and frees nothing that is not free.
+ * The trainer finds out before it uses any of them, ends the one that wrote it, then has another
+ * worker do the task again, and frees nothing that is not free.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
 #include "engine/mn_autoscale.h"
+#include "engine/mn_claims.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 
@@ -21,6 +22,7 @@ struct bench {
     struct rig r;
     struct rig_worker w[2];
     struct rig_block b, other; /* damaged; and one that is in flight beside it */
+    uint64_t now_ns;           /* of looks at claims */
 };
 
 /* A batch of one task, and who made it, may have an envelope beside its rows. */
@@ -258,15 +260,19 @@ retry_after(const struct spoiled *c)
         mn_engine_taken(e, sequence, off);
     }
     else {
+        bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(e->crew.ndeaths, named);
+        if (named) {
+            CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + (int32_t)c->found);
+            CHECK_EQ(mn_worker_try(&s.w[0].side, &other), MN_CLOSED);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &other), MN_EMPTY);
+            die(&s, 0);
+        }
         CHECK_EQ(e->tasks.retries, 1);
         CHECK_EQ(claim(&s.w[1]), task);
         CHECK_EQ(rig_run(&s.w[1], task), 0);
         take(&s, &s.b);
-        bool named = c->fn != word_worker && c->fn != word_held_by_nobody;
-        CHECK_EQ(e->crew.ndeaths, named);
-        CHECK(!named || e->crew.death.status == MN_STATUS_DAMAGED + (int32_t)c->found);
-        CHECK_EQ(mn_worker_try(&s.w[0].side, &task), named ? MN_CLOSED : MN_EMPTY);
     }
     take(&s, &s.other);
     tear_down(&s);
@@ -295,6 +301,10 @@ damaged_records_are_told(void)
         CHECK_EQ(rig_run(&s.w[0], task), 0);
         spoil(&s, &cases[i], task);
         bool lost = cases[i].found != MN_SOUND;
+        if (lost) {
+            (void)mn_engine_next(e, 0, &sequence, &off); /* done already where nobody is named */
+            die(&s, 0);
+        }
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
         CHECK_EQ(mn_engine_settle(e, off), lost ? MN_BLOCK_LOST : MN_BLOCK_DONE);
         CHECK(!lost || e->tasks.lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
@@ -317,10 +327,6 @@ damaged_records_free_nothing(void)
         plan_both(&s);
         uint32_t task = claim(&s.w[0]);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
-        if (c->fn == word_held_by_nobody) {
-            mn_engine_close(e); /* nobody ends it */
-            continue;
-        }
         spoil(&s, c, task);
         if (i % 2 == 0) {
             die(&s, 0);
@@ -351,10 +357,307 @@ an_envelope_belongs_to_one_task(void)
     t[1]->env_off = t[0]->env_off;
     t[1]->env_len = t[0]->env_len;
     take(&s, &s.b);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
     mn_engine_taken(e, sequence, off);
     tear_down(&s);
+}
+
+/* ---- a task that its worker is still at ---- */
+
+SPOIL(word_garbled, set_word(r, 0, 0xfffe, 99))
+SPOIL(word_of_another, set_word(r, 0, 1, 99))
+SPOIL(word_done_already, set_word(r, 0, 0, MN_TASK_DONE))
+
+static const spoil_fn held_cases[] = {word_garbled,  word_of_another, word_done_already,
+                                      word_status,   word_free,       word_cancelled,
+                                      word_planned,  word_lost,       word_waiting,
+                                      word_worker,   word_held_by_nobody, word_generation};
+#define HELD_CASES (sizeof(held_cases) / sizeof(held_cases[0]))
+
+static void
+spoil_word(struct bench *s, spoil_fn fn, uint32_t task)
+{
+    struct record r = {.e = s->r.e, .t = mn_task_at(&s->r.e->shm, task)};
+    fn(&r);
+}
+
+/* Nobody else gets it before the one that may write its rows is gone, and next() only waits. */
+static void
+damaged_tasks_stay_with_who_writes_them(void)
+{
+    for (uint32_t i = 0; i < HELD_CASES; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint64_t sequence, off;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]), none;
+        CHECK_EQ(rig_run(&s.w[1], other), 0);
+        /* as after an earlier try: its rows are said to be there */
+        mn_block_reports(mn_block_at(&e->shm, s.w[0].side.held.block_off))->status = MN_ROW_WRITTEN;
+        spoil_word(&s, held_cases[i], task);
+        for (int turn = 0; turn < 3; turn++) {
+            CHECK_EQ(mn_engine_next(e, 1000000, &sequence, &off), -ETIMEDOUT);
+            (void)rig_step(e);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none),
+                     held_cases[i] == word_of_another ? MN_CLOSED : MN_EMPTY);
+        }
+        CHECK(mn_crew_is_damaged(&e->crew, 0));
+        if (held_cases[i] == word_of_another) {
+            die(&s, 1);
+            mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* one is there still */
+        }
+        die(&s, 0);
+        CHECK_EQ(e->tasks.retries, 1);
+        CHECK_EQ(claim(&s.w[1]), task);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
+}
+
+/* The same of a batch that nobody wants any more: its memory is not free. */
+static void
+abandoned_damage_is_not_free(void)
+{
+    for (uint32_t i = 0; i < HELD_CASES; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint32_t none;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]);
+        spoil_word(&s, held_cases[i], task);
+        mn_engine_plan_clear(e);
+        (void)rig_step(e);
+        CHECK_EQ(e->flight.n, 1);
+        die(&s, 0);
+        CHECK_EQ(e->flight.n, 0);
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        tear_down(&s);
+    }
+}
+
+/* A thread cannot be killed: it is through with the sample at some time, and then leaves. */
+static void
+who_is_not_killed_is_waited_for(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    uint64_t sequence, off;
+    uint32_t none;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+    CHECK_EQ(rig_run(&s.w[1], other), 0);
+    spoil_word(&s, word_garbled, task);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
+    (void)rig_step(e);
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* it may have said so and lied */
+    CHECK_EQ(mn_worker_try(&s.w[0].side, &none), MN_CLOSED);
+    die(&s, 0);
+    CHECK_EQ(claim(&s.w[1]), task);
+    CHECK_EQ(rig_run(&s.w[1], task), 0);
+    take(&s, &s.b);
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
+/* However often a worker says that it was tried: it is not tried for ever. */
+static void
+damaged_tasks_are_not_tried_for_ever(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 2);
+    uint64_t sequence, off;
+    plan_both(&s);
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t task = claim(&s.w[0]);
+        if (i == 0) {
+            CHECK_EQ(rig_run(&s.w[1], claim(&s.w[1])), 0);
+        }
+        spoil_word(&s, word_garbled, task); /* attempt 0 */
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        die(&s, 0);
+        mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
+    }
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
+    CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
+    mn_engine_taken(e, sequence, off);
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
+/* ---- words that make sense and are not true ---- */
+
+#define SECOND_NS UINT64_C(1000000000)
+
+/* Looks while the caller waits, a second apart. */
+static void
+look_at_claims(struct bench *s, uint32_t times)
+{
+    struct mn_engine *e = s->r.e;
+    e->zygote.executor.processes = true;
+    for (uint32_t i = 0; i < times; i++) {
+        s->now_ns += SECOND_NS;
+        mn_mutex_lock(&e->mutex);
+        mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_ANY);
+        mn_claims_look(e, s->now_ns);
+        mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_NONE);
+        mn_engine_unlock(e);
+    }
+}
+
+static void
+say(struct bench *s, uint32_t task, enum mn_task_status st)
+{
+    mn_a64 *word = &mn_task_at(&s->r.e->shm, task)->word;
+    mn_a64_store_relaxed(word, (mn_a64_load_relaxed(word) & ~UINT64_C(0xff)) | st);
+}
+
+/* Its worker has had it say that it waits on a queue, and is gone, or goes on; the head of the
+ * queue has passed it, or not. A task that does wait is not doubted. */
+static void
+tasks_that_no_queue_has(void)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        bool goes_on = i % 2 == 1, passed = i / 2 == 1;
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint32_t none;
+        plan_both(&s);
+        look_at_claims(&s, 9);
+        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+        CHECK_EQ(rig_run(&s.w[1], other), 0);
+        if (passed) {
+            (void)mn_tasks_mend_queues(&e->tasks);
+        }
+        say(&s, task, MN_TASK_QUEUED);
+        if (!goes_on) {
+            die(&s, 0);
+        }
+        bool offered = !goes_on && !passed; /* it may be claimed again, and its hint is mended */
+        CHECK_EQ(mn_tasks_mend_queues(&e->tasks), offered);
+        look_at_claims(&s, 2);
+        CHECK(offered || mn_worker_try(&s.w[1].side, &none) == MN_EMPTY);
+        look_at_claims(&s, 1);
+        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), goes_on);
+        if (goes_on) {
+            (void)rig_step(e);
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+            die(&s, 0);
+        }
+        CHECK_EQ(e->tasks.retries, !offered);
+        CHECK_EQ(claim(&s.w[1]), task);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
+}
+
+/* Worker 0 makes all parts and has the task that collates them. */
+static uint32_t
+claim_collate(struct bench *s)
+{
+    uint32_t task = claim(&s->w[0]);
+    for (;;) {
+        struct mn_block *b = mn_block_at(&s->r.e->shm, s->w[0].side.held.block_off);
+        for (uint32_t row = s->w[0].side.held.row0, n = s->w[0].side.held.nrows; n != 0; n--) {
+            mn_block_reports(b)[row++].status = MN_ROW_WRITTEN;
+        }
+        uint32_t collate = mn_worker_done(&s->w[0].side, task);
+        if (collate != MN_NO_TASK) {
+            return collate;
+        }
+        task = claim(&s->w[0]);
+    }
+}
+
+/* A task that collates says that it waits though all parts are there: who has it goes on with it,
+ * or is gone, or nobody ever claimed it. */
+static void
+collate_tasks_that_wait_for_nothing(void)
+{
+    for (uint32_t i = 0; i < 3; i++) {
+        bool goes_on = i == 0;
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint64_t sequence, off;
+        s.r.parts = true;
+        rig_form(&s.r, 0);
+        CHECK_EQ(rig_plan(&s.r, 4, &s.b), MN_OK);
+        uint32_t none, task = claim_collate(&s);
+        say(&s, task, MN_TASK_WAITING);
+        if (!goes_on) {
+            mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
+        }
+        look_at_claims(&s, 2);
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        look_at_claims(&s, 1);
+        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), goes_on);
+        if (goes_on) {
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+            die(&s, 0);
+        }
+        CHECK_EQ(e->tasks.retries, goes_on); /* who was only late costs no try */
+        CHECK_EQ(claim(&s.w[1]), task);
+        if (i == 2) { /* once more: what was on a queue waits for nothing any more */
+            say(&s, task, MN_TASK_WAITING);
+            CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+            CHECK(mn_crew_is_damaged(&e->crew, 1));
+            die(&s, 1);
+            mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+            CHECK_EQ(e->tasks.retries, 1);
+            CHECK_EQ(claim(&s.w[1]), task);
+        }
+        mn_task_at(&e->shm, task)->cpu_ns = 1; /* for rig_check */
+        CHECK_EQ(mn_worker_done(&s.w[1].side, task), MN_NO_TASK);
+        CHECK_EQ(mn_engine_next(e, WAIT_NS, &sequence, &off), MN_OK);
+        CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_DONE);
+        mn_engine_taken(e, sequence, off);
+        tear_down(&s);
+    }
+}
+
+/* One that somebody has damaged while its parts are made waits for them again. */
+static void
+collate_tasks_wait_for_their_parts(void)
+{
+    static const enum mn_task_status says[] = {MN_TASK_QUEUED, MN_TASK_PLANNED};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint64_t sequence, off;
+        s.r.parts = true;
+        rig_form(&s.r, 0);
+        CHECK_EQ(rig_plan(&s.r, 4, &s.b), MN_OK);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT); /* starts what is due */
+        struct mn_block *block = mn_block_at(&e->shm, mn_plan_block(e->plan, 0));
+        uint32_t collate = mn_block_tasks(block)[block->ntasks - 1];
+        CHECK(block->ntasks > 1);
+        say(&s, collate, says[i]);
+        look_at_claims(&s, 3);
+        mn_mutex_lock(&e->mutex);
+        mn_batch_accept_some(e, mn_batch_find(e, mn_plan_block(e->plan, 0)));
+        mn_engine_unlock(e);
+        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), i == 1); /* whom a word without sense names */
+        if (i == 1) {
+            die(&s, 0);
+            mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
+        }
+        CHECK_EQ(mn_word_status(mn_tasks_word(&e->tasks, collate)), MN_TASK_WAITING);
+        CHECK_EQ(claim_collate(&s), collate);
+        mn_task_at(&e->shm, collate)->cpu_ns = 1;
+        CHECK_EQ(mn_worker_done(&s.w[0].side, collate), MN_NO_TASK);
+        CHECK_EQ(mn_engine_next(e, WAIT_NS, &sequence, &off), MN_OK);
+        CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_DONE);
+        mn_engine_taken(e, sequence, off);
+        tear_down(&s);
+    }
 }
 
 /* ---- the worker's entry ---- */
@@ -404,6 +707,8 @@ no_room_of_a_damaged_worker(void)
     mn_block_reports(mn_block_at(&e->shm, mn_task_at(&e->shm, task)->block_off))->status =
         MN_ROW_ENVELOPE;
     CHECK_EQ(mn_worker_done(&s.w[0].side, task), MN_NO_TASK);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
     mn_engine_taken(e, sequence, off);
@@ -453,8 +758,6 @@ entries_that_make_no_sense(void)
 }
 
 /* ---- the worker's process ---- */
-
-#define SECOND_NS UINT64_C(1000000000)
 
 /* A process that does nothing, in a worker's entry. */
 static pid_t
@@ -586,6 +889,13 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", damaged_records_are_told),
     MN_TEST("plain", damaged_records_free_nothing),
     MN_TEST("plain", an_envelope_belongs_to_one_task),
+    MN_TEST("plain", damaged_tasks_stay_with_who_writes_them),
+    MN_TEST("plain", abandoned_damage_is_not_free),
+    MN_TEST("plain", who_is_not_killed_is_waited_for),
+    MN_TEST("plain", damaged_tasks_are_not_tried_for_ever),
+    MN_TEST("plain", tasks_that_no_queue_has),
+    MN_TEST("plain", collate_tasks_that_wait_for_nothing),
+    MN_TEST("plain", collate_tasks_wait_for_their_parts),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),

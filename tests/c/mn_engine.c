@@ -309,6 +309,10 @@ abandoned_blocks_come_back(void)
     CHECK(used(e) != 0);
     CHECK(!rig_step(e));
     CHECK_EQ(rig_submit(&r, 5, MN_QUEUE_WORKER, &c), 0);
+    uint64_t running = mn_a64_load_relaxed(&w.side.me->running);
+    mn_a64_store_relaxed(&w.side.me->running, 0); /* just before it says that it is done */
+    CHECK(!rig_step(e));
+    mn_a64_store_relaxed(&w.side.me->running, running);
     CHECK_EQ(rig_run(&w, task), 0);
     CHECK(rig_step(e));
     CHECK_EQ(e->flight.n, 1);
@@ -316,6 +320,31 @@ abandoned_blocks_come_back(void)
     rig_check(&r, &c);
     rig_abandon(e, c.off); /* done already */
     CHECK_EQ(used(e), 0);
+    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
+    mn_engine_close(e);
+}
+
+/* Whoever is at one dies: nobody else is given what nobody waits for. */
+static void
+abandoned_tasks_die_with_their_worker(void)
+{
+    struct mn_engine *e = open_engine(2, 8 * MIB, 4, true);
+    struct rig r = {.e = e, .scale = 3000};
+    struct rig_worker w, v;
+    struct rig_block b;
+    uint32_t task;
+    attach(e, 0, &w, &r);
+    attach(e, 1, &v, &r);
+    rig_form(&r, 3);
+    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
+    CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
+    mn_engine_plan_clear(e);
+    CHECK_EQ(e->flight.n, 1);
+    mn_a32_store_seqcst(&w.side.me->state, MN_WORKER_EXITED);
+    CHECK(rig_step(e));
+    CHECK_EQ(e->flight.n, 0);
+    CHECK_EQ(mn_worker_try(&v.side, &task), MN_EMPTY);
+    CHECK_EQ(e->tasks.retries, 0);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
 }
@@ -1630,6 +1659,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", only_begun_tasks_have_an_age),
     MN_TEST("plain", batches_may_go_without_rows),
     MN_TEST("plain", abandoned_blocks_come_back),
+    MN_TEST("plain", abandoned_tasks_die_with_their_worker),
     MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST("plain", kept_ranges_outlive_block_and_engine),
     MN_TEST_ADVISED("plain", closing_gives_the_pages_back),

@@ -193,9 +193,11 @@ damaged_hints_are_mended(void)
             CHECK_EQ(task, i);
         }
         CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_EMPTY);
-        /* one that runs is marked as if it were queued still */
+        /* one that runs is marked as if it were queued still: it is nobody else's while it runs */
         mn_a64_store_relaxed(&t.b->tasks[4].word, mn_task_word(1, 0, 0, MN_TASK_QUEUED));
         CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_EMPTY);
+        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
+        mn_a64_store_relaxed(&t.b->workers[0].running, 0);
         CHECK(mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
         CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_OK);
         CHECK_EQ(task, 4);
@@ -312,6 +314,7 @@ claim_until_dead(void *arg)
         if (mn_runqueue_claim(&c->t->shm, c->number, &task) == MN_OK) {
             struct mn_task *t = &c->t->b->tasks[task];
             uint64_t word = mn_a64_load_relaxed(&t->word);
+            mn_a64_store_relaxed(&c->t->b->workers[c->number].running, 0);
             CHECK(mn_a64_cas_seqcst(&t->word, &word, (word & ~UINT64_C(0xff)) | MN_TASK_DONE));
         }
         else {
@@ -350,10 +353,13 @@ dead_claimers_own_by_name(const char *where, uint32_t owned)
         }
         CHECK_EQ(got, pid);
         uint32_t running = 0;
+        uint64_t said = mn_a64_load_relaxed(&t.b->workers[c.number].running);
+        CHECK(said != 0); /* also before the claim */
         for (uint32_t i = 0; i < TASKS; i++) {
             uint64_t word = mn_a64_load_acquire(&t.b->tasks[i].word);
             if (mn_word_status(word) == MN_TASK_RUNNING) {
                 CHECK_EQ(mn_word_worker(word), c.number);
+                CHECK_EQ(said, i + 1);
                 mn_a64_store_relaxed(&t.b->tasks[i].word, 0);
                 running++;
             }

@@ -1,0 +1,71 @@
+/* mn_quarantine.c - see mn_quarantine.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "engine/mn_quarantine.h"
+
+static void
+end_worker(struct mn_engine *e, uint32_t task, uint32_t worker)
+{
+    struct mn_death *death = &e->tasks.lost[task];
+    uint32_t state = mn_a32_load_acquire(&mn_worker_at(&e->shm, worker)->state);
+    if (state == MN_WORKER_STARTING || state == MN_WORKER_READY) {
+        mn_crew_damaged(&e->crew, worker, (enum mn_damage)(death->status - MN_STATUS_DAMAGED));
+        death->worker = worker;
+        death->pid = mn_crew_pid(&e->crew, worker);
+    }
+}
+
+/* Ends all who may run it, also those whose entries have come to say so only now. Whether nobody
+ * can write its rows any more. */
+static bool
+is_let_go(struct mn_engine *e, uint32_t task)
+{
+    bool gone = true;
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* [A2] */
+        if (running == (uint64_t)task + 1 || running > e->shm.ctl->ntasks) {
+            end_worker(e, task, w);
+            gone = false;
+        }
+        gone = gone && !mn_crew_is_damaged(&e->crew, w);
+    }
+    return gone;
+}
+
+static bool
+take_back(struct mn_engine *e, uint32_t task)
+{
+    if (!is_let_go(e, task)) {
+        return false;
+    }
+    struct mn_death death = e->tasks.lost[task];
+    mn_tasks_take_back(&e->tasks, task, &death);
+    e->crew.wakes.everybody = true; /* a worker, or, where it is lost, who waits for its batch */
+    return true;
+}
+
+void
+mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
+{
+    enum mn_task_status st = mn_word_status(word);
+    bool named = st != MN_TASK_QUEUED && st != MN_TASK_WAITING
+                 && mn_word_worker(word) < e->shm.ctl->nworkers;
+    if (!mn_tasks_quarantine(&e->tasks, task, word)) {
+        return;
+    }
+    e->tasks.lost[task] = (struct mn_death){UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
+    if (named) {
+        end_worker(e, task, mn_word_worker(word));
+    }
+    (void)take_back(e, task);
+}
+
+bool
+mn_quarantine_look(struct mn_engine *e)
+{
+    bool any = false;
+    for (uint32_t i = 0; e->tasks.nquarantined != 0 && i < e->shm.ctl->ntasks; i++) {
+        any |= mn_tasks_is_quarantined(&e->tasks, i) && take_back(e, i);
+    }
+    return any;
+}
