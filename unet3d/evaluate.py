@@ -46,15 +46,13 @@ def gaussian_weights(patch: Sequence[int]) -> torch.Tensor:
 
 
 def fit_axis(size: int, patch: int, stride: int) -> tuple[int, int, int, int]:
-    """How one axis is made a whole number of strides: (trim before, trim after,
-    pad before, pad after). A remainder under half a stride is trimmed, else padded; an
-    axis shorter than the patch is padded to it."""
-    rest = size % stride
-    trim = rest if rest < stride // 2 and size > patch else 0
+    """How one axis is made a patch and a whole number of strides, so that windows cover all
+    of it: (trim before, trim after, pad before, pad after). What is over is trimmed if it is
+    under half a stride, else padded; an axis shorter than the patch is padded to it."""
+    over = max(0, size - patch) % stride
+    trim = over if over < stride // 2 else 0
     kept = size - trim
-    padding = (-kept) % stride
-    if kept + padding < patch:
-        padding = patch - kept
+    padding = -(kept - patch) % stride if kept > patch else patch - kept
     return trim // 2, trim - trim // 2, padding // 2, padding - padding // 2
 
 
@@ -96,7 +94,8 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
     """Mean Dice over `cases`, each volume with equal weight however ranks share them.
 
     Under torch.distributed each rank evaluates every world-size-th case and the sums are
-    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns {"kidney", "tumour", "mean_dice", "volumes"}.
+    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns
+    {"kidney", "tumour", "mean_dice", "volumes"}.
     """
     rank, world = 0, 1
     if distributed.is_initialized():
