@@ -172,10 +172,13 @@ class Trainer:
         """The loader of this epoch, or of what is left of it, and the samples it owes."""
         self.dataset.set_epoch(epoch)
         self.sampler.set_epoch(epoch)
-        self.generator.manual_seed(mix(self.args.seed, epoch, self.ranks.rank) >> 1)
-        # Samples made in this process (no workers) draw from its own generators.
-        random.seed(mix(self.args.seed, epoch, self.ranks.rank))
-        np.random.seed(mix(self.args.seed, epoch, self.ranks.rank) & 0xFFFFFFFF)
+        seed = mix(self.args.seed, epoch, self.ranks.rank)
+        self.generator.manual_seed(seed >> 1)
+        # Samples made in this process (no workers) draw from its own generators; native ones
+        # get their keys from torch's.
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.manual_seed(seed >> 1)
         resumed, self.resumed = self.resumed, None
         if resumed is not None and resumed.way == "rest":
             order = sampling.epoch_order(self.dataset, self.args.seed, epoch)
