@@ -128,7 +128,7 @@ class Trainer:
             "whole": self.loader_runs, "loader": resume.state_of(own)})
         if self.ranks.rank == 0:
             checkpoint.save(self.args.out / records.CHECKPOINT_NAME, {
-                "config": self.config, "seconds": self.seconds(),
+                "config": self.config, "seconds": self.seconds(), "rows": self.rows,
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(), "ranks": states})
@@ -140,6 +140,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.seconds_before = state.get("seconds", 0.0)
+        self.rows = state.get("rows", [])  # of before: older checkpoints have none
         ranks = state["ranks"]
         self.resumed = resume.plan(path, state, self.config, self.ranks)
         if len(ranks) == self.ranks.world:
@@ -417,11 +418,16 @@ class Trainer:
         return bool(self.eval_every) and epoch >= self.eval_start \
             and epoch % self.eval_every == 0
 
-    def _has_diverged(self, row: dict[str, Any]) -> bool:
-        """Whether an epoch's row says that going on is of no use."""
-        if not math.isfinite(row["loss"]):
-            return True
-        return row.get("mean_dice", math.inf) < self.preset.diverged_dice
+    def _reached(self) -> bool:
+        """Whether the last epoch that was finished reached the target."""
+        return any(row.get("mean_dice", -math.inf) >= self.preset.target_dice
+                   for row in self.rows[-1:])
+
+    def _diverged(self) -> bool:
+        """Whether the last epoch that was finished says that going on is of no use."""
+        return any(not math.isfinite(row["loss"])
+                   or row.get("mean_dice", math.inf) < self.preset.diverged_dice
+                   for row in self.rows[-1:])
 
     def _log_start(self, log: records.Records) -> None:
         log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
@@ -436,8 +442,8 @@ class Trainer:
             self.costs = self.measure_costs()
         self._log_start(log)
         self.run_began = time.perf_counter()
-        reached = diverged = False
-        while self.progress.epoch <= self.preset.epochs and not reached and not diverged:
+        ended = self._reached() or self._diverged()  # maybe before this run went on
+        while self.progress.epoch <= self.preset.epochs and not ended:
             epoch = self.progress.epoch
             log.mlperf("start", "block_start", first_epoch_num=epoch, epoch_count=1)
             log.mlperf("start", "epoch_start", epoch, epoch_num=epoch)
@@ -448,10 +454,8 @@ class Trainer:
             log.mlperf("end", "epoch_stop", epoch, epoch_num=epoch,
                        current_lr=row["learning_rate"])
             if self._eval_due(epoch):
-                scores = self._evaluate(log, epoch)
-                row |= scores
-                reached = scores["mean_dice"] >= self.preset.target_dice
-            diverged = self._has_diverged(row)
+                row |= self._evaluate(log, epoch)
+            ended = self._reached() or self._diverged()
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
@@ -460,18 +464,19 @@ class Trainer:
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))
-            ends = reached or diverged or epoch == self.preset.epochs
-            if not ends and self._must_stop():
+            if not ended and epoch < self.preset.epochs and self._must_stop():
                 return STOPPED
+        reached, diverged, seconds = self._reached(), self._diverged(), self.seconds()
         log.mlperf("end", "run_stop", status="success" if reached else "aborted")
-        seconds = self.seconds()
         log.result({"config": self.config, "costs": self.costs, "epochs": self.rows,
                     "reached_target": reached, "diverged": diverged, "seconds": seconds})
         if self.ranks.rank == 0 and reached:
             tqdm.write(f"mean Dice {self.preset.target_dice:g} reached after {seconds:.1f} s")
-        if diverged and self.ranks.rank == 0:
-            print(f"error: training has diverged in epoch {epoch}: loss {row['loss']:g}, mean "
-                  f"Dice {row.get('mean_dice', 'not evaluated')}", file=sys.stderr)
+        if self.ranks.rank == 0 and diverged:
+            row = self.rows[-1]
+            print(f"error: training has diverged in epoch {row['epoch']}: loss "
+                  f"{row['loss']:g}, mean Dice {row.get('mean_dice', 'not evaluated')}",
+                  file=sys.stderr)
         return DIVERGED if diverged else 0
 
 

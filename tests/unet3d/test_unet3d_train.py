@@ -426,6 +426,53 @@ def test_training_that_diverged_ends(data_folder, tmp_path, capsys, monkeypatch)
     assert "loss nan" in capsys.readouterr().err
 
 
+def result_of(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def test_a_resumed_run_has_the_rows_of_all_its_epochs(data_folder, tmp_path):
+    """Stopped within the second epoch and at its end, and evaluated in both."""
+    arguments = ["--no-bounds", "--eval-every", "1"]
+    assert run(data_folder, tmp_path, *arguments, "--stop-after", "9",
+               epochs=3) == train.STOPPED
+    for more in (["--stop-after", "7"], []):
+        status = run(data_folder, tmp_path, *arguments, "--resume", *more, epochs=3)
+        assert status == (train.STOPPED if more else 0)
+    rows = epochs(tmp_path)
+    assert [(row["epoch"], row["resumed_at"]) for row in rows] == [(1, 0), (2, 2), (3, 0)]
+    assert all("mean_dice" in row for row in rows)
+    assert [(str(row["epoch"]), row["index_hash"], row["content_hash"])
+            for row in rows] == hashes(tmp_path)
+
+
+def test_a_run_that_has_reached_its_target_stays_ended(data_folder, tmp_path):
+    """Unless the target is set higher."""
+    arguments = ["--no-bounds", "--eval-every", "1", "--target-dice"]
+    assert run(data_folder, tmp_path, *arguments, "0") == 0
+    before = result_of(tmp_path)
+    assert run(data_folder, tmp_path, *arguments, "0", "--resume") == 0
+    after = result_of(tmp_path)
+    assert after["reached_target"] and after["epochs"] == before["epochs"]
+    assert len(lines(tmp_path, "epoch")) == 1
+    assert run(data_folder, tmp_path, *arguments, "1.01", "--resume") == 0
+    after = result_of(tmp_path)
+    assert not after["reached_target"] and [row["epoch"] for row in after["epochs"]] == [1, 2]
+
+
+def test_a_run_that_has_diverged_stays_diverged(data_folder, tmp_path, capsys, monkeypatch):
+    """Also with epochs left: there is nothing to go on from."""
+    with monkeypatch.context() as patched:
+        patched.setattr(train.Trainer, "_step", lambda *args: float("nan"))
+        assert run(data_folder, tmp_path, "--no-bounds", "--no-eval",
+                   epochs=1) == train.DIVERGED
+    capsys.readouterr()
+    for number in (1, 2):
+        assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--resume",
+                   epochs=number) == train.DIVERGED
+        assert "training has diverged in epoch 1: loss nan" in capsys.readouterr().err
+        assert result_of(tmp_path)["diverged"] and len(epochs(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("name", ["minato", "minato-native", "pytorch", "synthetic"])
 def test_evaluation_volumes_come_by_the_loader(data_folder, name):
     """Of unequal shapes, in order, the files' own bytes."""
