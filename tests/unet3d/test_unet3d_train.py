@@ -13,10 +13,11 @@ import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from unet3d import data, evaluate, loaders, settings, spec, train
+from unet3d import data, evaluate, loaders, preprocess, settings, spec, train
 from unet3d.bench import compare, meters, pagecache, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
@@ -155,6 +156,38 @@ def test_command_line_end_to_end(data_folder, tmp_path, capsys):
                           "--checkpoint", str(tmp_path / "checkpoint.pt")]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["mean_dice"] == pytest.approx(rows[-1]["mean_dice"], abs=1e-4)
+
+
+def test_evaluation_takes_the_split_of_the_run(tmp_path, capsys):
+    """Cases that it was trained on only where they were asked for, and with a warning."""
+    folder, out = tmp_path / "data", tmp_path / "out"
+    folder.mkdir()
+    image, label = (np.zeros((1, 16, 16, 16), kind) for kind in (np.float32, np.uint8))
+    manifest = {"settings": preprocess.Settings().as_json(), "cases": {}}
+    for number in range(6):  # of these the reference evaluates 0, 3 and 5
+        name = f"case_{number:05d}"
+        files = preprocess.save_case(name, folder, image, label)
+        manifest["cases"][name] = {"source": [], "files": files}
+    preprocess.write_manifest(folder, manifest)
+    assert run(folder, out, "--no-bounds", "--step-ms", "0", "--split", "kits19", epochs=1) == 0
+    capsys.readouterr()
+    common = ["--data", str(folder), "--checkpoint", str(out / "checkpoint.pt"), "--device", "cpu"]
+    trained = "case_00001, case_00002, case_00004"
+    for more, volumes, warned in (([], 3, False), (["--split", "kits19"], 3, False),
+                                  (["--split", "all"], 6, True)):
+        assert evaluate.main([*common, *more]) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["volumes"] == volumes
+        assert (f"warning: {out / 'checkpoint.pt'}: was trained on {trained}"
+                in printed.err) == warned
+    # The same run, as if it had been trained on other parts of another folder.
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    state["config"]["train_cases"] = ["case_00000", "case_00005"]
+    torch.save(state, out / "checkpoint.pt")
+    assert evaluate.main(common) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert f"error: {out / 'checkpoint.pt'}: was trained on case_00000, case_00005" in printed.err
 
 
 def test_training_learns(data_folder, tmp_path):
