@@ -459,12 +459,13 @@ class Trainer:
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
-            if not self.args.no_checkpoint:
+            stop = not ended and epoch < self.preset.epochs and self._must_stop()
+            if stop or not self.args.no_checkpoint:
                 self.save()
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))
-            if not ended and epoch < self.preset.epochs and self._must_stop():
+            if stop:
                 return STOPPED
         reached, diverged, seconds = self._reached(), self._diverged(), self.seconds()
         log.mlperf("end", "run_stop", status="success" if reached else "aborted")

@@ -275,6 +275,17 @@ def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_pat
     assert row["copy_mb_s"] is None  # nothing goes anywhere on a CPU
 
 
+@pytest.mark.parametrize("batches", [4, 8])
+def test_a_run_that_stops_has_a_checkpoint(data_folder, tmp_path, batches):
+    """Also at the end of an epoch, where --no-checkpoint writes none to go on without."""
+    arguments = ["--step-ms", "0", "--no-checkpoint", "--no-bounds"]
+    assert run(data_folder, tmp_path, *arguments, "--stop-after",
+               str(batches)) == train.STOPPED
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert run(data_folder, tmp_path, *arguments, "--resume") == 0
+    assert len(lines(tmp_path, "step")) == 16
+
+
 def test_a_gil_that_another_thread_holds_is_noticed(monkeypatch):
     work = meters.PythonWork(0.2)
     assert work.denied is None
