@@ -80,12 +80,12 @@ class Trainer:
         self.reference = VolumeDataset(train, transform, seed, preset.repeat)
         self.dataset = dataset_for(args.loader, self.reference)
         self.config = settings.as_config([case.name for case in train])
-        if len(self.dataset) // ranks.world < preset.batch_size and preset.drop_last:
-            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
-                            f"full batch of {preset.batch_size} on {ranks.world} ranks")
         if len(self.dataset) < ranks.world:
             raise DataError(f"{args.data}: fewer samples than ranks")
         self.sampler = sampling.epoch_sampler(self.dataset, args.seed, ranks.rank, ranks.world)
+        if len(self.sampler) < preset.batch_size and preset.drop_last:
+            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
+                            f"full batch of {preset.batch_size} on {ranks.world} ranks")
         self.generator = torch.Generator()
         self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)

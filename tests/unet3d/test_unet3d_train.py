@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d import data, evaluate, loaders, preprocess, settings, spec, train
+from unet3d import data, evaluate, loaders, nifti, preprocess, settings, spec, train
 from unet3d.bench import compare, meters, pagecache, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
@@ -284,6 +284,21 @@ def test_a_run_that_stops_has_a_checkpoint(data_folder, tmp_path, batches):
     assert (tmp_path / "checkpoint.pt").exists()
     assert run(data_folder, tmp_path, *arguments, "--resume") == 0
     assert len(lines(tmp_path, "step")) == 16
+
+
+def test_a_full_batch_on_each_rank_is_enough(data_folder, tmp_path, monkeypatch):
+    """Shares are equal, filled up: each of three ranks has two of four samples."""
+    monkeypatch.setattr(train, "DistributedDataParallel", lambda model: model)
+    ranks = types.SimpleNamespace(rank=1, world=3, device=torch.device("cpu"))
+    for batch, enough in (("2", True), ("3", False)):
+        given = settings.parse("", ["--data", str(data_folder), "--out", str(tmp_path),
+                                    "--loader", "pytorch", *TINY, "--repeat", "1",
+                                    "--drop-last", "--batch-size", batch])
+        if enough:
+            assert train.Trainer(given, ranks).samples_per_epoch == 2 * 3
+        else:
+            with pytest.raises(nifti.DataError, match="4 samples an epoch make no full batch"):
+                train.Trainer(given, ranks)
 
 
 def test_a_gil_that_another_thread_holds_is_noticed(monkeypatch):
