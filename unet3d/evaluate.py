@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -46,15 +47,13 @@ def gaussian_weights(patch: Sequence[int]) -> torch.Tensor:
 
 
 def fit_axis(size: int, patch: int, stride: int) -> tuple[int, int, int, int]:
-    """How one axis is made a whole number of strides: (trim before, trim after,
-    pad before, pad after). A remainder under half a stride is trimmed, else padded; an
-    axis shorter than the patch is padded to it."""
-    rest = size % stride
-    trim = rest if rest < stride // 2 and size > patch else 0
+    """How one axis is made a patch and a whole number of strides, so that windows cover all
+    of it: (trim before, trim after, pad before, pad after). What is over is trimmed if it is
+    under half a stride, else padded; an axis shorter than the patch is padded to it."""
+    over = max(0, size - patch) % stride
+    trim = over if over < stride // 2 else 0
     kept = size - trim
-    padding = (-kept) % stride
-    if kept + padding < patch:
-        padding = patch - kept
+    padding = -(kept - patch) % stride if kept > patch else patch - kept
     return trim // 2, trim - trim // 2, padding // 2, padding - padding // 2
 
 
@@ -96,7 +95,8 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
     """Mean Dice over `cases`, each volume with equal weight however ranks share them.
 
     Under torch.distributed each rank evaluates every world-size-th case and the sums are
-    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns {"kidney", "tumour", "mean_dice", "volumes"}.
+    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns
+    {"kidney", "tumour", "mean_dice", "volumes"}.
     """
     rank, world = 0, 1
     if distributed.is_initialized():
@@ -120,6 +120,25 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
             "volumes": int(total[-1])}
 
 
+def _chosen_cases(folder: Path, kind: str | None, config: dict[str, Any],
+                  checkpoint_path: Path) -> list[Case]:
+    """The cases of `folder` to evaluate: those of a split that was asked for, with a warning
+    if the run that `config` describes was trained on some, else those of the run's own split.
+    Raises DataError if it was trained on some of these: the folder is another one."""
+    cases = list_cases(folder)
+    if kind != "all":
+        _, cases = split(cases, config["split_seed"], kind or config["split"])
+    trained = sorted({case.name for case in cases} & set(config["train_cases"]))
+    if trained:
+        text = (f"{checkpoint_path}: was trained on {', '.join(trained[:10])}"
+                f"{' and others' if len(trained) > 10 else ''}")
+        if kind is None:
+            raise DataError(f"{text}, which its split of {folder} evaluates; --split chooses "
+                            "cases all the same")
+        print(f"warning: {text}", file=sys.stderr)
+    return cases
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(prog="unet3d.evaluate", description=__doc__,
@@ -127,15 +146,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="preprocessed folder")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--split", choices=["auto", "kits19", "seeded", "all"],
-                        default="auto", help="which cases: the evaluation part, or all")
+                        help="which cases: the evaluation part of this split, or all (default: "
+                        "the split of the training, and none that it was trained on)")
     parser.add_argument("--amp", choices=list(AMP), default="none")
     add_device(parser)
     args = parser.parse_args(argv)
     try:
         state = checkpoint.read(args.checkpoint)
-        cases = list_cases(args.data)
-        if args.split != "all":
-            _, cases = split(cases, state["config"]["split_seed"], args.split)
+        cases = _chosen_cases(args.data, args.split, state["config"], args.checkpoint)
         device = torch.device(args.device)
         model = UNet3D(state["config"]["filters"]).to(device)
         model.load_state_dict(state["model"])

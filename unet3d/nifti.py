@@ -4,9 +4,11 @@ nibabel is imported by what reads or writes a file: training needs none.
 """
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,17 @@ def read_label(path: Path) -> tuple[np.ndarray, tuple[float, float, float]]:
     return label, spacing
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write, which becomes `path` at the end, whole or not at all."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write(path: Path, array: np.ndarray, spacing: tuple[float, float, float]) -> None:
     """Write `array` [z, y, x] as compressed NIfTI, atomically, laid out as KiTS19 is."""
     dz, dy, dx = spacing
@@ -104,12 +117,7 @@ def write(path: Path, array: np.ndarray, spacing: tuple[float, float, float]) ->
     image = _nibabel().Nifti1Image(array, affine)
     image.header.set_zooms(spacing)
     image.header.set_xyzt_units("mm")
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    try:
-        with open(temporary, "wb") as raw:
-            # No name and no time in the gzip header: equal volumes give equal files.
-            with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as stream:
-                stream.write(image.to_bytes())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "wb") as raw:
+        # No name and no time in the gzip header: equal volumes give equal files.
+        with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as stream:
+            stream.write(image.to_bytes())

@@ -60,8 +60,9 @@ def paint_case(source: Path, out: Path, seed: int) -> str:
         if not digits.isdigit():
             raise nifti.DataError(f"{source}: expected a folder named case_NNNNN")
         image = anatomy.paint(labels, spacing, case_generator(seed, int(digits)))
+        with nifti.replacing(label_path) as temporary:
+            shutil.copyfile(source / nifti.LABEL_NAME, temporary)
         nifti.write(image_path, image, spacing)
-        shutil.copyfile(source / nifti.LABEL_NAME, label_path)
     return folder.name
 
 

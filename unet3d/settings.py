@@ -68,7 +68,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     watch.add_argument("--checkpoint-every", type=int, default=0, metavar="BATCHES",
                        help="also within epochs (default: at epoch ends only)")
     watch.add_argument("--no-checkpoint", action="store_true",
-                       help="write none at the ends of epochs")
+                       help="write none at the ends of epochs, unless the run stops there")
     watch.add_argument("--stop-after", type=int, metavar="BATCHES",
                        help="write a checkpoint and stop after so many batches")
     watch.add_argument("--eval-every", type=int, metavar="EPOCHS",

@@ -80,12 +80,12 @@ class Trainer:
         self.reference = VolumeDataset(train, transform, seed, preset.repeat)
         self.dataset = dataset_for(args.loader, self.reference)
         self.config = settings.as_config([case.name for case in train])
-        if len(self.dataset) // ranks.world < preset.batch_size and preset.drop_last:
-            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
-                            f"full batch of {preset.batch_size} on {ranks.world} ranks")
         if len(self.dataset) < ranks.world:
             raise DataError(f"{args.data}: fewer samples than ranks")
         self.sampler = sampling.epoch_sampler(self.dataset, args.seed, ranks.rank, ranks.world)
+        if len(self.sampler) < preset.batch_size and preset.drop_last:
+            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
+                            f"full batch of {preset.batch_size} on {ranks.world} ranks")
         self.generator = torch.Generator()
         self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)
@@ -128,7 +128,7 @@ class Trainer:
             "whole": self.loader_runs, "loader": resume.state_of(own)})
         if self.ranks.rank == 0:
             checkpoint.save(self.args.out / records.CHECKPOINT_NAME, {
-                "config": self.config, "seconds": self.seconds(),
+                "config": self.config, "seconds": self.seconds(), "rows": self.rows,
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(), "ranks": states})
@@ -140,6 +140,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.seconds_before = state.get("seconds", 0.0)
+        self.rows = state.get("rows", [])  # of before: older checkpoints have none
         ranks = state["ranks"]
         self.resumed = resume.plan(path, state, self.config, self.ranks)
         if len(ranks) == self.ranks.world:
@@ -172,10 +173,13 @@ class Trainer:
         """The loader of this epoch, or of what is left of it, and the samples it owes."""
         self.dataset.set_epoch(epoch)
         self.sampler.set_epoch(epoch)
-        self.generator.manual_seed(mix(self.args.seed, epoch, self.ranks.rank) >> 1)
-        # Samples made in this process (no workers) draw from its own generators.
-        random.seed(mix(self.args.seed, epoch, self.ranks.rank))
-        np.random.seed(mix(self.args.seed, epoch, self.ranks.rank) & 0xFFFFFFFF)
+        seed = mix(self.args.seed, epoch, self.ranks.rank)
+        self.generator.manual_seed(seed >> 1)
+        # Samples made in this process (no workers) draw from its own generators; native ones
+        # get their keys from torch's.
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.manual_seed(seed >> 1)
         resumed, self.resumed = self.resumed, None
         if resumed is not None and resumed.way == "rest":
             order = sampling.epoch_order(self.dataset, self.args.seed, epoch)
@@ -414,11 +418,16 @@ class Trainer:
         return bool(self.eval_every) and epoch >= self.eval_start \
             and epoch % self.eval_every == 0
 
-    def _has_diverged(self, row: dict[str, Any]) -> bool:
-        """Whether an epoch's row says that going on is of no use."""
-        if not math.isfinite(row["loss"]):
-            return True
-        return row.get("mean_dice", math.inf) < self.preset.diverged_dice
+    def _reached(self) -> bool:
+        """Whether the last epoch that was finished reached the target."""
+        return any(row.get("mean_dice", -math.inf) >= self.preset.target_dice
+                   for row in self.rows[-1:])
+
+    def _diverged(self) -> bool:
+        """Whether the last epoch that was finished says that going on is of no use."""
+        return any(not math.isfinite(row["loss"])
+                   or row.get("mean_dice", math.inf) < self.preset.diverged_dice
+                   for row in self.rows[-1:])
 
     def _log_start(self, log: records.Records) -> None:
         log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
@@ -433,8 +442,8 @@ class Trainer:
             self.costs = self.measure_costs()
         self._log_start(log)
         self.run_began = time.perf_counter()
-        reached = diverged = False
-        while self.progress.epoch <= self.preset.epochs and not reached and not diverged:
+        ended = self._reached() or self._diverged()  # maybe before this run went on
+        while self.progress.epoch <= self.preset.epochs and not ended:
             epoch = self.progress.epoch
             log.mlperf("start", "block_start", first_epoch_num=epoch, epoch_count=1)
             log.mlperf("start", "epoch_start", epoch, epoch_num=epoch)
@@ -445,30 +454,30 @@ class Trainer:
             log.mlperf("end", "epoch_stop", epoch, epoch_num=epoch,
                        current_lr=row["learning_rate"])
             if self._eval_due(epoch):
-                scores = self._evaluate(log, epoch)
-                row |= scores
-                reached = scores["mean_dice"] >= self.preset.target_dice
-            diverged = self._has_diverged(row)
+                row |= self._evaluate(log, epoch)
+            ended = self._reached() or self._diverged()
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)
             self.progress.epoch = epoch + 1
-            if not self.args.no_checkpoint:
+            stop = not ended and epoch < self.preset.epochs and self._must_stop()
+            if stop or not self.args.no_checkpoint:
                 self.save()
             log.epoch(row)
             if self.ranks.rank == 0:
                 tqdm.write(describe(row))
-            ends = reached or diverged or epoch == self.preset.epochs
-            if not ends and self._must_stop():
+            if stop:
                 return STOPPED
+        reached, diverged, seconds = self._reached(), self._diverged(), self.seconds()
         log.mlperf("end", "run_stop", status="success" if reached else "aborted")
-        seconds = self.seconds()
         log.result({"config": self.config, "costs": self.costs, "epochs": self.rows,
                     "reached_target": reached, "diverged": diverged, "seconds": seconds})
         if self.ranks.rank == 0 and reached:
             tqdm.write(f"mean Dice {self.preset.target_dice:g} reached after {seconds:.1f} s")
-        if diverged and self.ranks.rank == 0:
-            print(f"error: training has diverged in epoch {epoch}: loss {row['loss']:g}, mean "
-                  f"Dice {row.get('mean_dice', 'not evaluated')}", file=sys.stderr)
+        if self.ranks.rank == 0 and diverged:
+            row = self.rows[-1]
+            print(f"error: training has diverged in epoch {row['epoch']}: loss "
+                  f"{row['loss']:g}, mean Dice {row.get('mean_dice', 'not evaluated')}",
+                  file=sys.stderr)
         return DIVERGED if diverged else 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unet3d import evaluate, losses, spec
 from unet3d.data import Case
@@ -87,6 +89,17 @@ def test_fit_axis(size, expected):
     assert evaluate.fit_axis(size, 128, 64) == expected
 
 
+@given(half=st.integers(1, 64), size=st.integers(1, 400))
+def test_half_overlapping_windows_follow_the_remainder_of_the_size(half, size):
+    """As specified for 128 and 64: with strides of half a patch the patch itself leaves no
+    remainder."""
+    rest = size % half
+    trimmed = rest if rest < half // 2 and size > 2 * half else 0
+    padded = max(-(size - trimmed) % half, 2 * half - size)
+    assert evaluate.fit_axis(size, 2 * half, half) == (
+        trimmed // 2, trimmed - trimmed // 2, padded // 2, padded - padded // 2)
+
+
 def voxelwise(x):
     """A trivial model: what it says of a voxel depends on that voxel alone."""
     return torch.cat((x, x ** 2, -x), dim=1)
@@ -100,6 +113,19 @@ def test_sliding_window_equals_the_whole_volume(shape):
     for axis, size in zip(kept, shape):
         rest = size % 4
         assert size - (axis.stop - axis.start) == (rest if rest < 2 and size > 8 else 0)
+
+
+@settings(deadline=None)
+@given(patch=st.tuples(*[st.integers(1, 9)] * 3), overlap=st.floats(0, 0.95),
+       shape=st.tuples(*[st.integers(1, 20)] * 3))
+def test_windows_cover_every_voxel_that_is_kept(patch, overlap, shape):
+    """Whether or not the stride divides the patch, and under half a stride is cut off."""
+    image = torch.randn(1, 1, *shape, generator=torch.Generator().manual_seed(0))
+    logits, kept = evaluate.sliding_window(voxelwise, image, patch, overlap)
+    torch.testing.assert_close(logits, voxelwise(image[(..., *kept)]))
+    for axis, size, length in zip(kept, shape, patch):
+        assert axis.stop - axis.start >= min(size, length)
+        assert size - (axis.stop - axis.start) < max(1, int(length * (1 - overlap)) / 2)
 
 
 def test_sliding_window_pads_with_the_given_value():

@@ -83,6 +83,40 @@ def test_paints_over_a_real_label_file(real_labels, tmp_path):
     assert set(np.unique(label)) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("fails", ["label", "image"])
+def test_painting_that_was_cut_short_is_done_again(tmp_path, monkeypatch, fails):
+    """Nothing half-written has a final name; who finds an image finds its label, too."""
+    source = tmp_path / "source" / "case_00000"
+    source.mkdir(parents=True)
+    label = np.zeros((8, 16, 16), np.uint8)
+    label[2:6, 4:8, 4:8], label[3, 5, 5] = 1, 2
+    nifti.write(source / nifti.LABEL_NAME, label, (3.0, 1.0, 1.0))
+
+    def half_copy(given, to):
+        to.write_bytes(given.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    def no_write(*args):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        if fails == "label":
+            patched.setattr(phantom.shutil, "copyfile", half_copy)
+        else:
+            patched.setattr(phantom.nifti, "write", no_write)
+        with pytest.raises(KeyboardInterrupt):
+            phantom.paint_case(source, out, 0)
+    found = {path.name for path in (out / source.name).iterdir()}
+    assert found == ({nifti.LABEL_NAME} if fails == "image" else set())
+    assert phantom.paint_case(source, out, 0) == source.name
+    assert {path.name for path in (out / source.name).iterdir()} == {
+        nifti.LABEL_NAME, nifti.IMAGE_NAME}
+    assert (out / source.name / nifti.LABEL_NAME).read_bytes() == (
+        source / nifti.LABEL_NAME).read_bytes()
+    assert nifti.read_image(out / source.name / nifti.IMAGE_NAME)[0].shape == label.shape
+
+
 def test_command_line_says_what_is_wrong(tmp_path, capsys):
     (tmp_path / "case_00000").mkdir()
     status = phantom.main(["--labels", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -62,7 +62,9 @@ def ways(monkeypatch):
     ("minato-native", "sample", "2 2", "3", "state"),
     ("minato-native", "loader", "1 2", "11", "state"),
     ("pytorch", "loader", "2 2", "11", "skip"), ("pytorch", "sample", "2 1", "11", "rest"),
-    ("pytorch-native", "loader", "1 1", "3", "skip")])
+    ("pytorch-native", "loader", "1 1", "3", "skip"),
+    ("pytorch-native", "loader", "0 0", "11", "skip"),
+    ("minato-native", "loader", "0 0", "11", "skip")])
 def test_the_losses_are_those_of_an_uninterrupted_run(data_folder, tmp_path, ways, loader,
                                                       seeding, workers, stop, way):
     before, after = workers.split()

@@ -13,10 +13,11 @@ import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from unet3d import data, evaluate, loaders, settings, spec, train
+from unet3d import data, evaluate, loaders, nifti, preprocess, settings, spec, train
 from unet3d.bench import compare, meters, pagecache, plot
 
 ROOT = Path(train.__file__).resolve().parents[1]
@@ -157,6 +158,38 @@ def test_command_line_end_to_end(data_folder, tmp_path, capsys):
     assert again["mean_dice"] == pytest.approx(rows[-1]["mean_dice"], abs=1e-4)
 
 
+def test_evaluation_takes_the_split_of_the_run(tmp_path, capsys):
+    """Cases that it was trained on only where they were asked for, and with a warning."""
+    folder, out = tmp_path / "data", tmp_path / "out"
+    folder.mkdir()
+    image, label = (np.zeros((1, 16, 16, 16), kind) for kind in (np.float32, np.uint8))
+    manifest = {"settings": preprocess.Settings().as_json(), "cases": {}}
+    for number in range(6):  # of these the reference evaluates 0, 3 and 5
+        name = f"case_{number:05d}"
+        files = preprocess.save_case(name, folder, image, label)
+        manifest["cases"][name] = {"source": [], "files": files}
+    preprocess.write_manifest(folder, manifest)
+    assert run(folder, out, "--no-bounds", "--step-ms", "0", "--split", "kits19", epochs=1) == 0
+    capsys.readouterr()
+    common = ["--data", str(folder), "--checkpoint", str(out / "checkpoint.pt"), "--device", "cpu"]
+    trained = "case_00001, case_00002, case_00004"
+    for more, volumes, warned in (([], 3, False), (["--split", "kits19"], 3, False),
+                                  (["--split", "all"], 6, True)):
+        assert evaluate.main([*common, *more]) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["volumes"] == volumes
+        assert (f"warning: {out / 'checkpoint.pt'}: was trained on {trained}"
+                in printed.err) == warned
+    # The same run, as if it had been trained on other parts of another folder.
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    state["config"]["train_cases"] = ["case_00000", "case_00005"]
+    torch.save(state, out / "checkpoint.pt")
+    assert evaluate.main(common) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert f"error: {out / 'checkpoint.pt'}: was trained on case_00000, case_00005" in printed.err
+
+
 def test_training_learns(data_folder, tmp_path):
     assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--filters", "4", "8",
                "--repeat", "16", epochs=3) == 0
@@ -240,6 +273,32 @@ def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_pat
     assert row["samples"] == 16 and row["epoch_s"] - row["wait_s"] >= 8 * 0.005
     assert 0 <= row["gil_denied"] < 1
     assert row["copy_mb_s"] is None  # nothing goes anywhere on a CPU
+
+
+@pytest.mark.parametrize("batches", [4, 8])
+def test_a_run_that_stops_has_a_checkpoint(data_folder, tmp_path, batches):
+    """Also at the end of an epoch, where --no-checkpoint writes none to go on without."""
+    arguments = ["--step-ms", "0", "--no-checkpoint", "--no-bounds"]
+    assert run(data_folder, tmp_path, *arguments, "--stop-after",
+               str(batches)) == train.STOPPED
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert run(data_folder, tmp_path, *arguments, "--resume") == 0
+    assert len(lines(tmp_path, "step")) == 16
+
+
+def test_a_full_batch_on_each_rank_is_enough(data_folder, tmp_path, monkeypatch):
+    """Shares are equal, filled up: each of three ranks has two of four samples."""
+    monkeypatch.setattr(train, "DistributedDataParallel", lambda model: model)
+    ranks = types.SimpleNamespace(rank=1, world=3, device=torch.device("cpu"))
+    for batch, enough in (("2", True), ("3", False)):
+        given = settings.parse("", ["--data", str(data_folder), "--out", str(tmp_path),
+                                    "--loader", "pytorch", *TINY, "--repeat", "1",
+                                    "--drop-last", "--batch-size", batch])
+        if enough:
+            assert train.Trainer(given, ranks).samples_per_epoch == 2 * 3
+        else:
+            with pytest.raises(nifti.DataError, match="4 samples an epoch make no full batch"):
+                train.Trainer(given, ranks)
 
 
 def test_a_gil_that_another_thread_holds_is_noticed(monkeypatch):
@@ -424,6 +483,53 @@ def test_training_that_diverged_ends(data_folder, tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(train.Trainer, "_step", lambda *args: float("nan"))
     assert run(data_folder, tmp_path / "b", "--no-bounds", "--no-eval") == 4
     assert "loss nan" in capsys.readouterr().err
+
+
+def result_of(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def test_a_resumed_run_has_the_rows_of_all_its_epochs(data_folder, tmp_path):
+    """Stopped within the second epoch and at its end, and evaluated in both."""
+    arguments = ["--no-bounds", "--eval-every", "1"]
+    assert run(data_folder, tmp_path, *arguments, "--stop-after", "9",
+               epochs=3) == train.STOPPED
+    for more in (["--stop-after", "7"], []):
+        status = run(data_folder, tmp_path, *arguments, "--resume", *more, epochs=3)
+        assert status == (train.STOPPED if more else 0)
+    rows = epochs(tmp_path)
+    assert [(row["epoch"], row["resumed_at"]) for row in rows] == [(1, 0), (2, 2), (3, 0)]
+    assert all("mean_dice" in row for row in rows)
+    assert [(str(row["epoch"]), row["index_hash"], row["content_hash"])
+            for row in rows] == hashes(tmp_path)
+
+
+def test_a_run_that_has_reached_its_target_stays_ended(data_folder, tmp_path):
+    """Unless the target is set higher."""
+    arguments = ["--no-bounds", "--eval-every", "1", "--target-dice"]
+    assert run(data_folder, tmp_path, *arguments, "0") == 0
+    before = result_of(tmp_path)
+    assert run(data_folder, tmp_path, *arguments, "0", "--resume") == 0
+    after = result_of(tmp_path)
+    assert after["reached_target"] and after["epochs"] == before["epochs"]
+    assert len(lines(tmp_path, "epoch")) == 1
+    assert run(data_folder, tmp_path, *arguments, "1.01", "--resume") == 0
+    after = result_of(tmp_path)
+    assert not after["reached_target"] and [row["epoch"] for row in after["epochs"]] == [1, 2]
+
+
+def test_a_run_that_has_diverged_stays_diverged(data_folder, tmp_path, capsys, monkeypatch):
+    """Also with epochs left: there is nothing to go on from."""
+    with monkeypatch.context() as patched:
+        patched.setattr(train.Trainer, "_step", lambda *args: float("nan"))
+        assert run(data_folder, tmp_path, "--no-bounds", "--no-eval",
+                   epochs=1) == train.DIVERGED
+    capsys.readouterr()
+    for number in (1, 2):
+        assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--resume",
+                   epochs=number) == train.DIVERGED
+        assert "training has diverged in epoch 1: loss nan" in capsys.readouterr().err
+        assert result_of(tmp_path)["diverged"] and len(epochs(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("name", ["minato", "minato-native", "pytorch", "synthetic"])
