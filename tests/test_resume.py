@@ -588,6 +588,61 @@ def test_an_error_counts_as_handed_over() -> None:
             assert next(iter(other)).tolist() == [8, 9, 10, 11]
 
 
+class Interrupted(Noisy):
+    """Once, in the middle of a batch."""
+
+    fired = False
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 9 and not self.fired:
+            self.fired = True
+            raise KeyboardInterrupt
+        return index
+
+
+@pytest.mark.parametrize("goes_on", [0, 1, 3])
+@pytest.mark.parametrize("options", [
+    {}, {"seed_per_sample": True}, {"on_error": "skip"}, {"on_error": "replace", "batch_size": 2},
+])  # fmt: skip
+def test_what_an_interrupt_takes_was_not_handed_over(goes_on: int, options: dict) -> None:
+    """Also where the program goes on, with the batch behind it."""
+    options = {"batch_size": SIZE, **options}
+    loader = minato.DataLoader(Interrupted(), **options)
+    it, found = iter(loader), []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in it:
+            found.append(batch.tolist())
+    found += [next(it).tolist() for _ in range(goes_on)]
+    other = minato.DataLoader(Interrupted(), **options)
+    other.dataset.fired = True
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    rest = [batch.tolist() for batch in other]
+    assert 9 in rest[0] and len(rest[0]) == options["batch_size"]
+    assert sorted(sum(found + rest, [])) == list(range(N))
+
+
+def test_what_an_interrupt_takes_of_a_stream_comes_again() -> None:
+    class Stops(Stream):
+        fired = False
+
+        def __iter__(self) -> Iterator[Any]:
+            for i in range(self.n):
+                if i == 9 and not self.fired:
+                    self.fired = True
+                    raise KeyboardInterrupt
+                yield i
+
+    loader = minato.DataLoader(Stops(), batch_size=SIZE)
+    it = iter(loader)
+    found = [next(it).tolist(), next(it).tolist()]
+    with pytest.raises(KeyboardInterrupt):
+        next(it)
+    other = minato.DataLoader(Stops(), batch_size=SIZE)
+    other.dataset.fired = True
+    other.load_state_dict(loader.state_dict())
+    assert sum(found + [batch.tolist() for batch in other], []) == list(range(N))
+
+
 # ---- taking it is cheap ----------------------------------------------------------------
 
 
