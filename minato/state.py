@@ -19,7 +19,8 @@ version, epoch          of the format; of the seeds (persistent workers count ep
 base_seed               of the epoch; None: the next epoch draws one as it begins
 generators              states by role: ``sampler`` and ``loader`` (generators of their own),
                         ``sampler.NAME`` and ``batch_sampler.NAME`` (others that a sampler
-                        holds as attributes), ``torch``, ``python``, ``numpy`` (the global
+                        holds as attributes), ``dataset.N`` (those that an iterable dataset
+                        holds, without workers), ``torch``, ``python``, ``numpy`` (the global
                         ones, as the epoch found them, where the order may come from them)
 delivered               batches before this number were handed over,
 delivered_beyond        and these after it

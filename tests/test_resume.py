@@ -643,6 +643,54 @@ def test_what_an_interrupt_takes_of_a_stream_comes_again() -> None:
     assert sum(found + [batch.tolist() for batch in other], []) == list(range(N))
 
 
+class Shuffled(IterableDataset):
+    """With generators of its own, one for each of two kinds of draws."""
+
+    def __init__(self) -> None:
+        self.rng, self.parts = random.Random(0), [np.random.default_rng(1)]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        order = list(range(N))
+        self.rng.shuffle(order)
+        for i in order:
+            yield i, self.parts[0].random()
+
+
+@pytest.mark.parametrize("done", [0, 3, N // SIZE])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_without_workers_a_stream_shuffles_with_its_own_generators(
+    epochs: int, done: int, tmp_path: Path
+) -> None:
+    loader = minato.DataLoader(Shuffled(), batch_size=SIZE)
+    for _ in range(epochs):
+        list(loader)
+    it = iter(loader)
+    for _ in range(done):
+        next(it)
+    state = saved(loader.state_dict(), tmp_path)
+    expected = [values.tolist() for batch in it for values in batch]
+    expected += [values.tolist() for batch in loader for values in batch]
+    other = minato.DataLoader(Shuffled(), batch_size=SIZE)
+    list(other)  # its generators are elsewhere by now
+    other.load_state_dict(state)
+    rest = [values.tolist() for _ in range(2) for batch in other for values in batch]
+    assert rest == expected
+
+
+def test_generators_that_a_stream_makes_later_are_left_alone() -> None:
+    class Later(Shuffled):
+        def __iter__(self) -> Iterator[tuple[int, float]]:
+            self.parts.insert(0, np.random.default_rng(2))
+            return super().__iter__()
+
+    loader = minato.DataLoader(Later(), batch_size=SIZE)
+    list(loader)
+    next(iter(loader))
+    other = minato.DataLoader(Later(), batch_size=SIZE)
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == N // SIZE - 1
+
+
 # ---- taking it is cheap ----------------------------------------------------------------
 
 

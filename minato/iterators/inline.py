@@ -39,7 +39,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
     draws at once. An iterable dataset may draw its order from the program's generators, so it
-    is read up to where it stood with these as it found them. A dataset that sets them when it is
+    is read up to where it stood with these, and its own, as it found them. A dataset that sets them when it is
     told its state finds them so.
     """
 
@@ -50,6 +50,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
+            position.sources.set_dataset(start.get("generators") or {})
             found = position.sources.capture()
             again, snapshot = sum(start.get("delivered_by_worker") or []), Snapshot()
             if position.starts is not None:

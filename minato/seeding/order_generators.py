@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from .._system import CORE
+
 TORCH_SAMPLERS = (
     torch.utils.data.SequentialSampler,
     torch.utils.data.RandomSampler,
@@ -135,6 +137,13 @@ class Sources:
         for role, generator in (held for name in parts for held in _held(parts[name], name)):
             if not any(generator is known for known in self.own.values()):
                 self.own[role] = generator
+        #: of an iterable dataset that is read in this process, which may shuffle with its own
+        self.dataset: dict[str, Any] = {}
+        if CORE and loader._dataset_kind == _DatasetKind.Iterable and loader.num_workers == 0:
+            from .generators import find_of
+
+            found_there = find_of(loader.dataset).generators
+            self.dataset = {f"dataset.{n}": g for n, g in enumerate(found_there)}
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if sampler_of_torch(loader):
@@ -144,7 +153,7 @@ class Sources:
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
-        states = {role: _get_state(g) for role, g in self.own.items()}
+        states = {role: _get_state(g) for role, g in (self.own | self.dataset).items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
             if data is not None:
@@ -163,7 +172,17 @@ class Sources:
         return now != before
 
     def set_own(self, states: dict[str, bytes]) -> None:
-        for role, generator in self.own.items():
+        self._set(self.own, states, "sampler")
+
+    def set_dataset(self, states: dict[str, bytes]) -> None:
+        """Before its iterator is made. Not where it has made more of them, or fewer, by now:
+        nobody knows which is which."""
+        if {role for role in states if role.startswith("dataset.")} == set(self.dataset):
+            self._set(self.dataset, states, "dataset")
+
+    @staticmethod
+    def _set(generators: dict[str, Any], states: dict[str, bytes], whose: str) -> None:
+        for role, generator in generators.items():
             if role not in states:
                 continue
             try:
@@ -171,7 +190,7 @@ class Sources:
             except Exception as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "
-                    f"{type(generator).__name__}: it was taken with another sampler ({error})"
+                    f"{type(generator).__name__}: it was taken with another {whose} ({error})"
                 ) from error
 
 
