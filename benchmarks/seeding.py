@@ -13,13 +13,14 @@ import argparse
 import random
 import statistics
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from minato.seeding import generator_states
+from minato.seeding import generator_states, generators
 from minato._core import Seeder
 
 Step = Callable[[int], Any]
@@ -37,6 +38,16 @@ def private(*generators: Any) -> Step:
     entries = generator_states.plan_all(generators, (), None)[3:]
     seed = Seeder._from_plans(entries).seed
     return lambda position: seed(1, 2, position)
+
+
+def looked_at(objects: int) -> Step:
+    """The look after a sample for generators that it has made, at objects of eight attributes."""
+    dataset = [types.SimpleNamespace(**dict.fromkeys("abcdefgh", (1,))) for _ in range(objects)]
+    dicts = [vars(one) for one in dataset]
+    near = generators.WATCHED // 8
+    seeder = Seeder._from_plans([])
+    seeder.watch(dicts[:near], dicts[near:], lambda: None, 0, ())
+    return lambda position: seeder.renew()
 
 
 def seed_functions(position: int) -> None:
@@ -61,6 +72,10 @@ def parts() -> dict[str, Step]:
         "private RandomState": private(np.random.RandomState(1)),
         "private random.Random": private(random.Random(1)),
         "private torch.Generator": private(torch.Generator()),
+        "look at 64 attributes": looked_at(8),
+        "look at as many as are watched": looked_at(generators.WATCHED // 8),
+        "and as many objects as are counted": looked_at(generators.WATCHED // 8
+                                                        + generators.COUNTED),
         "seed functions, all three": seed_functions,
         "  random.seed": random.seed,
         "  np.random.seed": np.random.seed,

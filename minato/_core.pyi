@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Protocol, TypedDict, final, overload
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, final, overload
 
 import torch
 from _typeshed import structseq
@@ -15,10 +15,9 @@ class _Machine(TypedDict):
     memory_total: int
     memory_available: int
 
-def fork_begins() -> int: ...
+def fork_begins() -> None: ...
+def fork_ends() -> None: ...
 def forked() -> None: ...
-def living_forks(living: list[int], ended: list[int], /) -> None: ...
-def watch_forks(poll: Callable[[], None], /) -> None: ...
 @overload
 def disposition(signal: int, /) -> bytes: ...
 @overload
@@ -545,6 +544,10 @@ def native_info(
 # ---- seeding ---------------------------------------------------------------------------
 
 @final
+_News: TypeAlias = tuple[
+    Sequence[object], Sequence[dict[Any, Any]], Sequence[dict[Any, Any]], Iterable[type]
+]
+
 class Seeder:
     def __new__(
         cls,
@@ -557,7 +560,8 @@ class Seeder:
     def watch(
         self,
         dicts: Sequence[dict[Any, Any]],
-        find: Callable[[], tuple[Sequence[object], Sequence[dict[Any, Any]], Iterable[type]] | None],
+        counted: Sequence[dict[Any, Any]],
+        find: Callable[[], _News | None],
         globals: int,
         types: Iterable[type],
         /,

@@ -20,7 +20,8 @@ base_seed               of the epoch; None: the next epoch draws one as it begin
 generators              states by role: ``sampler`` (its ``generator``), ``sampler.NAME`` and
                         ``batch_sampler.NAME`` (others that a sampler holds as attributes;
                         ``batch_sampler.NAME.NAME`` and so on, where samplers hold samplers),
-                        ``loader`` (its own, where no sampler holds it), ``torch``, ``python``,
+                        ``loader`` (its own, where no sampler holds it), ``dataset.N`` (those that
+                        an iterable dataset holds, without workers), ``torch``, ``python``,
                         ``numpy`` (the global ones, as the epoch found them, where the order may
                         come from them)
 delivered               batches before this number were handed over,

@@ -51,6 +51,7 @@ PROGRAMS = {
     "mn_memfd": Program(("memfd_create", "ftruncate", "mmap", "madvise")),
     "mn_thread": Program(("pthread_create",)),
     "mn_proc": Program(),
+    "mn_forks": Program(),
     "mn_limits": Program(),
     "mn_event": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
@@ -527,6 +528,13 @@ MUTANTS = {
         "int rc = 1;\n    if (rc == 1)", "mn_proc"),
     "name ends at the first parenthesis": Mutant(
         "csrc/os/mn_proc.c", "strrchr(text, ')')", "strchr(text, ')')", "mn_proc"),
+    "forks: a child keeps what others fork with": Mutant(
+        "csrc/os/mn_forks.c", "if (f->write >= 0 && f != own)", "if (0)", "mn_forks"),
+    "forks: a thread ends another's": Mutant(
+        "csrc/os/mn_forks.c", " && pthread_equal(f->thread, pthread_self())", "", "mn_forks"),
+    "forks: those that share a pipe begin with the last": Mutant(
+        "csrc/os/mn_forks.c", "    f->last = forks->count;\n",
+        "    f->first = f->last = forks->count;\n", "mn_forks"),
     "thread takes signals": Mutant(
         "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
         "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),

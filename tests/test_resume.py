@@ -626,6 +626,109 @@ def test_an_error_counts_as_handed_over() -> None:
             assert next(iter(other)).tolist() == [8, 9, 10, 11]
 
 
+class Interrupted(Noisy):
+    """Once, in the middle of a batch."""
+
+    fired = False
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 9 and not self.fired:
+            self.fired = True
+            raise KeyboardInterrupt
+        return index
+
+
+@pytest.mark.parametrize("goes_on", [0, 1, 3])
+@pytest.mark.parametrize("options", [
+    {}, {"seed_per_sample": True}, {"on_error": "skip"}, {"on_error": "replace", "batch_size": 2},
+])  # fmt: skip
+def test_what_an_interrupt_takes_was_not_handed_over(goes_on: int, options: dict) -> None:
+    """Also where the program goes on, with the batch behind it."""
+    options = {"batch_size": SIZE, **options}
+    loader = minato.DataLoader(Interrupted(), **options)
+    it, found = iter(loader), []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in it:
+            found.append(batch.tolist())
+    found += [next(it).tolist() for _ in range(goes_on)]
+    other = minato.DataLoader(Interrupted(), **options)
+    other.dataset.fired = True
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    rest = [batch.tolist() for batch in other]
+    assert 9 in rest[0] and len(rest[0]) == options["batch_size"]
+    assert sorted(sum(found + rest, [])) == list(range(N))
+
+
+def test_what_an_interrupt_takes_of_a_stream_comes_again() -> None:
+    class Stops(Stream):
+        fired = False
+
+        def __iter__(self) -> Iterator[Any]:
+            for i in range(self.n):
+                if i == 9 and not self.fired:
+                    self.fired = True
+                    raise KeyboardInterrupt
+                yield i
+
+    loader = minato.DataLoader(Stops(), batch_size=SIZE)
+    it = iter(loader)
+    found = [next(it).tolist(), next(it).tolist()]
+    with pytest.raises(KeyboardInterrupt):
+        next(it)
+    other = minato.DataLoader(Stops(), batch_size=SIZE)
+    other.dataset.fired = True
+    other.load_state_dict(loader.state_dict())
+    assert sum(found + [batch.tolist() for batch in other], []) == list(range(N))
+
+
+class Shuffled(IterableDataset):
+    """With generators of its own, one for each of two kinds of draws."""
+
+    def __init__(self) -> None:
+        self.rng, self.parts = random.Random(0), [np.random.default_rng(1)]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        order = list(range(N))
+        self.rng.shuffle(order)
+        for i in order:
+            yield i, self.parts[0].random()
+
+
+@pytest.mark.parametrize("done", [0, 3, N // SIZE])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_without_workers_a_stream_shuffles_with_its_own_generators(
+    epochs: int, done: int, tmp_path: Path
+) -> None:
+    loader = minato.DataLoader(Shuffled(), batch_size=SIZE)
+    for _ in range(epochs):
+        list(loader)
+    it = iter(loader)
+    for _ in range(done):
+        next(it)
+    state = saved(loader.state_dict(), tmp_path)
+    expected = [values.tolist() for batch in it for values in batch]
+    expected += [values.tolist() for batch in loader for values in batch]
+    other = minato.DataLoader(Shuffled(), batch_size=SIZE)
+    list(other)  # its generators are elsewhere by now
+    other.load_state_dict(state)
+    rest = [values.tolist() for _ in range(2) for batch in other for values in batch]
+    assert rest == expected
+
+
+def test_generators_that_a_stream_makes_later_are_left_alone() -> None:
+    class Later(Shuffled):
+        def __iter__(self) -> Iterator[tuple[int, float]]:
+            self.parts.insert(0, np.random.default_rng(2))
+            return super().__iter__()
+
+    loader = minato.DataLoader(Later(), batch_size=SIZE)
+    list(loader)
+    next(iter(loader))
+    other = minato.DataLoader(Later(), batch_size=SIZE)
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == N // SIZE - 1
+
+
 # ---- taking it is cheap ----------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
     draws at once. An iterable dataset may draw its order from the program's generators, so it
-    is read up to where it stood with these as it found them. A dataset that sets them when it is
+    is read up to where it stood with these, and its own, as it found them. A dataset that sets them when it is
     told its state finds them so.
     """
 
@@ -50,6 +50,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
+            position.sources.set_dataset(start.get("generators") or {})
             found = position.sources.capture()
             again, snapshot = sum(start.get("delivered_by_worker") or []), Snapshot()
             if position.starts is not None:
@@ -151,6 +152,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 index = super()._next_index()  # type: ignore[no-untyped-call]
                 while self._progress.has(self._number):
                     self._pass_over(index)
+                    self._may_stand_in(index)
                     index = super()._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:
                 self._progress.check_end(self._number)
@@ -158,41 +160,52 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             drawn = all_global() if first and self._draws_from_told else None
         if drawn is not None:
             put_global(drawn)
+        position, number, place = self._position, self._number, self._place
+        self._pass_over(index)
         if self._seeded is not None:
-            position = self._position
-            self._seeded.place = (position.seed, position.epoch, self._number, self._place)
+            self._seeded.place = (position.seed, position.epoch, number, place)
         if self._tolerant is not None:
             self._indices = index
             if self._spares is not None:
                 spares = self._spares.of(index, self._sampler_iter.following)
                 self._dataset_fetcher.spares = spares
-        self._pass_over(index)
+                self._may_stand_in(index)
         return index
 
     def _pass_over(self, index: Any) -> None:
+        sized = self._auto_collation and hasattr(index, "__len__")
+        samples = len(index) if sized else 1
+        # At once, as far as an interrupt can see.
+        self._number, self._place = self._number + 1, self._place + samples
+
+    def _may_stand_in(self, index: Any) -> None:
+        """For samples of batches behind it."""
         if self._spares is not None:
             self._spares.passed(index)
-        self._number += 1
-        sized = self._auto_collation and hasattr(index, "__len__")
-        self._place += len(index) if sized else 1
 
     def _next_data(self) -> Any:
+        """What an interrupt takes was not delivered: a state goes on with it, though this
+        iterator goes on behind it."""
         drawn = self._number
         try:
             data = self._fetched()
             if self._copier is not None:
                 data = self._copier.hand_over(self._copier.begin(data))
-            return data
         except StopIteration:
             self._progress.finished = True
             raise
         except Exception:
             self._position.errors += 1
+            self._delivered(drawn)
             raise
-        finally:
-            last = self._number - 1  # if it was left out it has been counted
-            if last >= drawn and not self._progress.finished and not self._progress.has(last):
-                self._progress.delivered(last)
+        self._delivered(drawn)
+        return data
+
+    def _delivered(self, drawn: int) -> None:
+        """The latest batch, if one was drawn since, or its error."""
+        last = self._number - 1
+        if last >= drawn and not self._progress.has(last):  # if it was left out it has
+            self._progress.delivered(last)
 
     def _fetched(self) -> Any:
         if self._tolerant is None:

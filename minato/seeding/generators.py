@@ -40,8 +40,11 @@ CONTAINER_LIMIT = 1_024
 LOOKS_PER_NODE = 8
 
 #: Attributes watched for generators that are made later, of the objects nearest to the root:
-#: after each sample one look at each of them, of some nanoseconds.
-WATCHED = 64
+#: after each sample one look at each of them, of 5 ns.
+WATCHED = 256
+#: Further objects of which only is counted how many attributes they have, in 1 ns each: so
+#: those are seen that come to be, and not those that take the place of another.
+COUNTED = 1_024
 
 _OF_A_THREAD = frozenset({threading.local})
 
@@ -50,6 +53,8 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
+#: plans of all that is to be seeded, and what is watched: dicts, counted ones, types of generators
+News = tuple[list[Any], list[Any], list[Any], set[type]]
 
 
 def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
@@ -162,14 +167,15 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 
 class Found(NamedTuple):
     """What a walk found: generators and ``seed_sample`` functions in order of discovery,
-    the number of objects looked into, whether the limit cut the walk short, and the
-    attributes of the objects nearest to the roots."""
+    the number of objects looked into, whether the limit cut the walk short, the
+    attributes of the objects nearest to the roots, and those of further ones."""
 
     generators: list[Any]
     hooks: list[Callable[[int], Any]]
     nodes: int
     truncated: bool
     watched: list[dict[str, Any]]
+    counted: list[dict[str, Any]]
 
 
 def _key(kind: str, obj: Any) -> int:
@@ -221,6 +227,7 @@ class _Walk:
         self.generators: list[Any] = []
         self.hooks: list[Callable[[int], Any]] = []
         self.watched: list[dict[str, Any]] = []
+        self.counted: list[dict[str, Any]] = []
         self.unwatched = WATCHED
 
     def shape(self, obj: Any) -> _Shape | None:
@@ -257,7 +264,8 @@ class _Walk:
             obj, shape = self.queue.popleft()
             self.guarded(self.enter, obj, shape, id(obj) in skip)
         cut = bool(self.queue) or self.looks <= 0
-        return Found(self.generators, self.hooks, limit - self.nodes, cut, self.watched)
+        nodes = limit - self.nodes
+        return Found(self.generators, self.hooks, nodes, cut, self.watched, self.counted)
 
     def enter_root(self, root: Any) -> None:
         self.reach(root)
@@ -266,11 +274,10 @@ class _Walk:
     def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
         if shape.hook is not None and not is_root and self.dataset in mro_of(type(obj)):
             self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
-        if shape.attributes is not None and self.unwatched > 0:
+        if shape.attributes is not None and len(self.counted) < COUNTED:
             attributes = shape.attributes.__get__(obj)
             self.unwatched -= 1 + dict.__len__(attributes)
-            if self.unwatched >= 0:
-                self.watched.append(attributes)
+            (self.watched if self.unwatched >= 0 else self.counted).append(attributes)
         shapes, looks = self.shapes, self.looks
         for member in shape.members(obj):
             looks -= 1
@@ -356,8 +363,12 @@ class Growing:
 
     def _seeder(self) -> Seeder:
         seeder = Seeder(self.found.generators, hooks=self.found.hooks)
-        seeder.watch(self.found.watched, self._again, GLOBALS, self._types())
+        self._watch(seeder, GLOBALS)
         return seeder
+
+    def _watch(self, seeder: Seeder, nglobal: int) -> None:
+        found = self.found
+        seeder.watch(found.watched, found.counted, self._again, nglobal, self._types())
 
     def _walk(self) -> Found:
         found = find_of(*self._roots)
@@ -366,12 +377,15 @@ class Growing:
     def _types(self) -> set[type]:
         return {type(g) for g in self.found.generators}
 
-    def _again(self) -> tuple[list[Any], list[Any], set[type]] | None:
+    def _again(self) -> News | None:
         now, known = self._walk(), {id(g) for g in self.found.generators}
         if all(id(g) in known for g in now.generators):
             return None
         self.found = now
-        return self._plans(), now.watched, self._types()
+        return self._news()
+
+    def _news(self) -> News:
+        return self._plans(), self.found.watched, self.found.counted, self._types()
 
     def _plans(self) -> list[Any]:
         return plan_private(self.found.generators, self.found.hooks)
@@ -382,15 +396,15 @@ class _GrowingInThread(Growing):
 
     def _seeder(self) -> Seeder:
         seeder = Seeder._from_plans(self._plans())
-        seeder.watch(self.found.watched, self._again, 0, self._types())
+        self._watch(seeder, 0)
         return seeder
 
-    def _again(self) -> tuple[list[Any], list[Any], set[type]] | None:
+    def _again(self) -> News | None:
         known = self._own()
         self.found = self._walk()
         if self._own() <= known:
             return None
-        return self._plans(), self.found.watched, self._types()
+        return self._news()
 
     def _own(self) -> set[int]:
         shared = {id(g) for g in find_shared(*self._roots)}

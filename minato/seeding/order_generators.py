@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from .._system import CORE
+
 TORCH_SAMPLERS = (
     torch.utils.data.SequentialSampler,
     torch.utils.data.RandomSampler,
@@ -175,6 +177,13 @@ class Sources:
         given = isinstance(self.generator, torch.Generator)  # else torch refuses it
         if given and not self._has(self.generator):
             self.own["loader"] = self.generator
+        #: of an iterable dataset that is read in this process, which may shuffle with its own
+        self.of_dataset: dict[str, Any] = {}
+        if CORE and self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
+            from .generators import find_of
+
+            found_there = find_of(loader.dataset).generators
+            self.of_dataset = {f"dataset.{n}": g for n, g in enumerate(found_there)}
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if sampler_of_torch(self):
@@ -191,7 +200,7 @@ class Sources:
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """States now, by role; the global ones only where the order may come from them."""
-        states = {role: _get_state(g) for role, g in self.own.items()}
+        states = {role: _get_state(g) for role, g in (self.own | self.of_dataset).items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
             if data is not None:
@@ -210,18 +219,29 @@ class Sources:
         return now != before
 
     def set_own(self, states: dict[str, bytes]) -> None:
-        for role, generator in self.own.items():
-            state = states.get(role)
-            if state is None and generator is self.generator:
-                state = states.get("loader")  # where older states have it, whoever holds it
-            if state is None:
+        if "loader" in states and self.generator is not None:
+            # where older states have it, whoever holds it
+            held = {role for role, g in self.own.items() if g is self.generator}
+            states = {**dict.fromkeys(held, states["loader"]), **states}
+        self._set(self.own, states, "sampler")
+
+    def set_dataset(self, states: dict[str, bytes]) -> None:
+        """Before its iterator is made. Not where it has made more of them, or fewer, by now:
+        nobody knows which is which."""
+        if {role for role in states if role.startswith("dataset.")} == set(self.of_dataset):
+            self._set(self.of_dataset, states, "dataset")
+
+    @staticmethod
+    def _set(generators: dict[str, Any], states: dict[str, bytes], whose: str) -> None:
+        for role, generator in generators.items():
+            if role not in states:
                 continue
             try:
-                _set_state(generator, state)
+                _set_state(generator, states[role])
             except Exception as error:
                 raise ValueError(
                     f"the state's generator {role!r} is of another kind than this loader's, a "
-                    f"{type(generator).__name__}: it was taken with another sampler ({error})"
+                    f"{type(generator).__name__}: it was taken with another {whose} ({error})"
                 ) from error
 
 

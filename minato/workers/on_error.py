@@ -113,21 +113,34 @@ def split_spares(index: Any, spares: int) -> tuple[Any, Any]:
 
 
 class Ahead:
-    """What a sampler gives, some of which may be looked at before its turn."""
+    """What a sampler gives, some of which may be looked at before its turn. What it raises then,
+    its end or an error, is raised when that has its turn."""
 
     def __init__(self, indices: Iterable[Any]) -> None:
         self._indices = iter(indices)
         self._drawn: deque[Any] = deque()
+        self._raised: Exception | None = None  # behind these
 
     def __iter__(self) -> Ahead:
         return self
 
     def __next__(self) -> Any:
-        return self._drawn.popleft() if self._drawn else next(self._indices)
+        if self._drawn:
+            return self._drawn.popleft()
+        if self._raised is None:
+            return next(self._indices)
+        try:
+            raise self._raised
+        finally:
+            self._raised = None
 
     def following(self, most: int) -> list[Any]:
-        """So much of what comes next, or what there is."""
-        self._drawn.extend(islice(self._indices, max(0, most - len(self._drawn))))
+        """So much of what comes next, or what there is before the sampler raises."""
+        while len(self._drawn) < most and self._raised is None:
+            try:
+                self._drawn.append(next(self._indices))
+            except Exception as error:
+                self._raised = error
         return list(islice(self._drawn, most))
 
 

@@ -48,7 +48,6 @@ from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
 from minato.iterators.loader_memo import memo_of
 from minato.observe import top
-from minato.transport import forks_while_held
 
 # what a fork would import each time
 import minato.iterators.balanced, minato.iterators.ready  # noqa: E401, I001
@@ -364,7 +363,7 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 #: what leaves something behind by itself: multiprocessing has pipes that it forgets, and memory
 #: that a child sees for which there is no pipe is never used again
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
-             "pipe at " + forks_while_held.__name__.replace(".", "/"), "python3.11/subprocess.py")  # fmt: skip
+             "pipe2", "python3.11/subprocess.py")  # fmt: skip
 #: what a user may be told
 KINDS = (MemoryError, OSError, RuntimeError, ImportError)
 NATIVE = "worker_type='native' cannot serve this loader: the dataset's native_pipeline() failed: "
@@ -401,7 +400,6 @@ def attempt(
     """What one run gives and leaves allocated, and what is amiss of that. usual: what is left
     allocated as a rule. Without anything expected, it is the run that the others should be like."""
     amiss = []
-    _core.living_forks([], [])  # what it allocates is kept until the next call
     live = failing.table.live
     before = held()
     got: list[str] = []
@@ -438,14 +436,10 @@ def attempt(
         wait_for(lambda: not descendants() and threads_here() <= before[2], "all to end", PATIENCE_S)
     except BaseException:
         amiss.append("afterwards: " + traceback.format_exc(limit=-3))
-    if "_core.fork_begins()" in (FOLDER / "stderr").read_text():
-        # Nobody knows of that fork, so what it might see would be kept for good.
-        _core.living_forks([], [*range(1000)])
     end = time.monotonic() + PATIENCE_S / 4
     while held() != before and time.monotonic() < end:
         _core.Engine(1, 0, False)  # what forks may still have seen is looked at again
         time.sleep(0.01)
-    _core.living_forks([], [])
     if held() != before:
         amiss.append(f"left open: {held()}, and before {before}")
     live = failing.table.live - live

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
 import torch
 
 import minato
+
+from minato.transport import torch_bridge
 
 from .support import PATIENCE
 
@@ -73,3 +76,35 @@ def test_an_index_that_is_sent_shuts_the_loader_down(scheduling: str) -> None:
     with pytest.raises(RuntimeError, match="engine is closed|shut down"):
         for _ in range(10):
             next(iterator)
+
+
+@pytest.fixture
+def looks_run_the_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the core asks whether memory is still seen. Garbage may be collected there."""
+    really: Any = torch.UntypedStorage._expired
+
+    def expired(reference: Any) -> bool:
+        run_hook()
+        return really(reference)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "_expired", staticmethod(expired))
+        torch_bridge.bind()
+    yield
+    torch_bridge.bind()
+
+
+@pytest.mark.parametrize("method", ["next", "memory"])
+def test_garbage_that_is_collected_shuts_the_loader_down(
+    method: str, looks_run_the_hook: None
+) -> None:
+    made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE)
+    list(made)
+    iterator = iter(made)
+    images = next(iterator)[1]
+    images.share_memory_()  # its storage has no need of its memory, and lives on
+    engine = iterator._engine
+    hook.append(iterator._shutdown_workers)
+    with pytest.raises(RuntimeError, match="engine is closed|shut down"):
+        engine.next(0) if method == "next" else engine.memory()
+    assert not hook

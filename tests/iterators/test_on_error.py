@@ -433,3 +433,28 @@ def test_a_batch_that_is_left_out_before_the_sampler_fails_is_counted_once() -> 
     state = made.state_dict()
     assert (state["delivered"], state["delivered_beyond"]) == (2, [])
     assert [batch["i"].tolist() for batch in iterator] == [[4, 5]]
+
+
+def drained(**options: Any) -> list[Any]:
+    """What comes, and "error" in its place."""
+    batches = Stumbles([[0, 1], [2, 4], [0, 0], [6, 8], [9, 11]])
+    iterator = iter(minato.DataLoader(Broken(bad=()), batch_sampler=batches, **options))
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(iterator)["i"].tolist())
+        except StopIteration:
+            return found
+        except OSError:
+            found.append("error")
+
+
+@pytest.mark.parametrize("options", [
+    dict(num_workers=0), dict(num_workers=1, prefetch_factor=1),
+    dict(num_workers=1, prefetch_factor=1, scheduling="static"),
+])  # fmt: skip
+def test_a_sampler_that_fails_costs_no_batch_before_it(options: dict[str, Any]) -> None:
+    """Though it is asked for batches ahead, whose samples might be needed."""
+    found = drained(on_error="replace", **options)
+    assert found == drained(**options)
+    assert found[:3] == [[0, 1], [2, 4], "error"] or options["num_workers"]

@@ -515,6 +515,31 @@ def test_a_growing_cache_hides_no_generator():
     assert growing.seeder.renew() and growing.found.generators == [data.rng]
 
 
+class Step:
+    def __init__(self, number):
+        self.name, self.low, self.high, self.p, self.number = f"{number}", 0, 1, 0.5, number
+
+
+class Noise:
+    rng = None
+
+
+@pytest.mark.parametrize("steps", [3, 15, 200, 1000])
+def test_a_generator_that_is_made_later_is_found_behind_many_steps(steps):
+    """Up to some of these also one in place of an attribute that was there before."""
+    from minato.seeding import generators as _seeding
+
+    data = Step(0)
+    data.steps = [*map(Step, range(steps)), Noise()]
+    if steps < 40:
+        data.steps[-1].rng = None
+    growing = _seeding.Growing(data)
+    assert not growing.seeder.renew()
+    data.steps[-1].rng = np.random.default_rng(0)
+    assert growing.seeder.renew() and growing.found.generators == [data.steps[-1].rng]
+    assert not growing.seeder.renew()
+
+
 def test_who_makes_generators_again_and_again_is_told_once():
     from minato.seeding import generators as _seeding
 

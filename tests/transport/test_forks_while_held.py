@@ -1,10 +1,10 @@
 """A batch that a forked child inherited does not change under it."""
 
 import ctypes
-import errno
 import os
+import signal
 import sys
-import types
+import threading
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ import torch
 import minato
 from attack.support import in_child
 from minato import _core
-from minato.transport import forks_while_held as _fork
 from minato.iterators.loader_memo import memo_of
 
 
@@ -30,23 +29,41 @@ def loader():
     return minato.DataLoader(Big(), batch_size=2, num_workers=1, persistent_workers=True)
 
 
+def fds():
+    return len(os.listdir("/proc/self/fd"))
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("untold", [None, "fork_begins", "living_forks"])
-def test_child_sees_its_batch_after_the_parent_has_gone_on(untold, monkeypatch):
-    """untold: what there is no memory for when it forks."""
+
+def raw_fork(child, begin=lambda: None, end=lambda: None):
+    """Process number of a fork whose hooks are minato's only, and begin() and end(), next to the
+    fork in the parent; the child's exit code is what child() gives."""
+    _core.fork_begins()
+    begin()
+    pid = ctypes.PyDLL(None).fork()
+    if pid == 0:
+        code = 99
+        try:
+            _core.forked()
+            code = child()
+        finally:
+            os._exit(code)
+    end()
+    _core.fork_ends()
+    return pid
+
+
+def end_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_child_sees_its_batch_after_the_parent_has_gone_on():
     source = loader()
     list(source)  # from the second epoch on batches are views of the arena
     it = iter(source)
     batch = next(it)
     # NumPy: torch's threads do not survive a fork
     seen, expected = batch.numpy(), batch.numpy().copy()
-    go, told = os.pipe(), os.pipe()
-    forgetful = Forgetful(untold)
-    with monkeypatch.context() as patch:
-        if untold is not None:
-            patch.setattr(_fork, "_core", forgetful)
-        pid = os.fork()
+    go = os.pipe()
+    pid = os.fork()
     if pid == 0:
         code = 1
         try:
@@ -58,27 +75,42 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on(untold, monkeypatch):
     for _ in range(3):
         list(source)
     os.write(go[1], b"!")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    for fd in (*go, *told):
+    assert end_of(pid) == 0
+    for fd in go:
         os.close(fd)
-    if untold == "fork_begins":  # nobody knows of it, so its memory is kept for good
-        _core.living_forks([], [forgetful.count])
 
 
-class Forgetful:
-    """The core, in which one function does all that it does, but has no room for its result."""
+def test_two_threads_fork_at_once():
+    """The child that ends first is not taken for both."""
+    source = loader()
+    list(source)
+    it = iter(source)
+    batch = next(it)
+    seen, expected = batch.numpy(), batch.numpy().copy()
+    begun, go = threading.Event(), threading.Event()
+    look, pids = os.pipe(), []
 
-    def __init__(self, name):
-        self.name = name
-        self.count = None  # the fork that nobody was told of
+    def begin():
+        begun.set()
+        assert go.wait(60)
 
-    def __getattr__(self, name):
-        if name == self.name == "living_forks":
-            raise MemoryError
-        if name == self.name:
-            self.count = _core.fork_begins()
-            raise MemoryError
-        return getattr(_core, name)
+    def child():
+        os.read(look[0], 1)
+        return 0 if (seen == expected).all() else 2
+
+    thread = threading.Thread(target=lambda: pids.append(raw_fork(child, begin)))
+    thread.start()
+    assert begun.wait(60)
+    assert in_child(lambda: 0) == 0
+    go.set()
+    thread.join(60)
+    del batch, seen
+    for _ in range(3):
+        list(source)
+    os.write(look[1], b"!")
+    assert end_of(pids[0]) == 0
+    for fd in look:
+        os.close(fd)
 
 
 def test_memory_is_used_again_once_the_child_is_gone():
@@ -99,33 +131,48 @@ def test_memory_is_used_again_once_the_child_is_gone():
 def test_no_descriptor_is_kept_for_children_that_are_gone():
     source = loader()
     list(source)
-    before = len(os.listdir("/proc/self/fd"))
+    before = fds()
     for _ in range(10):
         batch = next(iter(source))
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+        assert in_child(lambda: 0) == 0
         del batch
         source.stats()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert fds() <= before + 1
+
+
+def test_no_code_of_the_programs_runs_where_forks_are_looked_at():
+    """A signal's handler would: what it raises would be lost, and it may shut the loader down."""
+    source = loader()
+    list(source)
+    it = iter(source)
+    batch = next(it)
+    wait = os.pipe()
+    pid = raw_fork(lambda: len(os.read(wait[0], 1)))
+    del batch
+    engine, calls = it._engine, []
+    sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
+    engine.memory()
+    sys.setprofile(None)
+    os.write(wait[1], b"!")
+    assert end_of(pid) == 1
+    assert [name for event, name in calls if event == "call"] == []
+    for fd in wait:
+        os.close(fd)
 
 
 def test_a_child_begins_with_nothing_of_its_parents():
     """Nor with a lock of its parent's: a thread that is not in the child may have held it."""
     it = iter(loader())
     batch = next(it)
-    count = _core.fork_begins()
-    assert count > 0  # something is out
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if _core.fork_begins() == 0 else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    _core.living_forks([], [count])
+
+    def pipes_of_a_fork():
+        before = fds()
+        _core.fork_begins()
+        return fds() - before
+
+    assert in_child(pipes_of_a_fork) == 0
+    assert pipes_of_a_fork() > 0  # something is out
+    _core.fork_ends()
     del batch
 
 
@@ -141,7 +188,7 @@ def lock_of_held_memory():
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="the layouts are those of 64 bits")
 @pytest.mark.parametrize("which", ["held memory", "costs"])
-def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypatch):
+def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which):
     """A thread without the GIL has it at the moment of the fork: here as good as."""
     source = loader()
     list(source)
@@ -153,61 +200,13 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which, monkeypa
         costs.summary()
         if which != "costs":
             _core.fork_begins()
-            _core.living_forks([], [])
-
-    def begins():
-        assert libc.pthread_mutex_trylock(ctypes.c_void_p(lock)) == 0
+            _core.fork_ends()
         return 0
 
-    hooks = types.SimpleNamespace(fork_begins=begins, forked=_core.forked)
-    with monkeypatch.context() as patch:
-        patch.setattr(_fork, "_core", hooks)
-        code = in_child(work)
-    held = libc.pthread_mutex_trylock(ctypes.c_void_p(lock))
-    assert libc.pthread_mutex_unlock(ctypes.c_void_p(lock)) == 0
-    assert held == errno.EBUSY and code == 0
+    def begin():
+        assert libc.pthread_mutex_trylock(ctypes.c_void_p(lock)) == 0
 
+    def end():
+        assert libc.pthread_mutex_unlock(ctypes.c_void_p(lock)) == 0
 
-def two_that_are_gone():
-    """Forks as transport/forks_while_held.py counts them, whose children have ended."""
-    living = {}
-    for count in (1, 2):
-        living[count], write = os.pipe()
-        os.close(write)
-    return living
-
-
-def test_a_descriptor_is_closed_once_even_if_forgetting_is_entered_again(monkeypatch):
-    """By a finalizer, say: a number closed twice may be somebody else's by then."""
-    closed, told, living = [], [], two_that_are_gone()
-
-    def close(fd):
-        closed.append(fd)
-        _fork.poll()
-        os.close(fd)
-
-    def tell(going_on, ended):
-        told.append(going_on)
-
-    monkeypatch.setattr(_fork, "_living", living)
-    monkeypatch.setattr(_fork, "os", types.SimpleNamespace(close=close))
-    monkeypatch.setattr(_fork, "_core", types.SimpleNamespace(living_forks=tell))
-    ends = sorted(living.values())
-    _fork.poll()
-    assert sorted(closed) == ends and living == {} and told[-1] == []
-
-
-def test_forgetting_that_is_broken_off_leaves_no_closed_descriptor(monkeypatch):
-    living = two_that_are_gone()
-
-    def close(fd):
-        os.close(fd)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_fork, "_living", living)
-    monkeypatch.setattr(_fork, "os", types.SimpleNamespace(close=close))
-    with pytest.raises(KeyboardInterrupt):
-        _fork.poll()
-    assert len(living) == 1
-    for fd in living.values():
-        os.close(fd)  # open still
+    assert end_of(raw_fork(lambda: signal.alarm(60) or work(), begin, end)) == 0

@@ -63,13 +63,6 @@ bind_torch(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-watch_forks(PyObject *module, PyObject *poll)
-{
-    Py_XSETREF(mn_state_of(module)->poll_forks, Py_NewRef(poll));
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     (void)module;
@@ -130,15 +123,11 @@ disposition(PyObject *module, PyObject *args)
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
-     PyDoc_STR("fork_begins() -> count of this fork, 0 when nothing of an arena is out")},
+     PyDoc_STR("fork_begins(): to be called before each fork, and ...")},
+    {"fork_ends", mn_py_fork_ends, METH_NOARGS,
+     PyDoc_STR("fork_ends(): ... after it, in the same thread of the parent, and ...")},
     {"forked", mn_py_forked, METH_NOARGS,
-     PyDoc_STR("forked(): in a child, makes what watches forks its own")},
-    {"living_forks", mn_py_living_forks, METH_VARARGS,
-     PyDoc_STR("living_forks(living, ended): counts of forks whose children may still see what\n"
-               "was out, and of those that were found to be gone; any that was begun and is in\n"
-               "neither goes on for all that is known")},
-    {"watch_forks", watch_forks, METH_O,
-     PyDoc_STR("watch_forks(poll): what to call to refresh living_forks()")},
+     PyDoc_STR("forked(): ... in the child, where nothing of the parent's forks is known")},
     {"peek", mn_peek, METH_O, mn_peek_doc},
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {"disposition", disposition, METH_VARARGS, disposition_doc},
@@ -209,7 +198,6 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->weak_ref);
     Py_VISIT(st->expired);
     Py_VISIT(st->free_weak);
-    Py_VISIT(st->poll_forks);
     Py_VISIT(st->torch_iterator);
     Py_VISIT(st->torch_next);
     return 0;
@@ -238,7 +226,6 @@ core_clear(PyObject *module)
     Py_CLEAR(st->weak_ref);
     Py_CLEAR(st->expired);
     Py_CLEAR(st->free_weak);
-    Py_CLEAR(st->poll_forks);
     Py_CLEAR(st->str_requires_grad);
     Py_CLEAR(st->str_is_neg);
     Py_CLEAR(st->str_is_conj);

@@ -43,7 +43,6 @@ struct mn_state {
     PyObject *free_weak;                /* int -> None */
     PyObject *torch_iterator;           /* its class for iterators with workers, ... */
     PyObject *torch_next;               /* ... and the __next__ of that */
-    PyObject *poll_forks;               /* () -> None, refreshes living_forks() */
     PyObject *str_requires_grad;
     PyObject *str_is_neg;
     PyObject *str_is_conj;
@@ -151,7 +150,8 @@ mn_hold_data(const struct mn_hold *hold);
 int
 mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
 
-/* Frees what has become unseen since. Calls Python. */
+/* Frees what has become unseen since. Calls Python, where garbage may be collected and an engine
+ * be closed: whoever needs one asks for it after this. */
 void
 mn_pending_reclaim(struct mn_state *st);
 
@@ -162,18 +162,17 @@ mn_pending_open(struct mn_state *st);
 void
 mn_pending_bind(struct mn_state *st);
 
-/* fork_begins() -> count of this fork, 0 when nothing of any arena is out */
+/* fork_begins(): before each fork */
 PyObject *
 mn_py_fork_begins(PyObject *module, PyObject *ignored);
+
+/* fork_ends(): after it, in the same thread of the parent */
+PyObject *
+mn_py_fork_ends(PyObject *module, PyObject *ignored);
 
 /* forked(): in the child, before anything else of the module is used there */
 PyObject *
 mn_py_forked(PyObject *module, PyObject *ignored);
-
-/* living_forks([count, ...], [count, ...]): the forks whose children may still see what was out,
- * and those whose children are gone */
-PyObject *
-mn_py_living_forks(PyObject *module, PyObject *args);
 
 /* A bytes-like object over a hold, which it takes over. */
 PyObject *

@@ -16,7 +16,7 @@
 
 /* What may change of attributes. Each has a pause of its own: a cache that grows with every
  * sample must not hide that a generator has come to an attribute. */
-enum { TYPES, LENGTHS, NCHANGES };
+enum { TYPES, LENGTHS, COUNTS, NCHANGES };
 
 struct mn_seed_change {
     uint64_t print; /* when it was looked at last */
@@ -26,9 +26,10 @@ struct mn_seed_change {
 
 /* What is looked at after each sample. */
 struct mn_seed_watch {
-    PyObject *dicts; /* tuple of dicts, or NULL: nothing is watched */
-    PyObject *find;  /* () -> None or (entries, dicts, types): what is there now */
-    PyObject *types; /* tuple: of generators; another one of these is a change, too */
+    PyObject *dicts;   /* tuple of dicts, or NULL: nothing is watched */
+    PyObject *counted; /* the same, of which only the number of entries is looked at */
+    PyObject *find;    /* () -> None or (entries, dicts, counted, types): what is there now */
+    PyObject *types;   /* tuple: of generators; another one of these is a change, too */
     struct mn_seed_change changes[NCHANGES];
     uint32_t renewals;
 };
@@ -148,6 +149,7 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->plan_bitgen);
     Py_VISIT(self->watch.dicts);
+    Py_VISIT(self->watch.counted);
     Py_VISIT(self->watch.find);
     Py_VISIT(self->watch.types);
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
@@ -168,6 +170,7 @@ seeder_clear(PyObject *op)
     }
     Py_CLEAR(self->plan_bitgen);
     Py_CLEAR(self->watch.dicts);
+    Py_CLEAR(self->watch.counted);
     Py_CLEAR(self->watch.find);
     Py_CLEAR(self->watch.types);
     return 0;
@@ -221,20 +224,26 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
     }
 }
 
-/* Of the types of attributes that may hold something, with generators' addresses; and of the
- * lengths of lists and dicts among them. No code of the program's runs. */
+/* Of the types of attributes that may hold something, with generators' addresses; of the lengths
+ * of lists and dicts among them; and of how many attributes others have. No code of the
+ * program's runs. */
 static void
 prints_of(const struct mn_seed_watch *w, uint64_t prints[NCHANGES])
 {
-    uint64_t types = 0, lengths = 0;
+    uint64_t types = 0, lengths = 0, counts = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
         PyObject *dict = PyTuple_GET_ITEM(w->dicts, i);
         Py_BEGIN_CRITICAL_SECTION(dict);
         add_prints(w, dict, &types, &lengths);
         Py_END_CRITICAL_SECTION();
     }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->counted); i++) {
+        uint64_t one = (uint64_t)PyDict_GET_SIZE(PyTuple_GET_ITEM(w->counted, i));
+        counts += one * (2 * (uint64_t)i + 1);
+    }
     prints[TYPES] = types;
     prints[LENGTHS] = lengths;
+    prints[COUNTS] = counts;
 }
 
 static void
@@ -282,24 +291,34 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
     return rc;
 }
 
-static int
-watch_dicts(struct mn_seeder *self, PyObject *dicts, PyObject *types)
+/* NULL with an exception. */
+static PyObject *
+tuple_of_dicts(PyObject *dicts)
 {
-    struct mn_seed_watch *w = &self->watch;
-    PyObject *tuple = PySequence_Tuple(dicts), *kinds = PySequence_Tuple(types);
+    PyObject *tuple = PySequence_Tuple(dicts);
     for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
         if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
             PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
             Py_CLEAR(tuple);
         }
     }
-    if (tuple == NULL || kinds == NULL) {
-        Py_XDECREF(tuple);
-        Py_XDECREF(kinds);
+    return tuple;
+}
+
+static int
+watch_dicts(struct mn_seeder *self, PyObject *dicts, PyObject *counted, PyObject *types)
+{
+    struct mn_seed_watch *w = &self->watch;
+    PyObject *near = tuple_of_dicts(dicts), *far = NULL, *kinds = NULL;
+    if (near == NULL || (far = tuple_of_dicts(counted)) == NULL
+        || (kinds = PySequence_Tuple(types)) == NULL) {
+        Py_XDECREF(near);
+        Py_XDECREF(far);
         return -1;
     }
     Py_XSETREF(w->types, kinds);
-    Py_XSETREF(w->dicts, tuple);
+    Py_XSETREF(w->counted, far);
+    Py_XSETREF(w->dicts, near);
     note_prints(w);
     return 0;
 }
@@ -313,13 +332,13 @@ walk_again(struct mn_seeder *self)
         return -1;
     }
     int rc = 0;
-    PyObject *entries, *dicts, *types;
+    PyObject *entries, *dicts, *counted, *types;
     if (found == Py_None) {
         note_prints(&self->watch);
     }
-    else if (!PyArg_ParseTuple(found, "OOO", &entries, &dicts, &types)
+    else if (!PyArg_ParseTuple(found, "OOOO", &entries, &dicts, &counted, &types)
              || load_targets(self, entries, self->nglobal) < 0
-             || watch_dicts(self, dicts, types) < 0) {
+             || watch_dicts(self, dicts, counted, types) < 0) {
         rc = -1;
     }
     else {
@@ -395,8 +414,8 @@ static PyObject *
 seeder_watch(PyObject *op, PyObject *args)
 {
     struct mn_seeder *self = (struct mn_seeder *)op;
-    PyObject *dicts, *find, *types;
-    if (!PyArg_ParseTuple(args, "OOnO", &dicts, &find, &self->nglobal, &types)) {
+    PyObject *dicts, *counted, *find, *types;
+    if (!PyArg_ParseTuple(args, "OOOnO", &dicts, &counted, &find, &self->nglobal, &types)) {
         return NULL;
     }
     if (self->nglobal < 0 || self->nglobal > self->ntargets) {
@@ -406,7 +425,7 @@ seeder_watch(PyObject *op, PyObject *args)
         self->watch.changes[i].wait = 1;
     }
     Py_XSETREF(self->watch.find, Py_NewRef(find));
-    if (watch_dicts(self, dicts, types) < 0) {
+    if (watch_dicts(self, dicts, counted, types) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -528,10 +547,11 @@ PyDoc_STRVAR(seed_doc,
 "__getitems__ (1) or collate_fn (2) of one batch.  All four are unsigned, 64 bits\n"
 "(domain 32); OverflowError otherwise.  What a hook raises passes through.");
 PyDoc_STRVAR(watch_doc,
-"watch(dicts, find, globals, types)\n\n"
-"From now on renew() looks at these dicts, and whether values of these types are others.\n"
-"find() -> None, or (entries, dicts, types) where there is another generator: plans of all\n"
-"targets but the first `globals`, and what to watch then.");
+"watch(dicts, counted, find, globals, types)\n\n"
+"From now on renew() looks at these dicts, and whether values of these types are others, and at\n"
+"how many entries the counted ones have. find() -> None, or (entries, dicts, counted, types)\n"
+"where there is another generator: plans of all targets but the first `globals`, and what to\n"
+"watch then.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on. The\n"

@@ -12,9 +12,9 @@
  *
  * A fork copies holds.  The child's copies never free: they compare process ids.  And what the
  * child sees must not change under it: a range that was out when the trainer forked waits until
- * that child is gone (minato/transport/forks_while_held.py holds one end of a pipe for each such
- * fork).  Forks are counted; a hold remembers the count at its birth and, once released, at its
- * end, and every living fork in between sees it.
+ * that child is gone (os/mn_forks.h; minato/transport/forks_while_held.py tells of forks).  A hold
+ * remembers how many forks were counted at its birth and, once released, at its end, and every
+ * living fork in between sees it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "engine/mn_engine_snapshot.h"
+#include "os/mn_forks.h"
 #include "os/mn_memory_limits.h"
 #include "os/mn_thread.h"
 #include "py/module/mn_state.h"
@@ -43,14 +44,9 @@ struct mn_hold {
 struct mn_pending {
     struct mn_mutex mutex;
     struct mn_hold *first;
-    uint64_t alive;      /* holds that are out: none, and a fork needs no watching */
-    uint64_t forks;      /* forks so far while something was out */
-    uint64_t *living;    /* counts of those whose children may still run */
-    size_t nliving;
-    /* Forks of these counts, both included, go on for all that is known: Python has not said so
-     * yet, or had no memory to. 0: none. */
-    uint64_t untold, untold_last;
-    PyObject *expired;   /* set once, before there is a guard */
+    uint64_t alive;        /* holds that are out: none, and a fork needs no watching */
+    struct mn_forks forks; /* while something was out */
+    PyObject *expired;     /* set once, before there is a guard */
     PyObject *free_weak;
 };
 
@@ -96,7 +92,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     h->pid = getpid();
     h->pending = st->pending;
     mn_mutex_lock(&h->pending->mutex);
-    h->born = h->pending->forks;
+    h->born = h->pending->forks.count;
     h->pending->alive++;
     mn_mutex_unlock(&h->pending->mutex);
     return h;
@@ -175,10 +171,7 @@ forked(struct mn_hold *h)
         return false; /* a child has a copy of its own */
     }
     mn_mutex_lock(&p->mutex);
-    bool seen = p->untold_last > h->born && p->untold <= h->ended;
-    for (size_t i = 0; i < p->nliving && !seen; i++) {
-        seen = p->living[i] > h->born && p->living[i] <= h->ended;
-    }
+    bool seen = mn_forks_see(&p->forks, h->born, h->ended);
     mn_mutex_unlock(&p->mutex);
     return seen;
 }
@@ -212,7 +205,7 @@ mn_hold_release(struct mn_hold *hold)
         return; /* a forked copy: neither free nor lock */
     }
     mn_mutex_lock(&hold->pending->mutex);
-    hold->ended = hold->pending->forks;
+    hold->ended = hold->pending->forks.count;
     mn_mutex_unlock(&hold->pending->mutex);
     bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
     if (known && unseen(hold) && !forked(hold)) {
@@ -230,20 +223,11 @@ mn_pending_reclaim(struct mn_state *st)
 {
     struct mn_pending *p = st->pending;
     mn_mutex_lock(&p->mutex);
-    bool any = p->first != NULL, forks = p->nliving != 0 || p->untold_last != 0;
-    mn_mutex_unlock(&p->mutex);
-    if (!any) {
-        return;
-    }
-    if (forks && st->poll_forks != NULL) {
-        PyObject *type, *value, *tb;
-        PyErr_Fetch(&type, &value, &tb);
-        Py_XDECREF(PyObject_CallNoArgs(st->poll_forks)); /* calls living_forks() */
-        PyErr_Restore(type, value, tb);
-    }
-    mn_mutex_lock(&p->mutex);
     struct mn_hold *h = p->first, *keep = NULL, *next;
     p->first = NULL;
+    if (h != NULL) {
+        mn_forks_look(&p->forks);
+    }
     mn_mutex_unlock(&p->mutex);
     for (; h != NULL; h = next) {
         next = h->next;
@@ -271,13 +255,22 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
-    uint64_t count = p->alive != 0 ? ++p->forks : 0;
-    if (count != 0) {
-        p->untold = p->untold_last != 0 ? p->untold : count;
-        p->untold_last = count;
+    if (p->alive != 0) {
+        mn_forks_before(&p->forks);
     }
     mn_mutex_unlock(&p->mutex);
-    return PyLong_FromUnsignedLongLong(count);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mn_py_fork_ends(PyObject *module, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_pending *p = mn_state_of(module)->pending;
+    mn_mutex_lock(&p->mutex);
+    mn_forks_in_parent(&p->forks);
+    mn_mutex_unlock(&p->mutex);
+    Py_RETURN_NONE;
 }
 
 PyObject *
@@ -289,58 +282,12 @@ mn_py_forked(PyObject *module, PyObject *ignored)
      * that is not here. Nobody else is: the lock is made anew, and what the list and the counts
      * say is the parent's. */
     int rc = mn_mutex_init(&p->mutex);
-    free(p->living); /* read under the lock only */
-    p->living = NULL;
-    p->nliving = 0;
+    mn_forks_in_child(&p->forks);
     p->first = NULL;
-    p->alive = p->forks = p->untold = p->untold_last = 0;
+    p->alive = 0;
     if (mn_raise_errno(rc, "a lock in a forked child") < 0) {
         return NULL;
     }
-    Py_RETURN_NONE;
-}
-
-static bool
-has(const uint64_t *counts, size_t n, uint64_t count)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (counts[i] == count) {
-            return true;
-        }
-    }
-    return false;
-}
-
-PyObject *
-mn_py_living_forks(PyObject *module, PyObject *args)
-{
-    struct mn_pending *p = mn_state_of(module)->pending;
-    PyObject *lists[2];
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists[0], &PyList_Type, &lists[1])) {
-        return NULL;
-    }
-    size_t n = (size_t)PyList_GET_SIZE(lists[0]), ended = (size_t)PyList_GET_SIZE(lists[1]);
-    uint64_t *living = calloc(n + ended + 1, sizeof(*living));
-    if (living == NULL) {
-        return PyErr_NoMemory();
-    }
-    for (size_t i = 0; i < n + ended; i++) {
-        PyObject *count = PyList_GET_ITEM(lists[i >= n], (Py_ssize_t)(i < n ? i : i - n));
-        living[i] = PyLong_AsUnsignedLongLong(count);
-    }
-    if (PyErr_Occurred()) {
-        free(living);
-        return NULL;
-    }
-    mn_mutex_lock(&p->mutex);
-    uint64_t *old = p->living;
-    p->living = living;
-    p->nliving = n;
-    while (p->untold_last != 0 && has(living, n + ended, p->untold_last)) {
-        p->untold_last = p->untold_last > p->untold ? p->untold_last - 1 : 0;
-    }
-    mn_mutex_unlock(&p->mutex);
-    free(old);
     Py_RETURN_NONE;
 }
 

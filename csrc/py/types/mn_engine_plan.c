@@ -189,14 +189,17 @@ const char mn_engine_next_doc[] =
 PyObject *
 mn_engine_py_next(PyObject *self, PyObject *args)
 {
-    struct mn_engine *e = planner(self);
     double timeout;
-    if (e == NULL || !PyArg_ParseTuple(args, "d", &timeout)) {
+    if (!PyArg_ParseTuple(args, "d", &timeout)) {
+        return NULL;
+    }
+    /* batches are planned many at once: what was dropped since would wait for that */
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    struct mn_engine *e = planner(self);
+    if (e == NULL) {
         return NULL;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    /* batches are planned many at once: what was dropped since would wait for that */
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     uint64_t until = mn_engine_until(timeout);
     for (;;) {
         int64_t slice = mn_engine_slice(until);

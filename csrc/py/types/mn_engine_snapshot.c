@@ -376,12 +376,11 @@ PyObject *
 mn_engine_py_memory(PyObject *self, PyObject *ignored)
 {
     (void)ignored;
+    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     struct mn_engine *e = mn_engine_get(self);
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (e == NULL || st == NULL) {
+    if (e == NULL) {
         return NULL;
     }
-    mn_pending_reclaim(st);
     struct mn_memory_snapshot m = mn_engine_memory(e);
     return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)m.used, "kept",
                          (unsigned long long)m.kept, "warm", (unsigned long long)m.warm,

@@ -1,0 +1,253 @@
+/* Forks that may still see shared memory: their ends, two at once, and more than are watched.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include "mn_test.h"
+#include "os/mn_forks.h"
+
+static struct mn_forks forks;
+
+static bool
+see(uint64_t count)
+{
+    mn_forks_look(&forks);
+    return mn_forks_see(&forks, count - 1, count);
+}
+
+/* Ends by the deadline where that never comes: of processes that nobody here waits for, and of
+ * one that has just been forked and may still have descriptors of others. */
+static void
+wait_unseen(uint64_t count)
+{
+    while (see(count)) {
+        sched_yield();
+    }
+}
+
+static int
+descriptors(void)
+{
+    int n = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder != NULL);
+    while (readdir(folder) != NULL) {
+        n++;
+    }
+    closedir(folder);
+    return n;
+}
+
+static void
+live(void *unused)
+{
+    (void)unused;
+    mn_forks_in_child(&forks);
+    for (;;) {
+        pause();
+    }
+}
+
+static pid_t
+fork_one(void)
+{
+    mn_forks_before(&forks);
+    pid_t pid = mn_test_fork(live, NULL);
+    mn_forks_in_parent(&forks);
+    return pid;
+}
+
+static void
+end(pid_t pid)
+{
+    CHECK(kill(pid, SIGKILL) == 0);
+    CHECK(WIFSIGNALED(mn_test_reap(pid)));
+}
+
+static void
+one_that_fails_is_seen_by_nobody(void)
+{
+    int before = descriptors();
+    mn_forks_before(&forks);
+    CHECK(see(forks.count)); /* it may be there any moment */
+    mn_forks_in_parent(&forks);
+    CHECK(!see(forks.count));
+    mn_forks_in_parent(&forks); /* of one that was not counted */
+    CHECK_EQ(descriptors(), before);
+}
+
+static void
+a_child_sees_what_was_there_until_it_is_gone(void)
+{
+    int before = descriptors();
+    pid_t first = fork_one(), second = fork_one();
+    uint64_t count = forks.count;
+    CHECK(see(count) && see(count - 1));
+    CHECK(!mn_forks_see(&forks, count, count)); /* what came into use after it */
+    end(first);
+    wait_unseen(count - 1);
+    CHECK(see(count));
+    end(second);
+    CHECK(!see(count));
+    CHECK_EQ(descriptors(), before);
+}
+
+static int told[2];
+
+static void
+fork_and_end(void *unused)
+{
+    (void)unused;
+    mn_forks_in_child(&forks);
+    mn_forks_before(&forks);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        live(NULL);
+    }
+    CHECK(write(told[1], &pid, sizeof(pid)) == (ssize_t)sizeof(pid));
+}
+
+static void
+what_a_child_has_forked_sees_it_too(void)
+{
+    pid_t theirs;
+    CHECK(pipe(told) == 0);
+    mn_forks_before(&forks);
+    pid_t pid = mn_test_fork(fork_and_end, NULL);
+    mn_forks_in_parent(&forks);
+    CHECK_EQ(mn_test_reap(pid), 0);
+    CHECK(read(told[0], &theirs, sizeof(theirs)) == (ssize_t)sizeof(theirs));
+    CHECK(see(forks.count));
+    CHECK(kill(theirs, SIGKILL) == 0);
+    wait_unseen(forks.count);
+    CHECK(close(told[0]) == 0 && close(told[1]) == 0);
+}
+
+/* Two threads, each of which has begun before the other is done. */
+struct fork_of_a_thread {
+    pthread_t thread;
+    pthread_barrier_t *turn;
+    pid_t pid;
+};
+
+static void *
+fork_in_turn(void *arg)
+{
+    struct fork_of_a_thread *t = arg;
+    mn_forks_before(&forks);
+    pthread_barrier_wait(t->turn);
+    pthread_barrier_wait(t->turn); /* the other has begun, or is done */
+    t->pid = mn_test_fork(live, NULL);
+    mn_forks_in_parent(&forks);
+    pthread_barrier_wait(t->turn);
+    pthread_barrier_wait(t->turn); /* its child ends with it */
+    return NULL;
+}
+
+static void
+forks_of_two_threads_are_two(void)
+{
+    for (int way = 0; way < 4; way++) { /* who forks first, and whose child ends first */
+        pthread_barrier_t turn;
+        struct fork_of_a_thread other = {.turn = &turn};
+        CHECK(pthread_barrier_init(&turn, NULL, 2) == 0);
+        CHECK(pthread_create(&other.thread, NULL, fork_in_turn, &other) == 0);
+        pthread_barrier_wait(&turn);
+        uint64_t its = forks.count, own = its + 1;
+        mn_forks_before(&forks);
+        pid_t pid = 0;
+        for (int act = 0; act < 2; act++) {
+            if (act == way % 2) {
+                pid = mn_test_fork(live, NULL);
+                mn_forks_in_parent(&forks);
+            }
+            else {
+                pthread_barrier_wait(&turn);
+                pthread_barrier_wait(&turn);
+            }
+        }
+        CHECK(see(its) && see(own));
+        end(way / 2 == 0 ? pid : other.pid);
+        wait_unseen(way / 2 == 0 ? own : its);
+        CHECK(see(way / 2 == 0 ? its : own));
+        end(way / 2 == 0 ? other.pid : pid);
+        CHECK(!see(its) && !see(own));
+        pthread_barrier_wait(&turn);
+        CHECK(pthread_join(other.thread, NULL) == 0);
+        CHECK(pthread_barrier_destroy(&turn) == 0);
+    }
+}
+
+static void
+past_the_limit_none_is_forgotten_too_early_or_never(void)
+{
+    enum { MORE = 5 };
+    static pid_t pids[MN_FORKS_WATCHED + MORE];
+    int before = descriptors();
+    uint64_t first = forks.count + 1, last = forks.count + MN_FORKS_WATCHED + MORE;
+    for (int i = 0; i < MN_FORKS_WATCHED + MORE; i++) {
+        pids[i] = fork_one();
+    }
+    CHECK_EQ(descriptors(), before + MN_FORKS_WATCHED);
+    uint64_t shared = first + MN_FORKS_WATCHED - 1; /* the first of those with one pipe */
+    for (int i = MORE; i > 0; i--) {
+        end(pids[MN_FORKS_WATCHED - 1 + i]);
+        CHECK(see(shared) && see(last));
+    }
+    end(pids[MN_FORKS_WATCHED - 1]);
+    wait_unseen(last);
+    CHECK(!see(shared) && see(first));
+    for (int i = 0; i < MN_FORKS_WATCHED - 1; i++) {
+        end(pids[i]);
+    }
+    CHECK(!see(first) && !mn_forks_see(&forks, 0, forks.count));
+    CHECK_EQ(descriptors(), before);
+}
+
+static void
+leave_descriptors(int n, const struct rlimit *usual)
+{
+    int fd = dup(0);
+    CHECK(fd >= 0 && close(fd) == 0);
+    struct rlimit few = {(rlim_t)fd + (rlim_t)n, usual->rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+}
+
+static void
+without_descriptors_only_what_was_out_is_lost(void)
+{
+    struct rlimit usual;
+    CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+    pid_t first = fork_one();
+    leave_descriptors(1, &usual); /* enough to share */
+    pid_t second = fork_one();
+    end(first);
+    CHECK(see(forks.count));
+    end(second);
+    CHECK(!see(forks.count));
+    first = fork_one();
+    leave_descriptors(0, &usual);
+    second = fork_one();
+    uint64_t lost = forks.count;
+    CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    end(second);
+    end(first);
+    CHECK(see(lost) && !see(lost - 1));
+    end(fork_one());
+    CHECK(!see(lost + 1));
+}
+
+static const struct mn_test tests[] = {
+    MN_TEST("plain", one_that_fails_is_seen_by_nobody),
+    MN_TEST("fork", a_child_sees_what_was_there_until_it_is_gone),
+    MN_TEST("fork", what_a_child_has_forked_sees_it_too),
+    MN_TEST("fork", forks_of_two_threads_are_two),
+    MN_TEST("fork", past_the_limit_none_is_forgotten_too_early_or_never),
+    MN_TEST("fork", without_descriptors_only_what_was_out_is_lost),
+};
+
+MN_TEST_MAIN(tests)
