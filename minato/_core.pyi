@@ -543,11 +543,11 @@ def native_info(
 
 # ---- seeding ---------------------------------------------------------------------------
 
-@final
 _News: TypeAlias = tuple[
     Sequence[object], Sequence[dict[Any, Any]], Sequence[dict[Any, Any]], Iterable[type]
 ]
 
+@final
 class Seeder:
     def __new__(
         cls,

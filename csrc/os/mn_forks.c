@@ -90,7 +90,7 @@ mn_forks_in_child(struct mn_forks *forks)
             (void)close(f->write);
         }
     }
-    memset(forks, 0, sizeof(*forks)); /* the own write end stays open as long as the process lives */
+    memset(forks, 0, sizeof(*forks)); /* the own write end is open as long as the process lives */
 }
 
 void

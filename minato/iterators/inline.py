@@ -38,9 +38,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     unless ``seed_per_sample=True`` asks for those of workers.
 
     The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
-    draws at once. An iterable dataset may draw its order from the program's generators, so it
-    is read up to where it stood with these, and its own, as it found them. A dataset that sets them when it is
-    told its state finds them so.
+    draws at once. An iterable dataset may draw its order from the program's generators, or its
+    own, so it is read up to where it stood with these as it found them. A dataset that sets them
+    when it is told its state finds them so.
     """
 
     _base_seed: int = BASE_SEED

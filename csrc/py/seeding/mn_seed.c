@@ -5,34 +5,14 @@
 
 #include <string.h>
 
-#include "py/module/mn_critical_section.h"
 #include "py/seeding/mn_seed_target.h"
+#include "py/seeding/mn_seed_watch.h"
 
 /* A dataset that makes generators again and again is left to itself after so many. */
 #define RENEWALS_MOST 16
 /* After a walk that found nothing so many samples pass before the next, twice as many each
  * time, up to this: attributes of changing types must not cost a walk a sample. */
 #define PAUSE_MOST 4096u
-
-/* What may change of attributes. Each has a pause of its own: a cache that grows with every
- * sample must not hide that a generator has come to an attribute. */
-enum { TYPES, LENGTHS, COUNTS, NCHANGES };
-
-struct mn_seed_change {
-    uint64_t print; /* when it was looked at last */
-    uint32_t pause; /* samples until the next look, */
-    uint32_t wait;  /* and how many there will be after the next walk in vain */
-};
-
-/* What is looked at after each sample. */
-struct mn_seed_watch {
-    PyObject *dicts;   /* tuple of dicts, or NULL: nothing is watched */
-    PyObject *counted; /* the same, of which only the number of entries is looked at */
-    PyObject *find;    /* () -> None or (entries, dicts, counted, types): what is there now */
-    PyObject *types;   /* tuple: of generators; another one of these is a change, too */
-    struct mn_seed_change changes[NCHANGES];
-    uint32_t renewals;
-};
 
 struct mn_seeder {
     PyObject_HEAD
@@ -187,75 +167,6 @@ seeder_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* ---- generators made later ---------------------------------------------------------- */
-
-static bool
-is_one_of(PyObject *types, PyTypeObject *type)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
-        if (PyTuple_GET_ITEM(types, i) == (PyObject *)type) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* As prints_of, of one of the dicts. */
-static void
-add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint64_t *lengths)
-{
-    PyObject *value;
-    Py_ssize_t place = 0;
-    while (PyDict_Next(dict, &place, NULL, &value)) {
-        PyTypeObject *type = Py_TYPE(value);
-        if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
-            || type == &PyUnicode_Type) {
-            continue; /* what holds nothing comes and goes */
-        }
-        uint64_t one = (uint64_t)(uintptr_t)type;
-        if (is_one_of(w->types, type)) {
-            one += (uint64_t)(uintptr_t)value;
-        }
-        /* sums, whose parts the processor computes side by side */
-        *types += one * UINT64_C(0x9E3779B97F4A7C15);
-        *lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
-                    : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
-                                           : 0;
-    }
-}
-
-/* Of the types of attributes that may hold something, with generators' addresses; of the lengths
- * of lists and dicts among them; and of how many attributes others have. No code of the
- * program's runs. */
-static void
-prints_of(const struct mn_seed_watch *w, uint64_t prints[NCHANGES])
-{
-    uint64_t types = 0, lengths = 0, counts = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
-        PyObject *dict = PyTuple_GET_ITEM(w->dicts, i);
-        Py_BEGIN_CRITICAL_SECTION(dict);
-        add_prints(w, dict, &types, &lengths);
-        Py_END_CRITICAL_SECTION();
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->counted); i++) {
-        uint64_t one = (uint64_t)PyDict_GET_SIZE(PyTuple_GET_ITEM(w->counted, i));
-        counts += one * (2 * (uint64_t)i + 1);
-    }
-    prints[TYPES] = types;
-    prints[LENGTHS] = lengths;
-    prints[COUNTS] = counts;
-}
-
-static void
-note_prints(struct mn_seed_watch *w)
-{
-    uint64_t prints[NCHANGES];
-    prints_of(w, prints);
-    for (int i = 0; i < NCHANGES; i++) {
-        w->changes[i].print = prints[i];
-    }
-}
-
 /* ---- seeding ------------------------------------------------------------------------ */
 
 static int
@@ -281,46 +192,14 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
         return seed_all(self, key);
     }
     /* A hook may make generators, and it seeds them: what has changed by that is no news. */
-    uint64_t before[NCHANGES], after[NCHANGES];
-    prints_of(w, before);
+    uint64_t before[MN_SEED_CHANGES], after[MN_SEED_CHANGES];
+    mn_seed_watch_prints(w, before);
     int rc = seed_all(self, key);
-    prints_of(w, after);
-    for (int i = 0; i < NCHANGES; i++) {
+    mn_seed_watch_prints(w, after);
+    for (int i = 0; i < MN_SEED_CHANGES; i++) {
         w->changes[i].print += after[i] - before[i];
     }
     return rc;
-}
-
-/* NULL with an exception. */
-static PyObject *
-tuple_of_dicts(PyObject *dicts)
-{
-    PyObject *tuple = PySequence_Tuple(dicts);
-    for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
-        if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
-            PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
-static int
-watch_dicts(struct mn_seeder *self, PyObject *dicts, PyObject *counted, PyObject *types)
-{
-    struct mn_seed_watch *w = &self->watch;
-    PyObject *near = tuple_of_dicts(dicts), *far = NULL, *kinds = NULL;
-    if (near == NULL || (far = tuple_of_dicts(counted)) == NULL
-        || (kinds = PySequence_Tuple(types)) == NULL) {
-        Py_XDECREF(near);
-        Py_XDECREF(far);
-        return -1;
-    }
-    Py_XSETREF(w->types, kinds);
-    Py_XSETREF(w->counted, far);
-    Py_XSETREF(w->dicts, near);
-    note_prints(w);
-    return 0;
 }
 
 /* What a new walk says of the dataset. As mn_seeder_renew. */
@@ -334,11 +213,11 @@ walk_again(struct mn_seeder *self)
     int rc = 0;
     PyObject *entries, *dicts, *counted, *types;
     if (found == Py_None) {
-        note_prints(&self->watch);
+        mn_seed_watch_note(&self->watch);
     }
     else if (!PyArg_ParseTuple(found, "OOOO", &entries, &dicts, &counted, &types)
              || load_targets(self, entries, self->nglobal) < 0
-             || watch_dicts(self, dicts, counted, types) < 0) {
+             || mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {
         rc = -1;
     }
     else {
@@ -355,37 +234,18 @@ mn_seeder_look(PyObject *seeder)
     return self->watch.dicts == NULL ? 0 : walk_again(self);
 }
 
-/* Whether one of them is due to be looked at and is another; each in its bit. */
-static unsigned
-changes_of(struct mn_seed_watch *w)
-{
-    uint64_t prints[NCHANGES];
-    unsigned changed = 0;
-    prints_of(w, prints);
-    for (int i = 0; i < NCHANGES; i++) {
-        struct mn_seed_change *c = &w->changes[i];
-        if (c->pause > 0) {
-            c->pause--;
-        }
-        else if (c->print != prints[i]) {
-            changed |= 1u << i;
-        }
-    }
-    return changed;
-}
-
 int
 mn_seeder_renew(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
     unsigned changed =
-        w->dicts != NULL && w->renewals < RENEWALS_MOST ? changes_of(w) : 0;
+        w->dicts != NULL && w->renewals < RENEWALS_MOST ? mn_seed_watch_changes(w) : 0;
     if (changed == 0) {
         return 0;
     }
     int rc = walk_again(self);
-    for (int i = 0; rc == 0 && i < NCHANGES; i++) {
+    for (int i = 0; rc == 0 && i < MN_SEED_CHANGES; i++) {
         struct mn_seed_change *c = &w->changes[i];
         if (changed & 1u << i) {
             c->pause = c->wait;
@@ -421,11 +281,11 @@ seeder_watch(PyObject *op, PyObject *args)
     if (self->nglobal < 0 || self->nglobal > self->ntargets) {
         self->nglobal = self->ntargets;
     }
-    for (int i = 0; i < NCHANGES; i++) {
+    for (int i = 0; i < MN_SEED_CHANGES; i++) {
         self->watch.changes[i].wait = 1;
     }
     Py_XSETREF(self->watch.find, Py_NewRef(find));
-    if (watch_dicts(self, dicts, counted, types) < 0) {
+    if (mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
