@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import multiprocessing.context
 import warnings
 from typing import Any
 
@@ -108,15 +109,33 @@ def test_no_standby_worker_without_autoscale(bounds: Any) -> None:
         DataLoader(Numbers(2), num_workers=2, autoscale=bounds, straggler_threshold=0.5)
 
 
-@pytest.mark.parametrize("name, value", [*IGNORED.items(), ("memory_limit", "1GiB")])
-def test_what_torchs_workers_would_ignore(name: str, value: Any) -> None:
+class OwnContext(multiprocessing.context.ForkContext):
+    """Which only torch's own workers serve."""
+
+
+@pytest.mark.parametrize("case", ["DataPipes", "OwnContext"])
+@pytest.mark.parametrize("name, value", [
+    *IGNORED.items(), ("memory_limit", "1GiB"), ("on_error", "skip"), ("batching", "ready"),
+])
+def test_what_torchs_workers_would_ignore(name: str, value: Any, case: str) -> None:
+    from minato import DataLoader
+
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "in_order": False}
+    dataset: Any = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
+    if case == "OwnContext":
+        dataset = [1, 2]
+        options["multiprocessing_context"] = OwnContext()
+    with pytest.raises(ValueError, match=f"{name}=.*no effect .*{case}"):
+        DataLoader(dataset, **options, **{name: value})
+    assert sorted(flat(DataLoader(dataset, **options))) == [1, 2]
+
+
+def test_a_data_pipe_without_workers_is_a_dataset() -> None:
     from minato import DataLoader
 
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
-    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    with pytest.raises(ValueError, match=f"{name}.*DataPipes"):
-        DataLoader(pipe, **options, **{name: value})
-    assert flat(DataLoader(pipe, **options)) == [1, 2]
+    made = DataLoader(pipe.map([5, 6].index), on_error="skip", max_errors=2)
+    assert flat(made) == []
 
 
 @pytest.mark.parametrize("limit", ["8GiB", "64 MiB", "70MB", "1g", 1 << 26])
