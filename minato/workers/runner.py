@@ -140,7 +140,7 @@ class Runner:
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """What makes the sample of a row of a batch from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-        dataset = by_sample(self.job.dataset)
+        dataset = by_sample(self.job.dataset, self.job.auto_collation)
 
         def get(row: int, index: Any) -> Any:
             place = (task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
@@ -307,10 +307,11 @@ def _may_be_sent(what: int, obj: Any) -> bool:
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
     """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
     dataset this is, which was told of the epoch."""
+    dataset = by_sample(job.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
         number,
-        _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
+        _Refusing(runner.init_failure) if runner.init_failure else dataset,
         runner.seeder,
         open_layout,
         _load_index,

@@ -9,6 +9,7 @@ worker whose samples Python makes in its place (``native.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import getitem
 from typing import Any, Protocol
 
@@ -78,7 +79,9 @@ def tolerated(
     tolerant.amiss = []
     dataset: Any = source.dataset
     together = source.auto_collation and fetches_batches(dataset)
-    one = (lambda i: dataset.__getitems__([i])[0]) if together else by_sample(dataset).__getitem__
+    one = (lambda i: dataset.__getitems__([i])[0]) if together else partial(
+        getitem, by_sample(dataset, source.auto_collation)
+    )
 
     def get(row: int, i: Any) -> Any:
         begins(row)

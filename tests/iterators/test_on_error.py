@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from contract.support import error_text
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 import minato
 
@@ -357,6 +357,21 @@ def test_an_index_that_is_a_list_is_one_index(workers: int) -> None:
         one for one in lists if one != [3, 4, 5] and one != found[1]]  # fmt: skip
     [(index, _, other)] = loader.stats()["failed"]["latest"]
     assert index == [3, 4, 5] and other == found[1]
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_list_of_a_subset_is_one_index_of_it(workers: int, mode: str) -> None:
+    subset = Subset(Subset(Lists((14,)), list(range(10, 19))), list(range(9)))
+    lists = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    loader = minato.DataLoader(
+        subset, batch_size=None, sampler=lists, num_workers=workers,  # type: ignore
+        on_error=mode, max_errors=1,
+    )  # fmt: skip
+    first, last = [10, 11, 12], [16, 17, 18]
+    found = [batch.tolist() for batch in loader]
+    assert found in ([[first, last]] if mode == "skip" else [[first, x, last] for x in (first, last)])
+    assert loader.stats()["failed"]["left_out"] == (mode == "skip")
 
 
 @pytest.mark.parametrize("kind", kinds())
