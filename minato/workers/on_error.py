@@ -32,6 +32,11 @@ class Fatal(Exception):
         self.failure = failure
 
 
+class NotDivisible(Exception):
+    """A dataset's ``__getitems__`` makes something other than a list of samples: there is nothing
+    to leave out of that, and nothing to put in a place in it."""
+
+
 @dataclass
 class Amiss:
     """A sample of a batch that could not be made."""
@@ -66,7 +71,7 @@ class Tolerant:
         for row, index in enumerate(indices):
             try:
                 made.append(get(row, index))
-            except Fatal:
+            except (Fatal, NotDivisible):
                 raise
             except Exception as error:
                 others, amiss = self.instead(row, error, indices, spares, get)
