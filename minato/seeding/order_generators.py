@@ -94,14 +94,26 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
+def _has_state(generator: Any) -> bool:
+    """Whether it can be put back. A class below ``random.Random`` may have no state, or one of a
+    form of its own; what such a generator gives is its program's business."""
+    if not isinstance(generator, random.Random):
+        return True
+    try:
+        _version, words, _gauss = json.loads(_get_state(generator))
+    except Exception:
+        return False
+    return isinstance(words, list)
+
+
 def _held(part: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Generators that a sampler holds as attributes, by role."""
     kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
              np.random.BitGenerator)  # fmt: skip
     everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
     for attribute, value in getattr(part, "__dict__", {}).items():
-        shared = any(value is g for g in everybodys) or isinstance(value, random.SystemRandom)
-        if isinstance(value, kinds) and not shared:
+        shared = any(value is g for g in everybodys)
+        if isinstance(value, kinds) and not shared and _has_state(value):
             yield f"{name}.{attribute}", value
 
 
