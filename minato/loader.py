@@ -341,6 +341,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _new_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
+        options = Options.of(self)  # the constructor has not seen what was set since
+        options.check(self.num_workers, self.persistent_workers)
+        options.check_effect(self)
         if self.num_workers == 0:
             return InlineIterator(self)
         reason = self._why_torch()

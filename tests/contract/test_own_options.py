@@ -87,6 +87,25 @@ def test_an_option_that_would_be_ignored_is_refused(case: str, name: str) -> Non
         DataLoader(dataset, **options, **{name: IGNORED[name]})
 
 
+def test_what_is_set_later_is_checked_with_the_next_iterator() -> None:
+    from minato import DataLoader
+
+    def refused(words: str, dataset: Any, later: dict[str, Any], **options: Any) -> None:
+        made = DataLoader(dataset, num_workers=1, **options)
+        for name, value in later.items():
+            setattr(made, name, value)
+        with pytest.raises(ValueError, match=words):
+            iter(made)
+
+    refused("'balanced' or 'static'", Numbers(2), {"scheduling": "statik"})
+    refused("'skip' or 'replace'", Numbers(2), {"on_error": "skpi"})
+    refused("on_error.*iterable", Uneven([2]), {"on_error": "skip"})
+    refused("plain BatchSampler", Numbers(2), {"batching": "ready"},
+            batch_sampler=[[0, 1]], in_order=False)
+    refused("on_error.*OwnContext", Numbers(2), {"multiprocessing_context": OwnContext()},
+            on_error="skip")
+
+
 def test_defaults_written_out_are_not_refused() -> None:
     from minato import DataLoader
 
