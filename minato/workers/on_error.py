@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from ..errors import Failure
+from ..errors import Failure, no_end
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
 #: samples that are tried in the place of one
@@ -101,7 +101,7 @@ class Tolerant:
             except Exception:
                 continue
             return [sample], Amiss(row, failure, replaced=True, instead=index)
-        raise error
+        raise no_end(error)
 
 
 def _same(one: Any, other: Any) -> bool:

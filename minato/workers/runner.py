@@ -27,7 +27,7 @@ from ..transport.layouts import is_default_collate, open_layout, proven
 from ..transport.sendable import sendable, sending_ns
 from .answers import (
     AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
-    RESUME, SAMPLE, STATED, Answer, Entry, encode, failure_of, parted,
+    RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
@@ -189,7 +189,7 @@ class Runner:
         return failure
 
     def _failure(self, error: Exception) -> Failure:
-        return error.failure if isinstance(error, Fatal) else failure_of(error, self.where)
+        return error.failure if isinstance(error, Fatal) else Failure.of(error, self.where)
 
     def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""
