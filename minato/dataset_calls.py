@@ -44,7 +44,8 @@ class _OneByOne:
         return subset.dataset[index]
 
 
-def by_sample(dataset: Any) -> Any:
-    """What gives a sample of a dataset that is not to be asked for whole batches."""
-    subsets = behind_subsets(dataset)[1]
+def by_sample(dataset: Any, batched: bool = True) -> Any:
+    """What gives a sample of a dataset that is not to be asked for whole batches. Not batched: the
+    dataset itself, as torch asks it then; to a Subset an index may be a list of them."""
+    subsets = behind_subsets(dataset)[1] if batched else []
     return _OneByOne(subsets) if subsets else dataset

@@ -136,6 +136,18 @@ def thread_impossible(reason: str) -> str:
     return f"worker_type='thread' cannot serve this loader: {reason}."
 
 
+def no_end(error: Exception) -> Exception:
+    """An error to raise out of next(), where a for loop would take StopIteration for the end."""
+    if not isinstance(error, StopIteration):
+        return error
+    stop = RuntimeError(
+        "StopIteration was raised by the program's own code (the traceback says where), and no "
+        "epoch ends there"
+    )
+    stop.__cause__, stop.__traceback__ = error, error.__traceback__
+    return stop
+
+
 @dataclass
 class Failure:
     """An exception on its way to the caller: torch's wrapper and, where it pickles, itself."""
@@ -149,6 +161,7 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, where: str) -> Failure:
         """Wraps an exception that was caught."""
+        error = no_end(error)
         if error.__traceback__ is None:  # raised in C: torch's text begins with a traceback
             with contextlib.suppress(type(error)):
                 raise error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing.context as mp_context
 import operator
 import os
 import warnings
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler, _utils
+from torch.utils.data import Dataset, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from ._system_errors import refused
@@ -20,7 +19,7 @@ from .device.provider import target
 from .iterators.inline import InlineIterator
 from .iterators.loader_memo import memo_of
 from .observe.stats import collect
-from .options import Options, described
+from .options import Options, asks_for_torchs_workers, described
 from .seeding.order_generators import Sources
 from .state import opened, state_of
 from .stateful import is_stateful
@@ -36,12 +35,6 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 #: as it is before ``patch_torch()``
 torchs_iterator = torch.utils.data.DataLoader._get_iterator
-
-_STANDARD_CONTEXTS = tuple(
-    getattr(mp_context, f"{name}Context")
-    for name in ("Default", "Fork", "Spawn", "ForkServer")
-    if hasattr(mp_context, f"{name}Context")  # not every system has all
-)
 
 
 def _whole_epoch(epoch: Any) -> int:
@@ -134,7 +127,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
             has no sample left is not delivered). ``"replace"``: another sample of the same epoch
             is made in its place, the same one however many workers there are, so batches keep
-            their size. For map-style datasets; errors of a collate_fn always raise.
+            their size. For map-style datasets; errors of a collate_fn, and of a ``__getitems__``
+            that returns no list of samples, always raise.
         max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
             as a number (int), or as a share of the epoch (float; one is always allowed). One
             more raises the first of their errors.
@@ -344,6 +338,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _new_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
+        options = Options.of(self)  # the constructor has not seen what was set since
+        options.check(self.num_workers, self.persistent_workers)
+        options.check_effect(self)
         if self.num_workers == 0:
             return InlineIterator(self)
         reason = self._why_torch()
@@ -369,11 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return None
         if not CORE:
             return NEEDS_LINUX
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            return "DataPipes shard and shuffle through torch's workers"
-        if not _is_torchs_own():
-            return "code that torch's workers run was replaced"
-        context = self.multiprocessing_context
-        if context is not None and type(context) not in _STANDARD_CONTEXTS:
-            return f"{type(context).__name__} needs torch's workers (no standard context)"
-        return refused()
+        reason = asks_for_torchs_workers(self)
+        if reason is None and not _is_torchs_own():
+            reason = "code that torch's workers run was replaced"
+        return reason or refused()

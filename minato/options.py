@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.context as mp_context
 import re
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,12 @@ from .errors import native_impossible, thread_impossible
 if CORE:
     from .workers import python_threads
     from .workers.native import why_not
+
+_STANDARD_CONTEXTS = tuple(
+    getattr(mp_context, f"{name}Context")
+    for name in ("Default", "Fork", "Spawn", "ForkServer")
+    if hasattr(mp_context, f"{name}Context")  # not every system has all
+)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -66,6 +73,18 @@ def described(loader: Any) -> str:
         if value != getattr(kind, field.name):
             parts.append(f"{field.name}={value!r}")
     return f"<{name} of {type(has['dataset']).__name__}{size}: {', '.join(parts)}>"
+
+
+def asks_for_torchs_workers(loader: Any) -> str | None:
+    """Which of torch's arguments only torch's own workers can serve, and why; None: none."""
+    if loader.num_workers == 0:
+        return None
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return "DataPipes shard and shuffle through torch's workers"
+    context = loader.multiprocessing_context
+    if context is not None and type(context) not in _STANDARD_CONTEXTS:
+        return f"{type(context).__name__} needs torch's workers (no standard context)"
+    return None
 
 
 @dataclass(frozen=True)
@@ -221,9 +240,11 @@ class Options:
             "prefetch_next_epoch": self.prefetch_next_epoch,
         }
         ignored = [name for name in asked if asked[name]]
-        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) and loader.num_workers > 0:
-            why = "for DataPipes, which torch's own workers serve"
+        if (reason := asks_for_torchs_workers(loader)) is not None:
+            why = f"where torch's own workers serve: {reason}"
             ignored += [n for n in ("memory_limit", "device") if getattr(self, n) is not None]
+            ignored += ["on_error"] if self.on_error != "raise" else []
+            ignored += ["batching"] if self.batching == "ready" else []
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker goes through it by itself, with a random "
@@ -247,11 +268,6 @@ class Options:
             return
         if not CORE:
             raise ValueError(f"on_error={self.on_error!r} has no effect: {NEEDS_LINUX}")
-        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-            raise ValueError(
-                f"on_error={self.on_error!r} has no effect for DataPipes, which torch's own "
-                "workers serve. Leave it out."
-            )
         if loader._dataset_kind == _DatasetKind.Iterable:
             raise ValueError(
                 f"on_error={self.on_error!r} has no effect for an iterable dataset: an iterator "
@@ -292,6 +308,11 @@ class Options:
                 reason = why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
                 raise ValueError(native_impossible(reason))
+            if self.max_retries > 1:
+                raise ValueError(
+                    f"max_retries={self.max_retries} has no effect with worker_type='native': a "
+                    "thread cannot be killed, and its samples are not tried again. Leave it out."
+                )
         if self.worker_type == "thread":
             reason = python_threads.why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:

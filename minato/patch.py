@@ -100,10 +100,8 @@ def _get_iterator(loader: Any) -> Any:
     each epoch, also after the patch has been undone."""
     if not _torch.active:  # whoever calls this has kept it
         return torchs_iterator(loader)
-    options = Options.of(loader)
-    options.check(loader.num_workers, loader.persistent_workers)
-    options.check_effect(loader)
-    vars(loader).update(vars(options))  # a class below torch's may refuse to be set these
+    own = vars(Options.of(loader))
+    vars(loader).update(own)  # a class below torch's may refuse to be set these
     return DataLoader._get_iterator(loader)
 
 

@@ -236,6 +236,46 @@ def test_a_generator_of_another_kind_is_refused(then: str) -> None:
         next(iter(other))
 
 
+class Stateless(random.Random):
+    """Reads a device, as ``random.SystemRandom`` does."""
+
+    def getstate(self) -> Any:
+        raise NotImplementedError("no state")
+
+
+class Short(random.Random):
+    """Has a state of another form than the Mersenne Twister's."""
+
+    def getstate(self) -> Any:
+        return b"\0\1\2\3"
+
+
+class Numbered(random.Random):
+    def getstate(self) -> Any:
+        return 7
+
+
+@pytest.mark.parametrize("kind", [Stateless, Short, Numbered, random.SystemRandom])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_generator_whose_state_cannot_be_put_back_is_its_programs(
+    workers: int, kind: Any
+) -> None:
+    class Orders(Sampler):
+        def __init__(self) -> None:
+            self.rng = kind()
+
+        def __len__(self) -> int:
+            return 6
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.rng.sample(range(6), 6))
+
+    loader = minato.DataLoader(list(range(6)), 2, sampler=Orders(), num_workers=workers)  # type: ignore
+    for _epoch in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(6))
+    assert not any("rng" in role for role in loader.state_dict()["generators"] or ())
+
+
 def test_a_sampler_that_draws_at_once_leaves_the_programs_generators_alone() -> None:
     loader = make("batches at once of random", 2)
     it = iter(loader)

@@ -105,12 +105,24 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
                np.random.BitGenerator)  # fmt: skip
 
 
+def _has_state(generator: Any) -> bool:
+    """Whether it can be put back. A class below ``random.Random`` may have no state, or one of a
+    form of its own; what such a generator gives is its program's business."""
+    if not isinstance(generator, random.Random):
+        return True
+    try:
+        _version, words, _gauss = json.loads(_get_state(generator))
+    except Exception:
+        return False
+    return isinstance(words, list)
+
+
 def _is_generator(value: Any) -> bool:
     """Of its holder's own, and with a state."""
-    if not isinstance(value, _GENERATORS) or isinstance(value, random.SystemRandom):
+    if not isinstance(value, _GENERATORS):
         return False
     everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
-    return not any(value is g for g in everybodys)
+    return not any(value is g for g in everybodys) and _has_state(value)
 
 
 def _is_sampler(value: Any) -> bool:

@@ -19,6 +19,8 @@ from .torch_bridge import DLPACK_CODES
 
 DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
 
+#: torch's own, whatever a program puts under that name
+_DEFAULT_COLLATE = torch_collate.default_collate
 #: torch's own entries of its registry: a program may have replaced some by now
 _TORCHS = {
     kind: function
@@ -41,7 +43,8 @@ def is_default_collate(collate_fn: Any) -> bool:
     can hold."""
     registry = torch_collate.default_collate_fn_map
     return (
-        collate_fn is torch_collate.default_collate
+        collate_fn is _DEFAULT_COLLATE
+        and _DEFAULT_COLLATE.__module__ == torch_collate.__name__  # or it was there before minato
         and _TORCHS.items() <= registry.items()
         and not any(map(_may_be_held, registry.keys() - _TORCHS.keys()))
     )

@@ -47,15 +47,6 @@ def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
     return samples, amiss
 
 
-def failure_of(error: Exception, where: str) -> Failure:
-    """Of a sample that could not be made."""
-    if isinstance(error, StopIteration):  # a for loop would take it for the end of the epoch
-        stop = RuntimeError("dataset.__getitem__ raised StopIteration")
-        stop.__cause__, stop.__traceback__ = error, error.__traceback__
-        error = stop
-    return Failure.of(error, where)
-
-
 def encode(answer: Any, where: str, kind: int) -> tuple[bytes | None, list[Any]]:
     """The message of an answer to a task of this kind, and the buffers beside it."""
     if answer is None:

@@ -29,7 +29,7 @@ from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
-from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, failure_of, parted
+from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .on_error import RAISE, Tolerant, split_spares
 from .seeded_samples import OF_SAMPLE, in_its_place
 from .thread_pool import ThreadPool
@@ -273,7 +273,7 @@ class _Runner:
             return FAILED, self._failure(error), *at
 
     def _failure(self, error: Exception) -> Failure:
-        return failure_of(error, self.where)
+        return Failure.of(error, self.where)
 
     def encoded(self, answer: Any) -> tuple[bytes, list[Any]]:
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from ..errors import Failure
+from ..errors import Failure, no_end
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
 #: samples that are tried in the place of one
@@ -30,6 +30,11 @@ class Fatal(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__("worker_init_fn failed")
         self.failure = failure
+
+
+class NotDivisible(Exception):
+    """A dataset's ``__getitems__`` makes something other than a list of samples: there is nothing
+    to leave out of that, and nothing to put in a place in it."""
 
 
 @dataclass
@@ -66,7 +71,7 @@ class Tolerant:
         for row, index in enumerate(indices):
             try:
                 made.append(get(row, index))
-            except Fatal:
+            except (Fatal, NotDivisible):
                 raise
             except Exception as error:
                 others, amiss = self.instead(row, error, indices, spares, get)
@@ -96,7 +101,7 @@ class Tolerant:
             except Exception:
                 continue
             return [sample], Amiss(row, failure, replaced=True, instead=index)
-        raise error
+        raise no_end(error)
 
 
 def _same(one: Any, other: Any) -> bool:

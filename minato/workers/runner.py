@@ -27,7 +27,7 @@ from ..transport.layouts import is_default_collate, open_layout, proven
 from ..transport.sendable import sendable, sending_ns
 from .answers import (
     AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
-    RESUME, SAMPLE, STATED, Answer, Entry, encode, failure_of, parted,
+    RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
@@ -140,7 +140,7 @@ class Runner:
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """What makes the sample of a row of a batch from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-        dataset = by_sample(self.job.dataset)
+        dataset = by_sample(self.job.dataset, self.job.auto_collation)
 
         def get(row: int, index: Any) -> Any:
             place = (task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
@@ -189,7 +189,7 @@ class Runner:
         return failure
 
     def _failure(self, error: Exception) -> Failure:
-        return error.failure if isinstance(error, Fatal) else failure_of(error, self.where)
+        return error.failure if isinstance(error, Fatal) else Failure.of(error, self.where)
 
     def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""
@@ -307,10 +307,11 @@ def _may_be_sent(what: int, obj: Any) -> bool:
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
     """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
     dataset this is, which was told of the epoch."""
+    dataset = by_sample(job.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
         number,
-        _Refusing(runner.init_failure) if runner.init_failure else by_sample(job.dataset),
+        _Refusing(runner.init_failure) if runner.init_failure else dataset,
         runner.seeder,
         open_layout,
         _load_index,

@@ -9,12 +9,13 @@ worker whose samples Python makes in its place (``native.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import getitem
 from typing import Any, Protocol
 
 from ..dataset_calls import by_sample, fetches_batches
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
-from .on_error import Amiss, Tolerant, split_spares
+from .on_error import Amiss, NotDivisible, Tolerant, split_spares
 
 #: domains of the seeds, enum mn_seed_domain: what a place stands for. Of a sample it is that of the
 #: sampler's order, else the batch's number.
@@ -78,7 +79,8 @@ def tolerated(
     tolerant.amiss = []
     dataset: Any = source.dataset
     together = source.auto_collation and fetches_batches(dataset)
-    one = (lambda i: dataset.__getitems__([i])[0]) if together else by_sample(dataset).__getitem__
+    alone = by_sample(dataset, source.auto_collation)
+    one = partial(_one_of, dataset) if together else partial(getitem, alone)
 
     def get(row: int, i: Any) -> Any:
         begins(row)
@@ -90,12 +92,24 @@ def tolerated(
         try:
             place_of_all = base_seed, epoch, number, OF_GETITEMS
             return made(seeder, place_of_all, dataset.__getitems__, index)
-        except Exception:
-            pass  # of which of them? They are asked for one by one, with the seeds of each.
-    data = tolerant.samples(index if source.auto_collation else [index], spares, get)
+        except Exception as error:  # of which? They are asked for one by one, with seeds of each
+            try:
+                data = tolerant.samples(index, spares, get)
+            except NotDivisible:
+                raise error from None
+    else:
+        data = tolerant.samples(index if source.auto_collation else [index], spares, get)
     if not data and tolerant.amiss:
         raise AllLeftOut(tolerant.amiss)
     return data if source.auto_collation else data[0]
+
+
+def _one_of(dataset: Any, index: Any) -> Any:
+    """A sample of a dataset that makes whole batches."""
+    found = dataset.__getitems__([index])
+    if not isinstance(found, list) or len(found) != 1:
+        raise NotDivisible
+    return found[0]
 
 
 class AllLeftOut(Exception):

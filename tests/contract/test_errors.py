@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, as_is
+from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, Uneven, as_is
 from .support import Failure, Kind, all_gone, drain, error_text, flat, worker_pids
 
 
@@ -294,6 +294,28 @@ def test_stop_iteration_in_getitem(loader: Kind, size: int | None) -> None:
 
 
 # ------------------------------------------------- what minato adds
+
+
+def _stop(*_what: Any) -> None:
+    next(iter(()))
+
+
+@pytest.mark.parametrize("where, dataset", [
+    ("collate_fn", Numbers(6)), ("worker_init_fn", Numbers(6)), ("worker_init_fn", Uneven([6])),
+])
+def test_stop_iteration_of_other_functions(own: Kind, where: str, dataset: Any) -> None:
+    got = _failure(own, dataset, batch_size=2, **{where: _stop})
+    assert got.kind is RuntimeError and "in _stop" in got.text
+    assert "StopIteration" in got.text and "__getitem__" not in got.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_stop_iteration_beyond_what_may_fail(own: Kind, workers: int, mode: str) -> None:
+    made = own(Failing(4, {0, 1, 2, 3}, _raise_stop), batch_size=2, num_workers=workers,
+               on_error=mode, max_errors=1)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(made)
 
 
 def test_error_keeps_its_cause(loader: Kind) -> None:

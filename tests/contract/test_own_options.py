@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import multiprocessing.context
 import warnings
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_an_option_that_would_be_ignored_is_refused(case: str, name: str) -> Non
         DataLoader(dataset, **options, **{name: IGNORED[name]})
 
 
+def test_what_is_set_later_is_checked_with_the_next_iterator() -> None:
+    from minato import DataLoader
+
+    def refused(words: str, dataset: Any, later: dict[str, Any], **options: Any) -> None:
+        made = DataLoader(dataset, num_workers=1, **options)
+        for name, value in later.items():
+            setattr(made, name, value)
+        with pytest.raises(ValueError, match=words):
+            iter(made)
+
+    refused("'balanced' or 'static'", Numbers(2), {"scheduling": "statik"})
+    refused("'skip' or 'replace'", Numbers(2), {"on_error": "skpi"})
+    refused("on_error.*iterable", Uneven([2]), {"on_error": "skip"})
+    refused("plain BatchSampler", Numbers(2), {"batching": "ready"},
+            batch_sampler=[[0, 1]], in_order=False)
+    refused("on_error.*OwnContext", Numbers(2), {"multiprocessing_context": OwnContext()},
+            on_error="skip")
+
+
 def test_defaults_written_out_are_not_refused() -> None:
     from minato import DataLoader
 
@@ -108,15 +128,33 @@ def test_no_standby_worker_without_autoscale(bounds: Any) -> None:
         DataLoader(Numbers(2), num_workers=2, autoscale=bounds, straggler_threshold=0.5)
 
 
-@pytest.mark.parametrize("name, value", [*IGNORED.items(), ("memory_limit", "1GiB")])
-def test_what_torchs_workers_would_ignore(name: str, value: Any) -> None:
+class OwnContext(multiprocessing.context.ForkContext):
+    """Which only torch's own workers serve."""
+
+
+@pytest.mark.parametrize("case", ["DataPipes", "OwnContext"])
+@pytest.mark.parametrize("name, value", [
+    *IGNORED.items(), ("memory_limit", "1GiB"), ("on_error", "skip"), ("batching", "ready"),
+])
+def test_what_torchs_workers_would_ignore(name: str, value: Any, case: str) -> None:
+    from minato import DataLoader
+
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "in_order": False}
+    dataset: Any = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
+    if case == "OwnContext":
+        dataset = [1, 2]
+        options["multiprocessing_context"] = OwnContext()
+    with pytest.raises(ValueError, match=f"{name}=.*no effect .*{case}"):
+        DataLoader(dataset, **options, **{name: value})
+    assert sorted(flat(DataLoader(dataset, **options))) == [1, 2]
+
+
+def test_a_data_pipe_without_workers_is_a_dataset() -> None:
     from minato import DataLoader
 
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
-    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    with pytest.raises(ValueError, match=f"{name}.*DataPipes"):
-        DataLoader(pipe, **options, **{name: value})
-    assert flat(DataLoader(pipe, **options)) == [1, 2]
+    made = DataLoader(pipe.map([5, 6].index), on_error="skip", max_errors=2)
+    assert flat(made) == []
 
 
 @pytest.mark.parametrize("limit", ["8GiB", "64 MiB", "70MB", "1g", 1 << 26])

@@ -459,7 +459,7 @@ def test_nothing_is_copied_to_the_cpu(fake: Fake, device: Any) -> None:
 
 def test_where_torchs_workers_serve_it_is_refused(fake: Fake) -> None:
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
-    with pytest.raises(ValueError, match="device='cuda' has no effect for DataPipes"):
+    with pytest.raises(ValueError, match="device='cuda' has no effect .*DataPipes"):
         minato.DataLoader(pipe, num_workers=1, device="cuda")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from contract.support import error_text
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 import minato
 
@@ -336,6 +336,44 @@ def test_the_same_takes_its_place_in_every_kind(size: int | None) -> None:
     assert all(one == seen[0] for one in seen[1:])
 
 
+class Columns(Broken):
+    """Makes a batch that is no list of samples."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if set(indices) & self.bad:
+            raise ValueError(f"{indices} is corrupt")
+        return {"x": torch.tensor(indices)}
+
+
+class OneTensor(Columns):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return super().__getitems__(indices)["x"]
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("dataset", [Columns, OneTensor])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_no_list_of_samples_is_not_divided(
+    workers: int, dataset: type, mode: str
+) -> None:
+    """Not even by its first sample, where that is the corrupt one."""
+    for bad in (6, 4):
+        loader = minato.DataLoader(
+            dataset((bad,), 12), batch_size=4, num_workers=workers, collate_fn=as_it_is,
+            on_error=mode, max_errors=5,
+        )  # fmt: skip
+        iterator = iter(loader)
+        kind = type(next(iterator))
+        with pytest.raises(ValueError, match="is corrupt"):
+            next(iterator)
+        assert type(next(iterator)) is kind
+        assert loader.stats()["failed"]["left_out"] == 0
+
+
 class Lists(Broken):
     """Is asked for lists of samples, one index each."""
 
@@ -357,6 +395,22 @@ def test_an_index_that_is_a_list_is_one_index(workers: int) -> None:
         one for one in lists if one != [3, 4, 5] and one != found[1]]  # fmt: skip
     [(index, _, other)] = loader.stats()["failed"]["latest"]
     assert index == [3, 4, 5] and other == found[1]
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_list_of_a_subset_is_one_index_of_it(workers: int, mode: str) -> None:
+    subset = Subset(Subset(Lists((14,)), list(range(10, 19))), list(range(9)))
+    lists = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    loader = minato.DataLoader(
+        subset, batch_size=None, sampler=lists, num_workers=workers,  # type: ignore
+        on_error=mode, max_errors=1,
+    )  # fmt: skip
+    first, last = [10, 11, 12], [16, 17, 18]
+    found = [batch.tolist() for batch in loader]
+    assert found[0] == first and found[-1] == last
+    assert found[1:-1] in ([[]] if mode == "skip" else [[first], [last]])
+    assert loader.stats()["failed"]["left_out"] == (mode == "skip")
 
 
 @pytest.mark.parametrize("kind", kinds())

@@ -12,6 +12,7 @@ import pytest
 import torch
 from contract.support import assert_same
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
@@ -176,6 +177,16 @@ def teach(_worker: int) -> None:
 
 def test_what_worker_init_fn_teaches_default_collate() -> None:
     compared(Made(numbers), worker_init_fn=teach)
+
+
+@pytest.mark.parametrize("options", [{}, {"scheduling": "static"}])
+def test_a_function_in_the_place_of_default_collate_is_called(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(torch_collate, "default_collate", doubled)  # torch looks it up there
+    for workers in (0, 2):
+        loader = minato.DataLoader(torch.arange(8), 4, num_workers=workers, **options)
+        assert [batch.tolist() for batch in loader] == [[0, 2, 4, 6], [8, 10, 12, 14]]
 
 
 def test_the_next_iterator_knows_the_layout() -> None:

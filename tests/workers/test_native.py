@@ -489,6 +489,11 @@ def test_native_without_workers(files) -> None:
         minato.DataLoader(plain(files), worker_type="native")
 
 
+def test_threads_have_no_retries(files) -> None:
+    with pytest.raises(ValueError, match="max_retries=2 has no effect with worker_type='native'"):
+        native(plain(files), max_retries=2)
+
+
 def test_iterable_datasets_are_for_processes() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
