@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from ._system import CORE, NEEDS_LINUX
@@ -52,7 +53,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"minato {options.command}: {NEEDS_LINUX}", file=sys.stderr)
         return 1
     module = importlib.import_module(COMMANDS[options.command][0])
-    status: int = module.run(options.rest)
+    try:
+        status: int = module.run(options.rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `minato ... | head`: nobody reads on
+        # What is still to be written would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

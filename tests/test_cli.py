@@ -32,6 +32,25 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("command", ["info", "top"])
+def test_a_reader_that_has_gone(command: str) -> None:
+    """As ``minato top PID | head -1``."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    loader = minato.DataLoader(torch.arange(8), num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    rest = [str(os.getpid()), "--interval", "0.01"] if command == "top" else []
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "minato", command, *rest], cwd=ROOT, stdout=writes,
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        os.close(writes)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def without_torch(tmp_path: Path) -> str:
     (tmp_path / "sitecustomize.py").write_text(NO_TORCH)

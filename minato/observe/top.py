@@ -31,6 +31,8 @@ _NS = 1e-9
 
 #: samples in flight that are shown below the workers
 MOST_SLOW = 5
+#: between two looks: select() takes no number of seconds whatever
+LONGEST_S = 24 * 60 * 60
 
 
 class TopError(Exception):
@@ -358,8 +360,8 @@ def run(argv: list[str]) -> int:
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks"
     )
     options = parser.parse_args(argv)
-    if options.interval <= 0:
-        parser.error("--interval must be positive")
+    if not 0 < options.interval <= LONGEST_S:  # nan is not
+        parser.error(f"--interval must be positive, and at most a day ({LONGEST_S} seconds)")
     try:
         if options.once:
             print("\n".join(_page(options.pid, {})[0]))

@@ -415,3 +415,12 @@ def test_without_a_terminal_it_goes_on_in_plain_text() -> None:
 def test_senseless_arguments() -> None:
     assert top("abc").returncode == 2
     assert top(os.getpid(), "--interval", "0").returncode == 2
+
+
+@pytest.mark.parametrize("interval", ["-1", "nan", "inf", "1e12"])
+def test_senseless_intervals(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from minato.observe.top import run
+
+    with pytest.raises(SystemExit, match="2"):
+        run([str(os.getpid()), f"--interval={interval}"])
+    assert "at most a day" in capsys.readouterr().err
