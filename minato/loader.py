@@ -296,7 +296,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ``scheduling="static"``, make what was delivered again and throw it away, and random
         streams of persistent workers only come back in their first epoch. Both need the same
         number of workers. Without workers a sample's randomness is the program's own to restore.
-        The epoch that ``set_epoch`` was told is told again. An empty dict begins anew. Where
+        The epoch that ``set_epoch`` was told is told again. Of a state between two epochs the
+        samplers' generators are set at once, so what a sampler is told after that counts. An empty
+        dict begins anew. Where
         torch's own workers serve the loader, an epoch that was left in the middle begins
         anew, with a warning.
 
@@ -312,10 +314,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
         reason = self._why_torch()
+        if reason is not None or resume["between"]:
+            Sources(self).set_own(resume["generators"])
         if reason is None:
             memo.resume = resume
             return
-        Sources(self).set_own(resume["generators"])
         again = resume["delivered"] + len(resume["delivered_beyond"])
         again += sum(resume["delivered_by_worker"] or [])
         if again:
@@ -332,7 +335,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return collect(self)
 
     def _get_iterator(self) -> Any:
-        with memo_of(self).until_begun():
+        with memo_of(self).until_begun(self):
             return self._new_iterator()
 
     def _new_iterator(self) -> Any:

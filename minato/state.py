@@ -331,8 +331,15 @@ def opened(state: Any, loader: Any) -> State:
     _check_fit(state, loader)
     generators = _unpack_generators(state["generators"])
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
-    given = dict(state)
-    return {**state, "generators": generators, "costs": costs, "starts": starts, "as_given": given}
+    by_worker = state["delivered_by_worker"] or []
+    nothing = not (state["delivered"] or state["delivered_beyond"] or any(by_worker))
+    more = {
+        "starts": starts,
+        "as_given": dict(state),
+        # epochs: one begins, with what the program says of it after load_state_dict()
+        "between": state["base_seed"] is None or (nothing and loader.num_workers > 0),
+    }
+    return {**state, "generators": generators, "costs": costs, **more}
 
 
 def _starts(state: State, loader: Any) -> list[Start] | None:

@@ -324,6 +324,51 @@ def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
     assert len(set(orders)) == 4
 
 
+class Told(Shuffles):
+    """Its generator is seeded when it is told of an epoch."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__(np.random.default_rng(4), batches=False, at_once=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dice.bit_generator.state = np.random.PCG64(epoch).state
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = shuffled(self.items, self.dice)
+        if self.fails:
+            raise OSError("not now")
+        return iter(indices)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("workers, kw", [
+    (0, {}), (2, {}), (2, {"persistent_workers": True}),
+    (2, {"persistent_workers": True, "prefetch_next_epoch": True}),
+])  # fmt: skip
+def test_what_a_sampler_is_told_after_the_state_counts(workers, kw, told) -> None:
+    """An epoch that could not begin counts as if it had drawn nothing."""
+
+    def orders(loader: Any, epochs: range) -> Iterator[list[int]]:
+        for epoch in epochs:
+            if told:
+                loader.sampler.set_epoch(epoch)
+            yield torch.cat(list(loader)).tolist()
+
+    made = [minato.DataLoader(range(N), SIZE, sampler=Told(), num_workers=workers, **kw)
+            for _ in range(3)]  # fmt: skip
+    whole = list(orders(made[0], range(4)))
+    begun = list(orders(made[1], range(2)))
+    made[2].load_state_dict(json.loads(json.dumps(made[1].state_dict())))
+    if workers > 0:  # else an epoch has begun when its sampler is asked
+        made[2].sampler.fails = True
+        with pytest.raises(OSError, match="not now"):
+            iter(made[2])
+        made[2].sampler.fails = False
+    assert begun + list(orders(made[2], range(2, 4))) == whole
+
+
 @pytest.mark.parametrize("held", ["generator", "sampler"])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_program_that_exchanges_generators_between_epochs(early: bool, held: str) -> None:

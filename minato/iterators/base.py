@@ -231,7 +231,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """torch's, of the first epoch, and of the others of an iterator that persists."""
-        with memo_of(loader).until_begun():
+        with memo_of(loader).until_begun(loader):
             if self._owner == os.getpid():
                 self._begin(loader, first_iter)
                 return

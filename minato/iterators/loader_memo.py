@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .._system import CORE, NoCosts
 from ..progress import Progress
+from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs
 from ..transport.rows_or_whole import Shape
 
@@ -98,13 +99,17 @@ class Memo:
         return kept[1] if kept is not None and kept[0] == bounds else None
 
     @contextlib.contextmanager
-    def until_begun(self) -> Iterator[None]:
-        """Around what takes the state to go on from: that is for the next that can begin."""
+    def until_begun(self, loader: Any) -> Iterator[None]:
+        """Around what takes the state to go on from: that is for the next that can begin, with the
+        generators that this one has found."""
         resume = self.resume
+        found = Sources(loader).capture(everything=False) if resume is not None else {}
         try:
             yield
         except BaseException:
-            self.resume = self.resume or resume
+            if self.resume is None:
+                self.resume = resume
+                Sources(loader).set_own(found)
             raise
 
     def take(self) -> State | None:

@@ -66,13 +66,13 @@ class Position:
     def taking_up(self) -> Iterator[None]:
         """Goes on from where load_state_dict() says, or begins: torch draws the base seed."""
         start = self.start
-        if start is not None and start["base_seed"] is None:
-            self.sources.set_own(start["generators"])
         if start is None or start["base_seed"] is None:
             yield
         else:  # the program that goes on draws nothing here
+            found = self.sources.capture(everything=False)
             with global_generators(all_global()):
                 yield
+            self.sources.set_own(found)
             self.base_seed = start["base_seed"]
         if self._alone:
             me = weakref.ref(self)
@@ -87,7 +87,6 @@ class Position:
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
             if self.start is not None and self.start["base_seed"] is None:
-                self.sources.set_own(self.start["generators"])
                 self.base_seed = int(
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
                 )
@@ -99,6 +98,7 @@ class Position:
             self.epoch = start["epoch"]
             if start["base_seed"] is not None:
                 self.base_seed = start["base_seed"]
+            if not start["between"]:
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
         with global_generators(states):
