@@ -298,9 +298,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         number of workers. Without workers a sample's randomness is the program's own to restore.
         The epoch that ``set_epoch`` was told is told again. Of a state between two epochs the
         samplers' generators are set at once, so what a sampler is told after that counts. An empty
-        dict begins anew. Where
-        torch's own workers serve the loader, an epoch that was left in the middle begins
-        anew, with a warning.
+        dict begins anew. Where torch's own workers serve the loader, an epoch that was left in
+        the middle begins anew, with a warning.
 
         Raises:
             ValueError: for what is no state of this class, or of another loader.
