@@ -41,6 +41,9 @@ LISTED: dict[str, str] = {
     "no control group with a memory limit can be made here":
         "CI's containers may not make control groups; the reading of limits is tested on "
         "made-up files.",
+    "no control group can be frozen here":
+        "CI's containers may not make control groups; a process that is stopped is a test of its "
+        "own.",
     "nothing can be mounted here":
         "CI's containers may not make mount namespaces; what is done where /dev/shm is full does not "
         "depend on who has mounted it.",

@@ -51,14 +51,28 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _continue_zygotes() -> None:
-    """At the interpreter's exit multiprocessing sends each zygote SIGTERM and waits for its end
-    without limit: one that somebody has stopped must run again to hear of it."""
+    """At the interpreter's exit multiprocessing sends each zygote SIGTERM and waits for its end:
+    one that somebody has stopped must run again to hear of it."""
     for pool in list(_pools):
         if pool.mine():
             pool.signal_zygote(signal.SIGCONT)
 
 
 atexit.register(_continue_zygotes)  # after multiprocessing's, so it is done before
+
+
+def _limit_join(zygote: Any, pool: Pool) -> None:
+    """multiprocessing waits at the interpreter's exit without limit for what it has sent SIGTERM,
+    and a zygote that is frozen (the freezer of control groups, a hung file system) does not end.
+    Nothing here leads from the zygote to itself or its pool: both must go without a collection."""
+    me = weakref.ref(pool)
+
+    def join(timeout: float | None = None) -> None:
+        of = me()
+        if of is not None:
+            of.join_zygote(timeout)
+
+    zygote.join = join
 
 
 class WorkerHandle:
@@ -214,6 +228,7 @@ class Pool:
                 zygote.start()
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it
             self.zygote = zygote
+            _limit_join(zygote, self)
             self._pidfd = os.pidfd_open(zygote.pid)
             _pools.add(self)
             self.engine.start(self._pidfd, self._commands.fileno())
@@ -281,8 +296,16 @@ class Pool:
 
     def _leaving(self) -> bool:
         """Whether the zygote waits for workers that have done their last task."""
-        states = [entry["state"] for entry in self.engine.workers()]
-        return LEAVING in states and self.zygote.exitcode is None
+        leaving = [n for n, e in enumerate(self.engine.workers()) if e["state"] == LEAVING]
+        return self.zygote.exitcode is None and any(self._lives(n, 0) for n in leaving)
+
+    def join_zygote(self, timeout: float | None = None) -> None:
+        """Waits for its end so long, or by default, as the interpreter exits, no longer than what
+        is killed may take."""
+        join = multiprocessing.process.BaseProcess.join
+        join(self.zygote, grace.KILL if timeout is None else timeout)
+        if timeout is None and self.zygote.exitcode is None:
+            self._kill_all()
 
     def _await_zygote(self, seconds: float) -> None:
         """As its join(), which waits for a pipe to close that whatever a worker has started may
@@ -305,9 +328,12 @@ class Pool:
             os.write(self._commands.fileno(), b"!")
 
     def _close_zygote(self) -> None:
-        with contextlib.suppress(ValueError):
-            # somebody else has reaped it: nothing is left to free but its sentinel
+        try:
             self.zygote.close()
+        except ValueError:
+            # Somebody else has reaped it, and nothing is left to free but its sentinel; or the
+            # system does not end it, and then nobody shall wait for it as the interpreter exits.
+            vars(multiprocessing.process)["_children"].discard(self.zygote)
 
     def _kill_all(self) -> None:
         """The zygote failed: no worker may write on once the memory is given back."""
@@ -320,13 +346,13 @@ class Pool:
         deadline = time.monotonic() + grace.KILL
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
-            left = {number for number in left if self._may_live(number)}
+            left = {number for number in left if self._lives(number, signal.SIGKILL)}
             time.sleep(0.001)
 
-    def _may_live(self, number: int) -> bool:
-        """Kills a worker. Whether it may still have been there."""
+    def _lives(self, number: int, signal_number: int) -> bool:
+        """Signals a worker. Whether it may still have been there."""
         try:
-            return self.engine.kill_worker(number, signal.SIGKILL)
+            return self.engine.kill_worker(number, signal_number)
         except OSError:  # no descriptor is left to find that out by
             return True
 

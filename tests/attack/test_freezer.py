@@ -1,0 +1,224 @@
+"""Processes that the system holds so that not even SIGKILL ends them: a frozen control group, as
+docker pause makes one, and to a trainer the same as a worker that waits for a hung file system."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import minato
+from minato.workers import grace
+
+from .datasets import Slow
+from .support import alive, environment, kill, wait_for, worker_entries, workers_of
+
+#: by the version of control groups: the file that freezes, and what to write to it
+FILES = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
+#: for all that grace.py allows a shutdown, on a busy machine
+ENDS = 4 * (grace.STOP + grace.FINISH + 2 * grace.KILL)
+
+
+class Freezer:
+    """A control group. Its processes stand still until it thaws; those that were killed in it
+    end then, or at once where the system can do that (version 2)."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        self.path = path
+        self.name, self.frozen, self.thawed = FILES[version]
+        path.mkdir()
+        (path / self.name).write_text(self.thawed)
+
+    def freeze(self, *pids: int) -> None:
+        for pid in pids:
+            (self.path / "cgroup.procs").write_text(str(pid))
+        (self.path / self.name).write_text(self.frozen)
+        wait_for(self.is_frozen, "the group to freeze")
+
+    def is_frozen(self) -> bool:
+        if self.name == "cgroup.freeze":
+            return "frozen 1" in (self.path / "cgroup.events").read_text()
+        return (self.path / self.name).read_text().strip() == self.frozen
+
+    def thaw(self) -> None:
+        (self.path / self.name).write_text(self.thawed)
+
+    def close(self) -> None:
+        self.thaw()
+        wait_for(lambda: not (self.path / "cgroup.procs").read_text(), "its processes to end")
+        self.path.rmdir()
+
+
+def _make_freezer() -> Freezer | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _number, controllers, below = line.split(":", 2)
+        if controllers and "freezer" not in controllers.split(","):
+            continue
+        version, at = (1, "/sys/fs/cgroup/freezer") if controllers else (2, "/sys/fs/cgroup")
+        path = Path(at + below) / f"minato-test-{os.getpid()}"
+        try:
+            return Freezer(path, version)
+        except OSError:
+            if path.exists():
+                path.rmdir()
+    return None
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    made = _make_freezer()
+    if made is None:
+        pytest.skip("no control group can be frozen here")
+    yield made
+    made.close()
+
+
+def make(**options):
+    options = {"num_workers": 2, "persistent_workers": True, **options}
+    return minato.DataLoader(Slow(40, 0.01), batch_size=2, **options)
+
+
+def starter_of(iterator) -> int:
+    return psutil.Process(workers_of(iterator)[0]).ppid()
+
+
+def rest_of(iterator) -> list[int]:
+    """What is still to come; a second without a batch is not much on a busy machine."""
+    got = []
+    while True:
+        try:
+            got += [int(index) for batch in iterator for index in batch]
+            return got
+        except RuntimeError as error:
+            assert "timed out" in str(error)
+
+
+def test_a_frozen_worker_goes_on_where_it_was(freezer):
+    """timeout= says that nothing comes; nobody else makes its sample, and no death is seen."""
+    iterator = iter(make(timeout=1))
+    got = next(iterator).tolist()
+    wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
+    freezer.freeze(workers_of(iterator)[0])
+    with pytest.raises(RuntimeError, match="timed out"):
+        for batch in iterator:
+            got += batch.tolist()
+    freezer.thaw()
+    assert got + rest_of(iterator) == list(range(40))
+    assert iterator._engine.health()["deaths"] == 0
+
+
+def test_a_frozen_worker_that_is_killed_is_replaced_when_it_is_gone(freezer):
+    """Not before: until then it may write."""
+    iterator = iter(make(timeout=1))
+    got = next(iterator).tolist()
+    wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
+    victim = workers_of(iterator)[0]
+    freezer.freeze(victim)
+    kill(victim)
+    if alive(victim):  # control groups of version 2 let it die
+        with pytest.raises(RuntimeError, match="timed out"):
+            for batch in iterator:
+                got += batch.tolist()
+        assert iterator._engine.health()["deaths"] == 0
+    freezer.thaw()
+    assert got + rest_of(iterator) == list(range(40))
+    assert iterator._engine.health()["deaths"] == 1
+
+
+@pytest.mark.parametrize("which", ["worker", "starter", "all"])
+def test_a_loader_that_is_dropped_waits_for_none_that_does_not_end(freezer, which, monkeypatch):
+    """Nor does anybody at the interpreter's exit. Once they thaw they end, and do nothing more."""
+    monkeypatch.setattr(grace, "KILL", 1.0)
+    iterator = iter(make())
+    next(iterator)
+    workers, starter = workers_of(iterator), starter_of(iterator)
+    frozen = {"worker": workers[:1], "starter": [starter], "all": [*workers, starter]}[which]
+    freezer.freeze(*frozen)
+    begun = time.monotonic()
+    del iterator
+    assert time.monotonic() < begun + ENDS
+    left = [pid for pid in [*workers, starter] if alive(pid)]
+    assert set(left) <= set(frozen)
+    freezer.thaw()
+    wait_for(lambda: not any(map(alive, left)), "them to end")
+    if starter in frozen:
+        os.waitpid(starter, 0)  # multiprocessing has been told not to
+
+
+EXITS = """
+import sys
+import minato
+from attack.datasets import Slow
+from minato.workers import grace
+
+grace.KILL = 1.0
+loader = minato.DataLoader(Slow(40, 0.01), batch_size=2, num_workers=2)
+iterator = iter(loader)
+next(iterator)
+print(*[worker.pid for worker in iterator._workers], flush=True)
+sys.stdin.readline()
+if sys.argv[1] == "dropped":
+    del iterator
+"""
+
+
+@pytest.mark.parametrize("iterator", ["alive", "dropped"])
+def test_a_program_ends_whose_processes_are_frozen(freezer, iterator):
+    script = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", EXITS, iterator],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        workers = [int(pid) for pid in script.stdout.readline().split()]
+        frozen = [*workers, psutil.Process(workers[0]).ppid()]
+        freezer.freeze(*frozen)
+        script.stdin.write("go on\n")
+        script.stdin.flush()
+        assert script.wait(2 * ENDS) == 0  # its frozen processes still hold its output
+    finally:
+        freezer.thaw()
+        script.kill()
+        script.communicate()
+    wait_for(lambda: not any(map(alive, frozen)), "them to end")
+
+
+WHOLE = """
+import minato
+from attack.datasets import Slow
+
+loader = minato.DataLoader(Slow(200, 0.01), batch_size=2, num_workers=2, timeout=1,
+                            persistent_workers=True)
+iterator = iter(loader)
+got = next(iterator).tolist()
+print(*[worker.pid for worker in iterator._workers], flush=True)
+for batch in iterator:
+    got += batch.tolist()
+assert got == list(range(200))
+assert iterator._engine.health()["deaths"] == 0
+"""
+
+
+def test_a_program_that_is_frozen_with_its_workers_goes_on(freezer):
+    """For longer than timeout=, as when a container is paused."""
+    script = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", WHOLE],
+        stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        workers = [int(pid) for pid in script.stdout.readline().split()]
+        freezer.freeze(*workers, psutil.Process(workers[0]).ppid(), script.pid)
+        time.sleep(2.5)  # it stands still so long, whatever the machine does
+        freezer.thaw()
+        script.communicate(timeout=ENDS)
+        assert script.returncode == 0
+    finally:
+        freezer.thaw()
+        script.kill()
+        script.communicate()
+    wait_for(lambda: not any(map(alive, workers)), "its workers to end")
