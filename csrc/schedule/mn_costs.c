@@ -15,8 +15,26 @@
 #define QUANTILES_FIRST 4u
 /* Tasks of cheap samples of which one is looked at for where it was made. */
 #define PLACES_EVERY 8u
-/* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache. */
-#define FETCH_AHEAD 8u
+/* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache, and some
+ * ten misses are under way at a time. */
+#define FETCH_AHEAD 12u
+
+/* The cells of the rows that come first, and then of one more for each row. */
+static void
+fetch_first(const struct mn_costs *c, const int64_t *index, uint32_t n)
+{
+    for (uint32_t i = 0; index != NULL && i < n && i < FETCH_AHEAD; i++) {
+        mn_cost_fetch(&c->model, index[i]);
+    }
+}
+
+static void
+fetch_ahead(const struct mn_costs *c, const int64_t *index, uint32_t n, uint32_t i)
+{
+    if (index != NULL && i + FETCH_AHEAD < n) {
+        mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
+    }
+}
 
 int
 mn_costs_init(struct mn_costs *c, int64_t n)
@@ -197,10 +215,9 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *
 {
     uint64_t sum = 0;
     bool looks = made->keeps && looks_at_place(c);
+    fetch_first(c, index, n);
     for (uint32_t i = 0; i < n; i++) {
-        if (index != NULL && i + FETCH_AHEAD < n) {
-            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
-        }
+        fetch_ahead(c, index, n, i);
         uint64_t wall = wall_ns[i * step];
         if (wall != 0) {
             sum += wall;
@@ -245,10 +262,9 @@ void
 mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
                  int64_t *out_ns)
 {
+    fetch_first(c, index, n);
     for (uint32_t i = 0; i < n; i++) {
-        if (index != NULL && i + FETCH_AHEAD < n) {
-            mn_cost_fetch(&c->model, index[i + FETCH_AHEAD]);
-        }
+        fetch_ahead(c, index, n, i);
         out_ns[i] = predict(c, index != NULL ? index[i] : -1, usual);
     }
 }

@@ -15,6 +15,15 @@ mn_locality_init(struct mn_locality *l)
     l->order = (struct mn_locality_order){1.0, 1.0, true};
 }
 
+/* Moves a share of the last pairs toward 1 or 0; so near to 0 it is 0, as the ever smaller numbers
+ * on the way there would take the processor a hundred times as long. */
+static void
+count_pair(double *share, bool is_one)
+{
+    *share += ((is_one ? 1.0 : 0.0) - *share) / MN_LOCALITY_PAIRS;
+    *share = *share > 1e-9 ? *share : 0.0;
+}
+
 void
 mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_t length)
 {
@@ -23,8 +32,8 @@ mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_
         int64_t high = index[i - 1] < index[i] ? index[i] : index[i - 1];
         bool near = low >= 0 && high < length && high - low <= length / 8;
         bool next = near && index[i] - 1 == index[i - 1];
-        l->order.share += ((near ? 1.0 : 0.0) - l->order.share) / MN_LOCALITY_PAIRS;
-        l->order.next += ((next ? 1.0 : 0.0) - l->order.next) / MN_LOCALITY_PAIRS;
+        count_pair(&l->order.share, near);
+        count_pair(&l->order.next, next);
     }
     bool kept = l->order.keeps;
     l->order.keeps = l->order.share > (kept ? 0.5 : 0.75);

@@ -24,7 +24,9 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
 {
     PyObject *value;
     Py_ssize_t place = 0;
-    while (PyDict_Next(dict, &place, NULL, &value)) {
+    /* counted, as the call that finds no other takes as long as one that does */
+    for (Py_ssize_t left = PyDict_GET_SIZE(dict);
+         left > 0 && PyDict_Next(dict, &place, NULL, &value); left--) {
         PyTypeObject *type = Py_TYPE(value);
         if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
             || type == &PyUnicode_Type) {
