@@ -544,7 +544,7 @@ what_a_load_does_not_need_goes_back(void)
 static void
 a_steady_load_keeps_its_pages(void)
 {
-    static const uint64_t steps[] = {SECOND / 100, SECOND / 3, SECOND, 4 * SECOND, 8 * SECOND};
+    static const uint64_t steps[] = {SECOND / 25, SECOND / 3, SECOND, 4 * SECOND, 8 * SECOND};
     for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
         struct mn_engine *e = open_engine(1, 0, 4, true);
         struct load l;
