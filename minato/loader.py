@@ -297,8 +297,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         streams of persistent workers only come back in their first epoch. Both need the same
         number of workers. Without workers a sample's randomness is the program's own to restore.
         The epoch that ``set_epoch`` was told is told again. Of a state between two epochs the
-        samplers' generators are set at once, so what a sampler is told after that counts. An empty
-        dict begins anew. Where torch's own workers serve the loader, an epoch that was left in
+        samplers' generators are set at once (without workers, those of an iterable dataset, too), so
+        what a sampler or dataset is told after that counts. An empty dict begins anew, with
+        generators as they are. Where torch's own workers serve the loader, an epoch that was left in
         the middle begins anew, with a warning.
 
         Raises:
@@ -313,8 +314,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
         reason = self._why_torch()
-        if reason is not None or resume["between"]:
-            Sources(self).set_own(resume["generators"])
+        if reason is not None or not resume["begun"]:
+            sources = Sources(self)
+            sources.set_own(resume["generators"])
+            sources.set_dataset(resume["generators"])
         if reason is None:
             memo.resume = resume
             return

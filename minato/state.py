@@ -17,13 +17,15 @@ Fields of a state:
 
 version, epoch          of the format; of the seeds (persistent workers count epochs on)
 base_seed               of the epoch; None: the next epoch draws one as it begins
+begun                   whether the epoch has; else it begins with the generators as they are, and
+                        with what the program says of it after load_state_dict()
 generators              states by role: ``sampler`` (its ``generator``), ``sampler.NAME`` and
                         ``batch_sampler.NAME`` (others that a sampler holds as attributes;
                         ``batch_sampler.NAME.NAME`` and so on, where samplers hold samplers),
-                        ``loader`` (its own, where no sampler holds it), ``dataset.N`` (those that
-                        an iterable dataset holds, without workers), ``torch``, ``python``,
-                        ``numpy`` (the global ones, as the epoch found them, where the order may
-                        come from them)
+                        ``loader`` (its own, where no sampler holds it), ``dataset.NAME`` (those
+                        that an iterable dataset holds, without workers), ``torch``,
+                        ``python``, ``numpy`` (the global ones, as the epoch found them, where
+                        the order may come from them)
 delivered               batches before this number were handed over,
 delivered_beyond        and these after it
 unit                    or samples, for ``batching="ready"``
@@ -149,6 +151,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "version": VERSION,
         "epoch": progress.epoch,
         "base_seed": progress.base_seed,
+        "begun": progress.base_seed is not None and not (progress.finished or progress.early),
         "delivered": progress.head,
         "delivered_beyond": sorted(progress.beyond),
         "unit": progress.unit,
@@ -246,6 +249,8 @@ def _check_form(state: Any) -> None:
     for name, types in _FIELDS.items():
         if not isinstance(state[name], types) or isinstance(state[name], bool):
             raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
+    if not isinstance(state.get("begun", True), bool):  # older ones have none
+        raise ValueError(f"the state is damaged: begun is {state['begun']!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
     numbers.append(state.get("failed", 0))  # states of before on_error have none
@@ -331,15 +336,9 @@ def opened(state: Any, loader: Any) -> State:
     _check_fit(state, loader)
     generators = _unpack_generators(state["generators"])
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
-    by_worker = state["delivered_by_worker"] or []
-    nothing = not (state["delivered"] or state["delivered_beyond"] or any(by_worker))
-    more = {
-        "starts": starts,
-        "as_given": dict(state),
-        # epochs: one begins, with what the program says of it after load_state_dict()
-        "between": state["base_seed"] is None or (nothing and loader.num_workers > 0),
-    }
-    return {**state, "generators": generators, "costs": costs, **more}
+    more = {"starts": starts, "as_given": dict(state)}
+    begun = state["base_seed"] is not None and state.get("begun", True)  # older ones do not say
+    return {**state, "generators": generators, "costs": costs, "begun": begun, **more}
 
 
 def _starts(state: State, loader: Any) -> list[Start] | None:

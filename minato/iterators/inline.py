@@ -50,7 +50,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
-            position.sources.set_dataset(start.get("generators") or {})
+            if start.get("begun") and position.starts is None:  # else it says itself where it is
+                position.sources.set_dataset(start["generators"])
             found = position.sources.capture()
             again, snapshot = sum(start.get("delivered_by_worker") or []), Snapshot()
             if position.starts is not None:
@@ -89,6 +90,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample
         self._begun = False
+        self._lost = False  # what an iterable dataset gave for a batch, to an interrupt
         self._seeded: Any = None
         self._tolerant: Any = None
         self._spares: Any = None
@@ -105,6 +107,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         position.progress = progress = position.new_progress(position.start)
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
+        if start.get("begun"):
             progress.generators = start["generators"]
         elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found):
             progress.generators = found  # and not as they are at the first next()
@@ -185,7 +188,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         """What an interrupt takes was not delivered: a state goes on with it, though this
-        iterator goes on behind it."""
+        iterator goes on behind it. Once it does, what an iterable dataset gave for it is lost."""
+        if self._lost:
+            self._lost = False
+            self._delivered(self._number - 1)
         drawn = self._number
         try:
             data = self._fetched()
@@ -197,6 +203,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         except Exception:
             self._position.errors += 1
             self._delivered(drawn)
+            raise
+        except BaseException:
+            iterable = self._dataset_kind == _DatasetKind.Iterable
+            self._lost = iterable and self._number > drawn
             raise
         self._delivered(drawn)
         return data

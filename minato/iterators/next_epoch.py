@@ -186,4 +186,7 @@ class NextEpoch:
         sources, noted = self._position.sources, self.told.states
         now = sources.capture(everything=False)
         drawn = {role for role in now if now[role] == noted.get(role)}
+        resume = self._position.memo.resume
+        if resume is not None and not resume["begun"]:
+            drawn -= set(resume["generators"])  # load_state_dict() has set them
         sources.set_own({r: state for r, state in (states or {}).items() if r in drawn})

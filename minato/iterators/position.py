@@ -98,7 +98,7 @@ class Position:
             self.epoch = start["epoch"]
             if start["base_seed"] is not None:
                 self.base_seed = start["base_seed"]
-            if not start["between"]:
+            if start["begun"]:
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
         with global_generators(states):

@@ -130,13 +130,14 @@ class SamplerStates:
         return pickle.dumps([part.state_dict() if is_stateful(part) else None for part in parts])
 
     def _told(self, start: dict[str, Any], rewind: Callable[[], None]) -> Iterator[Any]:
+        rewind()  # and then it is told, as its state may hold generators of its own
         tell(self._sampler, start["sampler"], "sampler")
         if start["begins"]:
             # It was at its end. Most say so again, and then begin anew; one that has begun anew
             # already is told once more, because it has given an index now.
             if next(iter(self._index_sampler), self) is not self:
+                rewind()
                 tell(self._sampler, start["sampler"], "sampler")
-        rewind()
         indices: Iterator[Any] = iter(self._index_sampler)
         if not start["begins"]:
             tell(indices, start["iterator"], "iterator of the sampler")

@@ -26,7 +26,7 @@ def may_look_ahead(loader: Any) -> bool:
         # It draws again in the middle of an epoch: an early break would leave the caller's
         # generator elsewhere than torch does.
         source: Any = sampler.data_source
-        own = not sampler.replacement and sampler.num_samples == len(source)
+        own = own and not sampler.replacement and sampler.num_samples == len(source)
     return own
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
-from .._system import CORE
+from ..stateful import is_stateful
 
 TORCH_SAMPLERS = (
     torch.utils.data.SequentialSampler,
@@ -154,6 +154,21 @@ def samplers_of(loader: Any) -> dict[str, Any]:
     return dict(ways)
 
 
+def _datasets_in(dataset: Any) -> dict[str, Any]:
+    """An iterable dataset, and those that it holds, by the way to each; the nearest first. One that
+    has a state of its own says there what it goes by, and those within it."""
+    ways: list[tuple[str, Any]] = [("dataset", dataset)]
+    known = {id(dataset)}
+    if is_stateful(dataset):
+        return {}
+    for way, part in ways:
+        for role, one in _held(part, way):
+            if len(ways) < MOST and isinstance(one, Dataset) and id(one) not in known:
+                known.add(id(one))
+                ways.append((role, one))
+    return dict(ways)
+
+
 def sampler_of(loader: Any) -> Any:
     """Where the order of samples comes from; None where a batch sampler does not say."""
     batches = loader.batch_sampler
@@ -191,11 +206,13 @@ class Sources:
             self.own["loader"] = self.generator
         #: of an iterable dataset that is read in this process, which may shuffle with its own
         self.of_dataset: dict[str, Any] = {}
-        if CORE and self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
-            from .generators import find_of
-
-            found_there = find_of(loader.dataset).generators
-            self.of_dataset = {f"dataset.{n}": g for n, g in enumerate(found_there)}
+        if self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
+            self.of_dataset = {
+                role: one
+                for way, part in _datasets_in(loader.dataset).items()
+                for role, one in _held(part, way)
+                if _is_generator(one) and not self._has(one)
+            }
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if sampler_of_torch(self):
@@ -238,10 +255,8 @@ class Sources:
         self._set(self.own, states, "sampler")
 
     def set_dataset(self, states: dict[str, bytes]) -> None:
-        """Before its iterator is made. Not where it has made more of them, or fewer, by now:
-        nobody knows which is which."""
-        if {role for role in states if role.startswith("dataset.")} == set(self.of_dataset):
-            self._set(self.of_dataset, states, "dataset")
+        """Before its iterator is made."""
+        self._set(self.of_dataset, states, "dataset")
 
     @staticmethod
     def _set(generators: dict[str, Any], states: dict[str, bytes], whose: str) -> None:

@@ -20,7 +20,7 @@ def test_positions_begin_where_a_state_says() -> None:
     assert (first.epoch, first.base_seed, first.progress.head) == (0, 7, 0)
     first.memo.resume = {
         "base_seed": 9, "epoch": 3, "generators": {}, "delivered": 4, "delivered_beyond": [6],
-        "delivered_by_worker": None, "between": False,
+        "delivered_by_worker": None, "begun": True,
     }  # fmt: skip
     second = position_of(loader)
     assert (second.epoch, second.progress.head, second.progress.beyond) == (3, 4, {6})
