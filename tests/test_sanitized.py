@@ -256,8 +256,9 @@ MUTANTS = {
         'Py_BuildValue("(NII)", (Py_DECREF(block), block),',
         ("tests/iterators/test_balance.py", "-k", "Ready")),
     "worker: what it runs in a plain word": Mutant(
-        "workers/mn_worker.c", "mn_a64_store_relaxed(&w->me->running, (uint64_t)task + 1);",
-        "*(uint64_t *)(uintptr_t)&w->me->running = (uint64_t)task + 1;",
+        "workers/mn_runqueue.c",
+        "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);",
+        "*(uint64_t *)(uintptr_t)running = (uint64_t)(uint32_t)entry + 1;",
         ("tests/workers/test_shared_by_threads.py",), THREAD),
 }  # fmt: skip
 

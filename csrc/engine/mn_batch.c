@@ -64,7 +64,7 @@ mn_batch_unlink(struct mn_engine *e, struct mn_batch *b)
 static bool
 may_be_at(const struct mn_engine *e, uint32_t worker, const struct mn_batch *b)
 {
-    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, worker)->running); /* [A2] */
+    uint64_t running = mn_a64_load_acquire(&mn_worker_at(&e->shm, worker)->running); /* [A2, A4] */
     return running != 0
            && (running > e->shm.ctl->ntasks || e->flight.by_task[running - 1] == b);
 }

@@ -125,6 +125,9 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         damage = read_envelope(e, b, r);
     }
     r->accepted = damage == MN_SOUND;
+    if (r->accepted) { /* after all that is read without the lock of what was accepted */
+        mn_a32_store_seqcst(&r->published, MN_PUBLISHED_ACCEPTED);
+    }
     return damage;
 }
 
@@ -161,8 +164,11 @@ mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
-        if (mn_word_status(word) == MN_TASK_DONE) {
-            (void)accept_task(e, b, tasks[i], word); /* damage is seen when the batch is read */
+        enum mn_damage damage = mn_word_status(word) == MN_TASK_DONE
+                                    ? accept_task(e, b, tasks[i], word)
+                                    : MN_SOUND;
+        if (damage != MN_SOUND) { /* now: later somebody else would be in its worker's place */
+            mn_quarantine_task(e, tasks[i], word, damage);
         }
     }
 }

@@ -22,7 +22,7 @@ is_let_go(struct mn_engine *e, uint32_t task)
 {
     bool gone = true;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* [A2] */
+        uint64_t running = mn_a64_load_acquire(&mn_worker_at(&e->shm, w)->running); /* [A2], [A4] */
         if (running == (uint64_t)task + 1 || running > e->shm.ctl->ntasks) {
             end_worker(e, task, w);
             gone = false;

@@ -89,22 +89,36 @@ idle_worker_has_work(struct mn_engine *e)
 /* An idle worker that leaves a task queued for so long has stopped. */
 #define CLAIMS_NOTHING_NS UINT64_C(2000000000)
 
+/* Whether the task that a worker's entry names is its, by the task's word, too. */
+static bool
+bears_out(struct mn_engine *e, uint32_t w, uint64_t running)
+{
+    uint64_t word = running <= e->shm.ctl->ntasks
+                        ? mn_tasks_word(&e->tasks, (uint32_t)(running - 1)) : 0;
+    return mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w;
+}
+
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
  * its own work will take batches, and free them. */
 static bool
 all_wait(struct mn_engine *e)
 {
+    bool claims = false; /* one that is about to, or whose entry is damaged */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
+        uint64_t running = mn_a64_load_relaxed(&k->running); /* a look: there will be another */
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
-            && mn_a64_load_relaxed(&k->running) != 0 /* a look: there will be another */) {
-            return false;
+            && running != 0) {
+            if (bears_out(e, w, running)) {
+                return false;
+            }
+            claims = true;
         }
     }
     if (!trainer_waits(e)) {
         return false;
     }
-    if (!idle_worker_has_work(e)) {
+    if (!claims && !idle_worker_has_work(e)) {
         return true;
     }
     uint64_t now = mn_now_ns();
@@ -176,8 +190,7 @@ sweep(struct mn_engine *e, uint32_t w)
 {
     struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
-    /* Results that the dead has sent are not its any more. Those that make no sense are taken
-     * back when their batch is read. */
+    /* Results that the dead has sent are not its any more. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->accepted) {
             mn_batch_note_envelopes(e, b);
@@ -227,6 +240,7 @@ bool
 mn_engine_step(struct mn_engine *e)
 {
     bool any = false;
+    mn_crew_clear_empty(&e->crew);
     mend_queues(e);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         if (mn_crew_exited(&e->crew, w)) {

@@ -124,15 +124,40 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker)
     mn_worker_at(&c->shm, worker)->retired = 1;
 }
 
+/* What a worker's entry says that others go by while it lives. */
+static void
+clear(struct mn_worker *k)
+{
+    mn_a64_store_relaxed(&k->since_ns, 0);
+    mn_a64_store_relaxed(&k->running, 0);
+    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
+}
+
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
-    mn_a64_store_relaxed(&k->since_ns, 0);
-    mn_a64_store_relaxed(&k->running, 0);
-    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
+    clear(k);
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
     c->wakes.look = c->wakes.everybody = true; /* there may be work again, and there is news */
+}
+
+static bool
+is_empty(const struct mn_crew *c, uint32_t worker)
+{
+    const struct mn_member *m = &c->members[worker];
+    return !m->wanted && m->pid == 0;
+}
+
+void
+mn_crew_clear_empty(struct mn_crew *c)
+{
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        struct mn_worker *k = mn_worker_at(&c->shm, w);
+        if (is_empty(c, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY) {
+            clear(k);
+        }
+    }
 }
 
 void
@@ -140,7 +165,7 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
     struct mn_member *m = &c->members[worker];
-    if (m->damage == MN_SOUND) {
+    if (m->damage == MN_SOUND && !is_empty(c, worker)) {
         m->damage = what;
         c->ndeaths++;
         int32_t status = MN_STATUS_DAMAGED + (int32_t)what;

@@ -127,8 +127,13 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker);
 
+/* Puts right what was written over in places where nobody is: what an entry says that runs, or
+ * waits for room, holds others up. */
+void
+mn_crew_clear_empty(struct mn_crew *c);
+
 /* Has a worker ended, for what it wrote: nothing that it goes on to write can be trusted. A
- * process is killed (mn_process_watch.h), a thread told to leave. */
+ * process is killed (mn_process_watch.h), a thread told to leave. Nothing where nobody is. */
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 

@@ -38,6 +38,8 @@
  *   [A1] worker: running in its entry, then its      with [A2] trainer: task word, acquire, then
  *        claim's CAS, release: a task that no entry names, nobody has claimed, or he is through
  *        with it but for its DONE
+ *   [A3] worker: rows, then running = 0, release     with [A4] trainer: running, acquire: what an
+ *        entry does not name any more is written over by nobody
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
  *        both are followed by a notification of the engine, and its look lies between

@@ -56,6 +56,7 @@ enum mn_published {
     MN_PUBLISHED_WAITS = 3, /* to workers by its word alone, which is WAITING */
     MN_PUBLISHED_QUARANTINED = 4, /* its word is damaged, and a worker may run it still */
     MN_PUBLISHED_LOST = 5, /* and given up */
+    MN_PUBLISHED_ACCEPTED = 6, /* and DONE: what its worker said was read, and is believed once */
 };
 
 #define MN_NO_QUEUE UINT32_MAX
@@ -112,18 +113,20 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
-/* Its word. Of a task that no worker may claim it is what the trainer knows, whatever a worker may
- * have written there. Else what makes no sense is MN_TASK_FREE: a status that there is not, or that
- * only the trainer gives and has not given, and a worker that there is not. */
+/* Its word. Of a task that no worker may claim, or that was accepted, it is what the trainer knows,
+ * whatever a worker may have written there. Else what makes no sense is MN_TASK_FREE: a status
+ * that there is not, or that only the trainer gives and has not given, and a worker that there is
+ * not. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {
     const struct mn_result *r = &t->results[task];
     uint32_t published = mn_a32_load_seqcst(&r->published);
     if (published == MN_PUBLISHED_NOT || published >= MN_PUBLISHED_QUARANTINED) {
-        enum mn_task_status st = published == MN_PUBLISHED_NOT    ? MN_TASK_PLANNED
-                                 : published == MN_PUBLISHED_LOST ? MN_TASK_LOST
-                                                                  : MN_TASK_RUNNING;
+        enum mn_task_status st = published == MN_PUBLISHED_NOT        ? MN_TASK_PLANNED
+                                 : published == MN_PUBLISHED_LOST     ? MN_TASK_LOST
+                                 : published == MN_PUBLISHED_ACCEPTED ? MN_TASK_DONE
+                                                                      : MN_TASK_RUNNING;
         return mn_task_word(0, MN_TASK_NOBODY, 0, st);
     }
     uint64_t word = mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */

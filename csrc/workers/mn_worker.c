@@ -201,7 +201,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     /* Relaxed: written by this worker alone. */
     mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);
     mn_a64_store_relaxed(&w->me->since_ns, 0); /* first: not the next one's */
-    mn_a64_store_relaxed(&w->me->running, 0);
+    mn_a64_store_release(&w->me->running, 0); /* [A3]: its rows are written */
     uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
     mn_assert(mn_word_status(word) == MN_TASK_RUNNING
               && mn_word_worker(word) == w->number);

@@ -21,8 +21,8 @@ import torch
 import minato
 from minato.iterators.loader_memo import memo_of
 
-from .support import PATIENCE, SECONDS
-from .test_damage import RUNNING, WORKERS_OFF, mapping, tasks_of, word
+from .support import PATIENCE, SECONDS, wait_for
+from .test_damage import DONE, RUNNING, TASKS_OFF, WORKERS_OFF, mapping, tasks_of, word
 
 U16, U32, I32, U64 = c_uint16, c_uint32, c_int32, c_uint64
 
@@ -344,3 +344,112 @@ def test_a_word_of_a_collate_task_that_waits_for_nothing() -> None:
         memo_of(loader).costs.sends(0)
     assert sum(loader, []) == list(range(64))
     assert collate.left.value == 0
+
+
+# ---- records of somebody else, or of nobody --------------------------------------------------
+
+GARBAGE, WANTS_ROOM = 77, 1
+NWORKERS_AT, NTASKS_AT = 80, 84
+
+
+def records() -> list[int]:
+    base = mapping()
+    count = ctypes.c_uint32.from_address(base + NTASKS_AT).value
+    return [base + word(base + TASKS_OFF) + n * SIZES["task"] for n in range(count)]
+
+
+def done_of_this_batch() -> list[int]:
+    """Records of tasks of the batch at hand that have ended."""
+    [mine] = tasks_of(mapping(), RUNNING)
+    block = word(mine + Task.block_off.offset)
+    return [task for task in records()
+            if word(task + Task.block_off.offset) == block and word(task) & 0xFF == DONE]  # fmt: skip
+
+
+class SpoilsWhatIsDone(torch.utils.data.Dataset):
+    """Sample 83 waits for others of its batch, and writes over their words."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.left = status, multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.01)  # so that samples are tasks of their own
+        with self.left.get_lock():
+            mine = index == 83 and self.left.value > 0
+            self.left.value -= mine
+        if mine:
+            wait_for(done_of_this_batch, "others of its batch")
+            time.sleep(0.5)  # for the program to look at them, which it may do later as well
+            for task in done_of_this_batch():
+                ctypes.c_uint8.from_address(task).value = self.status
+        return index
+
+
+@pytest.mark.parametrize("status", [GARBAGE, RUNNING, QUEUED])
+@pytest.mark.parametrize("options", [
+    {}, {"in_order": False}, {"in_order": False, "batching": "ready"}, {"on_error": "skip"},
+], ids=str)  # fmt: skip
+def test_a_word_of_a_task_that_has_ended(status: int, options: dict[str, Any]) -> None:
+    """What was read of it is not asked for again."""
+    dataset = SpoilsWhatIsDone(status)
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=2, persistent_workers=True, max_retries=3, **options
+    )
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(160))
+    dataset.left.value = 1
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(160))
+    assert dataset.left.value == 0
+
+
+def spoil_empty_places() -> None:
+    """Where nobody is, entries then name a task that there is not, and wait for room."""
+    base = mapping()
+    for number in range(ctypes.c_uint32.from_address(base + NWORKERS_AT).value):
+        at = base + word(base + WORKERS_OFF) + number * SIZES["worker"]
+        if ctypes.c_uint32.from_address(at + Worker.state.offset).value == 0:
+            ctypes.c_uint64.from_address(at + Worker.running.offset).value = 2**64 - 1
+            ctypes.c_uint32.from_address(at + Worker.lease_state.offset).value = WANTS_ROOM
+
+
+class SpoilsEmptyPlaces(torch.utils.data.Dataset):
+    """Sample 5 does so to others' places, and sample 37 to its own task, where they are told to."""
+
+    def __init__(self) -> None:
+        self.places, self.own = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5 and self.places.value:
+            self.places.value = 0
+            spoil_empty_places()
+        if index == 37 and self.own.value:
+            self.own.value = 0
+            [task] = tasks_of(mapping(), RUNNING)
+            ctypes.c_uint8.from_address(task).value = GARBAGE
+        return index
+
+
+def test_places_where_nobody_is_hold_nobody_up() -> None:
+    dataset = SpoilsEmptyPlaces()
+    loader = minato.DataLoader(
+        dataset, 4, num_workers=2, persistent_workers=True, autoscale=(2, 5), max_retries=3
+    )
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    dataset.places.value = 1
+    for _ in range(5):  # what is left of an epoch is dropped
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    assert dataset.places.value == 0
+    dataset.places.value = dataset.own.value = 1
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    assert torch.cat(list(loader)).tolist() == list(range(64))
+    assert (dataset.places.value, dataset.own.value) == (0, 0)
+    engine = loader._iterator._engine
+    assert engine.health()["deaths"] == 1  # and of whoever was in none of those places
+    wait_for(lambda: engine.memory()["in_flight"] <= 8, "what was left to be dropped")
