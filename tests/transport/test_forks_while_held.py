@@ -80,6 +80,31 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on():
         os.close(fd)
 
 
+@pytest.mark.parametrize("how", ["share_memory_", "queue"])
+def test_an_array_that_outlives_its_tensors_memory(how):
+    """share_memory_() and queues give a living storage new memory, and an array of it made before
+    still shows the old one: also to a child that is forked afterwards."""
+    source = loader()
+    list(source)
+    batch = next(iter(source))
+    seen, expected = batch.numpy(), batch.numpy().copy()
+    if how == "queue":
+        queue = torch.multiprocessing.get_context("fork").SimpleQueue()
+        queue.put(batch)
+    else:
+        batch.share_memory_()
+    assert batch.data_ptr() != seen.ctypes.data
+    go = os.pipe()
+    pid = raw_fork(lambda: len(os.read(go[0], 1)) * (1 if (seen == expected).all() else 2))
+    del batch, seen
+    for _ in range(3):
+        list(source)
+    os.write(go[1], b"!")
+    assert end_of(pid) == 1
+    for fd in go:
+        os.close(fd)
+
+
 def test_two_threads_fork_at_once():
     """The child that ends first is not taken for both."""
     source = loader()

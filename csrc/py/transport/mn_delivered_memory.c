@@ -13,8 +13,9 @@
  * A fork copies holds.  The child's copies never free: they compare process ids.  And what the
  * child sees must not change under it: a range that was out when the trainer forked waits until
  * that child is gone (os/mn_forks.h; minato/transport/forks_while_held.py tells of forks).  A hold
- * remembers how many forks were counted at its birth and, once released, at its end, and every
- * living fork in between sees it.
+ * remembers how many forks were counted at its birth and at its end, and every living fork in
+ * between sees it.  Its end is not the deleter's run, but when the rule above is found to hold:
+ * until then a child may inherit what shows the range.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -35,8 +36,9 @@ struct mn_hold {
     uint64_t bytes;
     pid_t pid;
     struct mn_pending *pending;
-    uint64_t born, ended; /* forks counted when it was made and when it was released */
-    PyObject *guard; /* int: weak reference to the storage; NULL: none is needed */
+    uint64_t born, ended; /* forks counted when it was made, and when nothing here saw it */
+    bool over;            /* ended is set */
+    PyObject *guard;      /* int: weak reference to the storage; NULL: none is needed */
     struct mn_hold *next;
 };
 
@@ -162,7 +164,7 @@ give_back(struct mn_hold *h)
     free(h);
 }
 
-/* Whether a living child of a fork sees the range. */
+/* Of a range that nothing in this process sees any more: whether a living child of a fork does. */
 static bool
 forked(struct mn_hold *h)
 {
@@ -171,6 +173,10 @@ forked(struct mn_hold *h)
         return false; /* a child has a copy of its own */
     }
     mn_mutex_lock(&p->mutex);
+    if (!h->over) {
+        h->over = true;
+        h->ended = p->forks.count;
+    }
     bool seen = mn_forks_see(&p->forks, h->born, h->ended);
     mn_mutex_unlock(&p->mutex);
     return seen;
@@ -204,9 +210,6 @@ mn_hold_release(struct mn_hold *hold)
     if (hold->pid != getpid()) {
         return; /* a forked copy: neither free nor lock */
     }
-    mn_mutex_lock(&hold->pending->mutex);
-    hold->ended = hold->pending->forks.count;
-    mn_mutex_unlock(&hold->pending->mutex);
     bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
     if (known && unseen(hold) && !forked(hold)) {
         give_back(hold);
