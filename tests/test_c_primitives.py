@@ -529,12 +529,16 @@ MUTANTS = {
     "name ends at the first parenthesis": Mutant(
         "csrc/os/mn_proc.c", "strrchr(text, ')')", "strchr(text, ')')", "mn_proc"),
     "forks: a child keeps what others fork with": Mutant(
-        "csrc/os/mn_forks.c", "if (f->write >= 0 && f != own)", "if (0)", "mn_forks"),
+        "csrc/os/mn_forks.c", "if (f->mapping != NULL && f != own)", "if (0)", "mn_forks"),
     "forks: a thread ends another's": Mutant(
         "csrc/os/mn_forks.c", " && pthread_equal(f->thread, pthread_self())", "", "mn_forks"),
-    "forks: those that share a pipe begin with the last": Mutant(
+    "forks: those that share a file begin with the last": Mutant(
         "csrc/os/mn_forks.c", "    f->last = forks->count;\n",
         "    f->first = f->last = forks->count;\n", "mn_forks"),
+    "forks: another's descriptor is taken for its own": Mutant(
+        "csrc/os/mn_forks.c", "else if (!ours(&f))", "else if (0)", "mn_forks"),
+    "forks: a child closes another's descriptor": Mutant(
+        "csrc/os/mn_forks.c", "if (ours(f))", "if (1)", "mn_forks"),
     "thread takes signals": Mutant(
         "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
         "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),

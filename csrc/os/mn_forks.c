@@ -1,42 +1,67 @@
 /* See mn_forks.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#define _GNU_SOURCE
 #include "os/mn_forks.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include "os/mn_memfd.h"
 
 /* NULL: there is none to be had. */
 static struct mn_fork *
-own_pipe(struct mn_forks *forks)
+own_file(struct mn_forks *forks)
 {
-    int ends[2];
-    if (forks->nliving == MN_FORKS_WATCHED || pipe2(ends, O_CLOEXEC) < 0) {
+    struct stat file;
+    if (forks->nliving == MN_FORKS_WATCHED) {
         return NULL;
     }
-    struct mn_fork *f = &forks->living[forks->nliving++];
-    *f = (struct mn_fork){.first = forks->count, .read = ends[0], .write = ends[1]};
-    return f;
+    struct mn_fork f = {.first = forks->count, .fd = mn_memfd_create_empty("forked")};
+    if (f.fd < 0) {
+        return NULL;
+    }
+    if (fstat(f.fd, &file) < 0 || mn_memfd_map_empty(f.fd, &f.mapping) < 0) {
+        (void)close(f.fd);
+        return NULL;
+    }
+    f.device = file.st_dev;
+    f.inode = file.st_ino;
+    forks->living[forks->nliving] = f;
+    return &forks->living[forks->nliving++];
+}
+
+/* Whether the descriptor still is what it was: programs close some that are not theirs, and the
+ * number is another file's then. */
+static bool
+ours(const struct mn_fork *f)
+{
+    struct stat file;
+    return fstat(f->fd, &file) == 0 && file.st_dev == f->device && file.st_ino == f->inode;
 }
 
 /* The newest that no other thread is just forking with; NULL: it cannot be shared. */
 static struct mn_fork *
-shared_pipe(struct mn_forks *forks)
+shared_file(struct mn_forks *forks)
 {
     for (size_t i = forks->nliving; i > 0; i--) {
         struct mn_fork *f = &forks->living[i - 1];
-        if (f->write < 0) {
-            char name[32];
-            (void)snprintf(name, sizeof(name), "/proc/self/fd/%d", f->read);
-            f->write = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-            return f->write < 0 ? NULL : f;
+        if (f->mapping == NULL) {
+            return ours(f) && mn_memfd_map_empty(f->fd, &f->mapping) == 0 ? f : NULL;
         }
     }
     return NULL;
+}
+
+static void
+unknown(struct mn_forks *forks, uint64_t first, uint64_t last)
+{
+    if (forks->unknown_last == 0 || first < forks->unknown_first) {
+        forks->unknown_first = first;
+    }
+    if (last > forks->unknown_last) {
+        forks->unknown_last = last;
+    }
 }
 
 void
@@ -44,12 +69,9 @@ mn_forks_before(struct mn_forks *forks)
 {
     mn_forks_look(forks); /* those that are gone count against no limit */
     forks->count++;
-    struct mn_fork *f = own_pipe(forks);
-    if (f == NULL && (f = shared_pipe(forks)) == NULL) {
-        if (forks->unknown_last == 0) {
-            forks->unknown_first = forks->count;
-        }
-        forks->unknown_last = forks->count;
+    struct mn_fork *f = own_file(forks);
+    if (f == NULL && (f = shared_file(forks)) == NULL) {
+        unknown(forks, forks->count, forks->count);
         return;
     }
     f->last = forks->count;
@@ -62,7 +84,7 @@ own_fork(struct mn_forks *forks)
 {
     for (size_t i = forks->nliving; i > 0; i--) {
         struct mn_fork *f = &forks->living[i - 1];
-        if (f->write >= 0 && pthread_equal(f->thread, pthread_self())) {
+        if (f->mapping != NULL && pthread_equal(f->thread, pthread_self())) {
             return f;
         }
     }
@@ -74,8 +96,8 @@ mn_forks_in_parent(struct mn_forks *forks)
 {
     struct mn_fork *f = own_fork(forks);
     if (f != NULL) {
-        (void)close(f->write);
-        f->write = -1;
+        (void)mn_memfd_unmap(f->mapping, 1);
+        f->mapping = NULL;
     }
 }
 
@@ -85,38 +107,36 @@ mn_forks_in_child(struct mn_forks *forks)
     const struct mn_fork *own = own_fork(forks);
     for (size_t i = 0; i < forks->nliving; i++) {
         const struct mn_fork *f = &forks->living[i];
-        (void)close(f->read);
-        if (f->write >= 0 && f != own) {
-            (void)close(f->write);
+        if (ours(f)) {
+            (void)close(f->fd);
+        }
+        if (f->mapping != NULL && f != own) {
+            (void)mn_memfd_unmap(f->mapping, 1);
         }
     }
-    memset(forks, 0, sizeof(*forks)); /* the own write end is open as long as the process lives */
+    memset(forks, 0, sizeof(*forks)); /* the own mapping stays as long as the process lives */
 }
 
 void
 mn_forks_look(struct mn_forks *forks)
 {
-    struct pollfd ends[MN_FORKS_WATCHED];
-    size_t n = forks->nliving, nliving = 0, nover = 0;
-    int over[MN_FORKS_WATCHED];
-    for (size_t i = 0; i < n; i++) {
-        ends[i] = (struct pollfd){.fd = forks->living[i].read}; /* a hang-up is always told */
-    }
-    if (n == 0 || poll(ends, n, 0) <= 0) {
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (ends[i].revents & POLLHUP) {
-            over[nover++] = forks->living[i].read;
+    size_t nliving = 0;
+    for (size_t i = 0; i < forks->nliving; i++) {
+        const struct mn_fork f = forks->living[i];
+        if (f.mapping != NULL) {
+            forks->living[nliving++] = f;
+        }
+        else if (!ours(&f)) {
+            unknown(forks, f.first, f.last);
+        }
+        else if (!mn_memfd_is_mapped(f.fd)) {
+            (void)close(f.fd); /* a child that is forked just now sees that it is no more ours */
         }
         else {
-            forks->living[nliving++] = forks->living[i];
+            forks->living[nliving++] = f;
         }
     }
     forks->nliving = nliving;
-    while (nover > 0) { /* nobody knows them any more, nor does a child that is forked just now */
-        (void)close(over[--nover]);
-    }
 }
 
 bool

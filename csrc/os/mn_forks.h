@@ -5,17 +5,20 @@
  * it was forked may be used for something else only when the child, and whatever it has forked in
  * turn, is gone. Forks are counted, and whoever keeps such memory notes the count when it comes
  * into use and when it goes out of it: every fork in between sees it.
- * How the end is known: by a pipe whose write end only the child keeps (and its forks do, and no
- * program that it executes). The end of file comes with the end of the last of them.
- * Limit: each costs the parent a descriptor. Where so many are watched, or no two descriptors are
- * left for a pipe, a fork shares the newest pipe: the system opens its write end again by the name
- * of its read end in /proc. Those that share one are gone when all of them are. So what is lost
- * at the limit is memory, for a while, and never the end of a child. Only where that is refused
- * too (no descriptor at all, no /proc) nothing will tell the end of the child: what is out at that
- * moment is never used again, and nothing else.
+ * How the end is known: by an empty file that the process has mapped while it forks. Only the
+ * child's copy of the mapping stays, and its forks' do, and no program's that it executes; the
+ * system refuses to seal the file against writing as long as there is one. A descriptor would not
+ * do: daemons, and others, close all that they find.
+ * Limit: each costs the parent a descriptor. Where so many are watched, or there is none left, a
+ * fork shares the newest file, for which it takes none. Those that share one are gone when all of
+ * them are. So what is lost at the limit is memory, for a while, and never the end of a child.
+ * Only where that is refused too (no descriptor at all and nothing to share, no memory for a
+ * mapping), or where the program has closed the descriptor, which is not its own, nothing will tell
+ * the end of the child: what is out at that moment, or waits for another child then, is never used
+ * again, and nothing else.
  * Actors: before the fork, the fork and what comes after it run in one thread; other threads may
- * fork in between. Each closes the write end that is its own, and the child closes those that it
- * has inherited of others.
+ * fork in between. Each lets go of the mapping that is its own, and the child of those that it has
+ * inherited of others.
  * Owner: one struct for a process, zero before its first use, behind a lock of the owner's that is
  * not held across the fork. Nothing here allocates, and nothing waits.
  * A crash takes all with it.
@@ -29,15 +32,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* A quarter of the descriptors that a process may have as a rule. */
 #define MN_FORKS_WATCHED 256
 
-/* Those that share a pipe: first, last and some in between. */
+/* Those that share a file: first, last and some in between. */
 struct mn_fork {
     uint64_t first, last;
-    int read;
-    int write;        /* while one of them is being made, by that thread; else -1 */
+    int fd;
+    dev_t device; /* with the inode: what is behind fd, as long as nobody else closes it */
+    ino_t inode;
+    void *mapping; /* while one of them is being made, by that thread; else NULL */
     pthread_t thread;
 };
 

@@ -24,19 +24,49 @@ mn_memfd_pagesize(void)
     return (uintptr_t)sysconf(_SC_PAGESIZE);
 }
 
+static int
+mn_memfd_open(const char *name, unsigned flags)
+{
+    /* Where vm.memfd_noexec is 2 the kernel refuses files that could be executed. */
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL | flags);
+    if (fd < 0 && errno == EINVAL) {
+        fd = memfd_create(name, MFD_CLOEXEC | flags);
+    }
+    return fd < 0 ? -errno : fd;
+}
+
+int
+mn_memfd_create_empty(const char *name)
+{
+    return mn_memfd_open(name, MFD_ALLOW_SEALING);
+}
+
+int
+mn_memfd_map_empty(int fd, void **out)
+{
+    void *addr = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
+    if (addr == MAP_FAILED) {
+        return -errno;
+    }
+    *out = addr;
+    return 0;
+}
+
+bool
+mn_memfd_is_mapped(int fd)
+{
+    return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) < 0;
+}
+
 int
 mn_memfd_create(const char *name, uint64_t bytes)
 {
     if (bytes == 0 || bytes > INT64_MAX) {
         return -EINVAL;
     }
-    /* Where vm.memfd_noexec is 2 the kernel refuses files that could be executed. */
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL) {
-        fd = memfd_create(name, MFD_CLOEXEC);
-    }
+    int fd = mn_memfd_open(name, 0);
     if (fd < 0) {
-        return -errno;
+        return fd;
     }
     while (ftruncate(fd, (off_t)bytes) != 0) {
         int err = errno;

@@ -9,6 +9,7 @@
  *
  *   mn_memfd_create      close(fd)
  *   mn_memfd_map         mn_memfd_unmap
+ *   mn_memfd_create_empty, mn_memfd_map_empty: likewise
  *   mn_memfd_populate    mn_memfd_punch_mapped     (page in, page out)
  *
  * All functions return 0 or a negative errno unless they say otherwise. Ranges are widened to
@@ -17,11 +18,26 @@
 #ifndef MN_MEMFD_H
 #define MN_MEMFD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Returns a descriptor (close-on-exec) of a sparse file of that size; -EINVAL for 0. */
 int
 mn_memfd_create(const char *name, uint64_t bytes);
+
+/* A descriptor of a file without bytes: a mark that goes from process to process with its
+ * mapping. */
+int
+mn_memfd_create_empty(const char *name);
+
+/* A page that nobody may touch. */
+int
+mn_memfd_map_empty(int fd, void **out);
+
+/* Of such a file: whether any process has it mapped. Not to be mapped again once none has: it is
+ * sealed then, and later mappings are not told of. */
+bool
+mn_memfd_is_mapped(int fd);
 
 /* Maps [0, bytes) shared, readable and writable, without reserving memory or swap. */
 int

@@ -157,7 +157,6 @@ C_CALL(ssize_t, pread, -1, EIO, EINTR, (int fd, void *to, size_t n, off_t at), (
 C_CALL(ssize_t, preadv2, -1, EIO, EOPNOTSUPP,
        (int fd, const struct iovec *v, int n, off_t at, int flags), (fd, v, n, at, flags))
 C_CALL(ssize_t, write, -1, EIO, EINTR, (int fd, const void *from, size_t n), (fd, from, n))
-C_CALL(int, pipe2, -1, EMFILE, ENFILE, (int *ends, int flags), (ends, flags))
 C_CALL(int, poll, -1, ENOMEM, EINTR, (struct pollfd *f, nfds_t n, int ms), (f, n, ms))
 C_CALL(int, ppoll, -1, EINTR, ENOMEM,
        (struct pollfd *f, nfds_t n, const struct timespec *t, const sigset_t *s), (f, n, t, s))
@@ -424,7 +423,7 @@ static const struct entry {
 } entries[] = {
     ENTRY(malloc) ENTRY(calloc) ENTRY(realloc) ENTRY(aligned_alloc) ENTRY(posix_memalign)
     ENTRY(strdup) ENTRY(mmap) ENTRY(madvise) ENTRY(memfd_create) ENTRY(ftruncate) ENTRY(read)
-    ENTRY(pread) ENTRY(preadv2) ENTRY(write) ENTRY(pipe2) ENTRY(poll) ENTRY(ppoll)
+    ENTRY(pread) ENTRY(preadv2) ENTRY(write) ENTRY(poll) ENTRY(ppoll)
     ENTRY(pthread_create) ENTRY(pthread_setname_np) ENTRY(sched_getaffinity) ENTRY(access)
     ENTRY(fopen) ENTRY(fgets) ENTRY(fread) ENTRY(fstat) ENTRY(stat) ENTRY(fstatfs)
     ENTRY(nanosleep) ENTRY(usleep)

@@ -361,9 +361,10 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 # ---- tries -------------------------------------------------------------------------------
 
 #: what leaves something behind by itself: multiprocessing has pipes that it forgets, and memory
-#: that a child sees for which there is no pipe is never used again
+#: that a child sees whose end nothing can tell is never used again
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
-             "pipe2", "python3.11/subprocess.py")  # fmt: skip
+             "mn_forks.c", "mn_memfd_create_empty", "mn_memfd_map_empty",
+             "python3.11/subprocess.py")  # fmt: skip
 #: what a user may be told
 KINDS = (MemoryError, OSError, RuntimeError, ImportError)
 NATIVE = "worker_type='native' cannot serve this loader: the dataset's native_pipeline() failed: "
@@ -538,7 +539,7 @@ def main() -> None:
                 _, _, amiss, words = forked(failing, PROGRAMS[name], expected, usual)
                 tries += 1
                 fired += failing.table.failed
-                if any(file in what for file in FORGETFUL):
+                if any(file in failing.describe(place, what) for file in FORGETFUL):
                     amiss = [text for text in amiss if not text.startswith("left ")]
                 if amiss or os.environ.get("VERBOSE"):
                     where = f"{name}: call {call} of {calls} of {failing.describe(place, what)} ({way})"

@@ -1,8 +1,10 @@
-/* Forks that may still see shared memory: their ends, two at once, and more than are watched.
+/* Forks that may still see shared memory: their ends, two at once, more than are watched, and what
+ * processes do that close all descriptors.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
 
@@ -18,14 +20,23 @@ see(uint64_t count)
     return mn_forks_see(&forks, count - 1, count);
 }
 
-/* Ends by the deadline where that never comes: of processes that nobody here waits for, and of
- * one that has just been forked and may still have descriptors of others. */
+/* They end by the deadline where that never comes: of processes that nobody here waits for, and of
+ * one that has just been forked and may still have mappings of others. */
 static void
 wait_unseen(uint64_t count)
 {
     while (see(count)) {
         sched_yield();
     }
+}
+
+static void
+wait_living(size_t n)
+{
+    while (mn_forks_look(&forks), forks.nliving > n) {
+        sched_yield();
+    }
+    CHECK_EQ(forks.nliving, n);
 }
 
 static int
@@ -91,33 +102,47 @@ a_child_sees_what_was_there_until_it_is_gone(void)
     wait_unseen(count - 1);
     CHECK(see(count));
     end(second);
-    CHECK(!see(count));
+    wait_unseen(count);
     CHECK_EQ(descriptors(), before);
 }
 
 static int told[2];
 
 static void
-fork_and_end(void *unused)
+close_all(void)
 {
-    (void)unused;
+    for (int fd = 3; fd < 1024; fd++) {
+        if (fd != told[1]) {
+            (void)close(fd);
+        }
+    }
+}
+
+static void
+fork_and_end(void *closing)
+{
     mn_forks_in_child(&forks);
     mn_forks_before(&forks);
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        if (closing != NULL) {
+            close_all();
+            pid = getpid();
+            CHECK(write(told[1], &pid, sizeof(pid)) == (ssize_t)sizeof(pid));
+        }
         live(NULL);
     }
-    CHECK(write(told[1], &pid, sizeof(pid)) == (ssize_t)sizeof(pid));
+    CHECK(closing != NULL || write(told[1], &pid, sizeof(pid)) == (ssize_t)sizeof(pid));
 }
 
 static void
-what_a_child_has_forked_sees_it_too(void)
+a_childs_child_sees_it(void *closing)
 {
     pid_t theirs;
     CHECK(pipe(told) == 0);
     mn_forks_before(&forks);
-    pid_t pid = mn_test_fork(fork_and_end, NULL);
+    pid_t pid = mn_test_fork(fork_and_end, closing);
     mn_forks_in_parent(&forks);
     CHECK_EQ(mn_test_reap(pid), 0);
     CHECK(read(told[0], &theirs, sizeof(theirs)) == (ssize_t)sizeof(theirs));
@@ -125,6 +150,51 @@ what_a_child_has_forked_sees_it_too(void)
     CHECK(kill(theirs, SIGKILL) == 0);
     wait_unseen(forks.count);
     CHECK(close(told[0]) == 0 && close(told[1]) == 0);
+}
+
+static void
+what_a_child_has_forked_sees_it_too(void)
+{
+    a_childs_child_sees_it(NULL);
+}
+
+static void
+a_daemon_without_descriptors_sees_it_too(void)
+{
+    a_childs_child_sees_it(told);
+}
+
+static void
+expect_it_open(void *fd)
+{
+    mn_forks_in_child(&forks);
+    CHECK(fcntl(*(int *)fd, F_GETFD) >= 0);
+}
+
+/* The number of a descriptor that the program has closed is another file's: one that has hung up,
+ * and one that could be sealed. */
+static void
+a_descriptor_that_is_another_files_is_left_alone(void)
+{
+    for (int way = 0; way < 2; way++) {
+        pid_t pid = fork_one();
+        uint64_t lost = forks.count;
+        int ends[2], number = forks.living[0].fd, file = memfd_create("other", MFD_ALLOW_SEALING);
+        CHECK(file >= 0 && pipe(ends) == 0);
+        mn_forks_before(&forks);
+        CHECK(dup2(way == 0 ? ends[0] : file, number) == number);
+        CHECK(close(ends[1]) == 0);
+        pid_t other = mn_test_fork(expect_it_open, &number);
+        mn_forks_in_parent(&forks);
+        CHECK_EQ(mn_test_reap(other), 0);
+        end(pid);
+        wait_living(0);
+        CHECK(see(lost) && !see(lost + 1)); /* nothing can tell its end */
+        CHECK(fcntl(number, F_GETFD) >= 0);
+        CHECK_EQ(fcntl(file, F_GET_SEALS), 0);
+        memset(&forks, 0, sizeof(forks));
+        CHECK(close(number) == 0 && close(file) == 0 && close(ends[0]) == 0);
+    }
 }
 
 /* Two threads, each of which has begun before the other is done. */
@@ -172,9 +242,10 @@ forks_of_two_threads_are_two(void)
         }
         CHECK(see(its) && see(own));
         end(way / 2 == 0 ? pid : other.pid);
-        wait_unseen(way / 2 == 0 ? own : its);
+        wait_living(1);
         CHECK(see(way / 2 == 0 ? its : own));
         end(way / 2 == 0 ? other.pid : pid);
+        wait_living(0);
         CHECK(!see(its) && !see(own));
         pthread_barrier_wait(&turn);
         CHECK(pthread_join(other.thread, NULL) == 0);
@@ -193,7 +264,7 @@ past_the_limit_none_is_forgotten_too_early_or_never(void)
         pids[i] = fork_one();
     }
     CHECK_EQ(descriptors(), before + MN_FORKS_WATCHED);
-    uint64_t shared = first + MN_FORKS_WATCHED - 1; /* the first of those with one pipe */
+    uint64_t shared = first + MN_FORKS_WATCHED - 1; /* the first of those with one file */
     for (int i = MORE; i > 0; i--) {
         end(pids[MN_FORKS_WATCHED - 1 + i]);
         CHECK(see(shared) && see(last));
@@ -204,16 +275,17 @@ past_the_limit_none_is_forgotten_too_early_or_never(void)
     for (int i = 0; i < MN_FORKS_WATCHED - 1; i++) {
         end(pids[i]);
     }
-    CHECK(!see(first) && !mn_forks_see(&forks, 0, forks.count));
+    wait_living(0);
+    CHECK(!see(first) && !see(last));
     CHECK_EQ(descriptors(), before);
 }
 
 static void
-leave_descriptors(int n, const struct rlimit *usual)
+leave_none(const struct rlimit *usual)
 {
     int fd = dup(0);
     CHECK(fd >= 0 && close(fd) == 0);
-    struct rlimit few = {(rlim_t)fd + (rlim_t)n, usual->rlim_max};
+    struct rlimit few = {(rlim_t)fd, usual->rlim_max};
     CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
 }
 
@@ -223,28 +295,31 @@ without_descriptors_only_what_was_out_is_lost(void)
     struct rlimit usual;
     CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
     pid_t first = fork_one();
-    leave_descriptors(1, &usual); /* enough to share */
-    pid_t second = fork_one();
+    leave_none(&usual);
+    pid_t second = fork_one(); /* it shares a file */
     end(first);
     CHECK(see(forks.count));
     end(second);
-    CHECK(!see(forks.count));
-    first = fork_one();
-    leave_descriptors(0, &usual);
-    second = fork_one();
+    wait_unseen(forks.count);
+    leave_none(&usual); /* nor what that one had */
+    mn_forks_before(&forks);
+    second = mn_test_fork(live, NULL);
+    mn_forks_in_parent(&forks);
     uint64_t lost = forks.count;
     CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
     end(second);
-    end(first);
     CHECK(see(lost) && !see(lost - 1));
     end(fork_one());
-    CHECK(!see(lost + 1));
+    wait_unseen(lost + 1);
+    CHECK(see(lost));
 }
 
 static const struct mn_test tests[] = {
     MN_TEST("plain", one_that_fails_is_seen_by_nobody),
     MN_TEST("fork", a_child_sees_what_was_there_until_it_is_gone),
     MN_TEST("fork", what_a_child_has_forked_sees_it_too),
+    MN_TEST("fork", a_daemon_without_descriptors_sees_it_too),
+    MN_TEST("fork", a_descriptor_that_is_another_files_is_left_alone),
     MN_TEST("fork", forks_of_two_threads_are_two),
     MN_TEST("fork", past_the_limit_none_is_forgotten_too_early_or_never),
     MN_TEST("fork", without_descriptors_only_what_was_out_is_lost),

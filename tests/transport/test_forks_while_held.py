@@ -105,6 +105,36 @@ def test_an_array_that_outlives_its_tensors_memory(how):
         os.close(fd)
 
 
+def test_a_child_that_closes_all_descriptors_sees_its_batch():
+    """As daemons do, in a child of the child."""
+    source = loader()
+    list(source)
+    batch = next(iter(source))
+    seen, expected = batch.numpy(), batch.numpy().copy()
+    go, answer = os.pipe(), os.pipe()
+
+    def child():
+        if os.fork() == 0:
+            os.dup2(go[0], 0)
+            os.dup2(answer[1], 1)
+            os.closerange(2, 4096)
+            os.write(1, b"!")
+            os.read(0, 1)
+            os.write(1, b"=" if (seen == expected).all() else b"x")
+            os._exit(0)
+        return 0
+
+    assert end_of(raw_fork(child)) == 0
+    assert os.read(answer[0], 1) == b"!"
+    del batch, seen
+    for _ in range(3):
+        list(source)
+    os.write(go[1], b"!")
+    assert os.read(answer[0], 1) == b"="
+    for fd in (*go, *answer):
+        os.close(fd)
+
+
 def test_two_threads_fork_at_once():
     """The child that ends first is not taken for both."""
     source = loader()
@@ -190,15 +220,15 @@ def test_a_child_begins_with_nothing_of_its_parents():
     it = iter(loader())
     batch = next(it)
 
-    def pipes_of_a_fork():
+    def left_of_a_fork():
         before = fds()
         _core.fork_begins()
+        _core.fork_ends()
         return fds() - before
 
-    assert in_child(pipes_of_a_fork) == 0
-    assert pipes_of_a_fork() > 0  # something is out
-    _core.fork_ends()
-    del batch
+    assert left_of_a_fork() == 1  # something is out; nobody has looked whether there is a child
+    assert in_child(left_of_a_fork) == 0
+    del batch, it
 
 
 def lock_of_held_memory():
