@@ -533,8 +533,10 @@ MUTANTS = {
     "forks: a thread ends another's": Mutant(
         "csrc/os/mn_forks.c", " && pthread_equal(f->thread, pthread_self())", "", "mn_forks"),
     "forks: those that share a file begin with the last": Mutant(
-        "csrc/os/mn_forks.c", "    f->last = forks->count;\n",
-        "    f->first = f->last = forks->count;\n", "mn_forks"),
+        "csrc/os/mn_forks.c", "    f->thread = pthread_self();\n",
+        "    f->first = forks->count;\n    f->thread = pthread_self();\n", "mn_forks"),
+    "forks: what comes while one is made is after it": Mutant(
+        "csrc/os/mn_forks.c", "f->last = ++forks->count;", "f->last = forks->count;", "mn_forks"),
     "forks: another's descriptor is taken for its own": Mutant(
         "csrc/os/mn_forks.c", "else if (!ours(&f))", "else if (0)", "mn_forks"),
     "forks: a child closes another's descriptor": Mutant(

@@ -71,10 +71,10 @@ mn_forks_before(struct mn_forks *forks)
     forks->count++;
     struct mn_fork *f = own_file(forks);
     if (f == NULL && (f = shared_file(forks)) == NULL) {
+        forks->nblind++;
         unknown(forks, forks->count, forks->count);
         return;
     }
-    f->last = forks->count;
     f->thread = pthread_self();
 }
 
@@ -98,6 +98,12 @@ mn_forks_in_parent(struct mn_forks *forks)
     if (f != NULL) {
         (void)mn_memfd_unmap(f->mapping, 1);
         f->mapping = NULL;
+        f->last = ++forks->count;
+    }
+    else if (forks->nblind > 0) {
+        forks->nblind--;
+        forks->count++;
+        unknown(forks, forks->count, forks->count);
     }
 }
 
@@ -117,8 +123,9 @@ mn_forks_in_child(struct mn_forks *forks)
     memset(forks, 0, sizeof(*forks)); /* the own mapping stays as long as the process lives */
 }
 
-void
-mn_forks_look(struct mn_forks *forks)
+/* Forgets those that are gone, or all but those that are being made. */
+static void
+forget(struct mn_forks *forks, bool all)
 {
     size_t nliving = 0;
     for (size_t i = 0; i < forks->nliving; i++) {
@@ -129,7 +136,7 @@ mn_forks_look(struct mn_forks *forks)
         else if (!ours(&f)) {
             unknown(forks, f.first, f.last);
         }
-        else if (!mn_memfd_is_mapped(f.fd)) {
+        else if (all || !mn_memfd_is_mapped(f.fd)) {
             (void)close(f.fd); /* a child that is forked just now sees that it is no more ours */
         }
         else {
@@ -139,12 +146,29 @@ mn_forks_look(struct mn_forks *forks)
     forks->nliving = nliving;
 }
 
+void
+mn_forks_look(struct mn_forks *forks)
+{
+    forget(forks, false);
+}
+
+void
+mn_forks_forget(struct mn_forks *forks)
+{
+    forget(forks, true);
+    if (forks->nblind == 0) {
+        forks->unknown_first = forks->unknown_last = 0;
+    }
+}
+
 bool
 mn_forks_see(const struct mn_forks *forks, uint64_t after, uint64_t until)
 {
-    bool seen = forks->unknown_last > after && forks->unknown_first <= until;
+    bool seen = forks->unknown_last != 0 && forks->unknown_first <= until
+                && (forks->nblind > 0 || forks->unknown_last > after);
     for (size_t i = 0; i < forks->nliving && !seen; i++) {
-        seen = forks->living[i].last > after && forks->living[i].first <= until;
+        const struct mn_fork *f = &forks->living[i];
+        seen = f->first <= until && (f->mapping != NULL || f->last > after);
     }
     return seen;
 }

@@ -3,8 +3,9 @@
  *
  * Purpose: a forked child sees pages of shared memory and no copy of them, so what was there when
  * it was forked may be used for something else only when the child, and whatever it has forked in
- * turn, is gone. Forks are counted, and whoever keeps such memory notes the count when it comes
- * into use and when it goes out of it: every fork in between sees it.
+ * turn, is gone. The count goes up before a fork and after it, and whoever keeps such memory notes
+ * the count when it comes into use and when it goes out of it: every fork that began before the
+ * one and was not done at the other sees it, wherever between the two counts it took place.
  * How the end is known: by an empty file that the process has mapped while it forks. Only the
  * child's copy of the mapping stays, and its forks' do, and no program's that it executes; the
  * system refuses to seal the file against writing as long as there is one. A descriptor would not
@@ -37,7 +38,7 @@
 /* A quarter of the descriptors that a process may have as a rule. */
 #define MN_FORKS_WATCHED 256
 
-/* Those that share a file: first, last and some in between. */
+/* Those that share a file: from the first's count before it to the last's after it. */
 struct mn_fork {
     uint64_t first, last;
     int fd;
@@ -52,6 +53,7 @@ struct mn_forks {
     size_t nliving;
     struct mn_fork living[MN_FORKS_WATCHED];
     uint64_t unknown_first, unknown_last; /* those that nothing can tell the end of; 0: none */
+    unsigned nblind;                      /* of these, how many are being made */
 };
 
 /* Counts a fork that the calling thread is about to make. */
@@ -70,8 +72,12 @@ mn_forks_in_child(struct mn_forks *forks);
 void
 mn_forks_look(struct mn_forks *forks);
 
-/* Whether there was one, after that many had been counted and until that many had been, that is
- * not known to be gone. */
+/* Forgets all but those that are being made: nothing is out that others could see. */
+void
+mn_forks_forget(struct mn_forks *forks);
+
+/* Whether there was one, not done when that much had been counted and begun before that much had
+ * been, that is not known to be gone. */
 bool
 mn_forks_see(const struct mn_forks *forks, uint64_t after, uint64_t until);
 

@@ -13,6 +13,7 @@
 
 static struct mn_forks forks;
 
+/* Of the fork that this is the first or the last count of. */
 static bool
 see(uint64_t count)
 {
@@ -96,14 +97,30 @@ a_child_sees_what_was_there_until_it_is_gone(void)
     int before = descriptors();
     pid_t first = fork_one(), second = fork_one();
     uint64_t count = forks.count;
-    CHECK(see(count) && see(count - 1));
+    CHECK(see(count) && see(count - 2));
     CHECK(!mn_forks_see(&forks, count, count)); /* what came into use after it */
     end(first);
-    wait_unseen(count - 1);
+    wait_unseen(count - 2);
     CHECK(see(count));
     end(second);
     wait_unseen(count);
     CHECK_EQ(descriptors(), before);
+}
+
+static void
+what_comes_into_use_while_a_fork_is_made_is_seen(void)
+{
+    mn_forks_before(&forks);
+    uint64_t born = forks.count;
+    CHECK(mn_forks_see(&forks, born, born)); /* also if it goes out of use before that is done */
+    pid_t pid = mn_test_fork(live, NULL);
+    CHECK(mn_forks_see(&forks, born, born));
+    mn_forks_in_parent(&forks);
+    CHECK(mn_forks_see(&forks, born, born) && mn_forks_see(&forks, born, forks.count));
+    CHECK(!mn_forks_see(&forks, forks.count, forks.count));
+    CHECK(!mn_forks_see(&forks, 0, born - 1));
+    end(pid);
+    wait_living(0);
 }
 
 static int told[2];
@@ -189,10 +206,11 @@ a_descriptor_that_is_another_files_is_left_alone(void)
         CHECK_EQ(mn_test_reap(other), 0);
         end(pid);
         wait_living(0);
-        CHECK(see(lost) && !see(lost + 1)); /* nothing can tell its end */
+        CHECK(see(lost) && !see(lost + 2)); /* nothing can tell its end */
         CHECK(fcntl(number, F_GETFD) >= 0);
         CHECK_EQ(fcntl(file, F_GET_SEALS), 0);
-        memset(&forks, 0, sizeof(forks));
+        mn_forks_forget(&forks);
+        CHECK(!see(lost));
         CHECK(close(number) == 0 && close(file) == 0 && close(ends[0]) == 0);
     }
 }
@@ -243,7 +261,8 @@ forks_of_two_threads_are_two(void)
         CHECK(see(its) && see(own));
         end(way / 2 == 0 ? pid : other.pid);
         wait_living(1);
-        CHECK(see(way / 2 == 0 ? its : own));
+        CHECK(see(own)); /* it began before the other was done */
+        CHECK(see(its) == (way / 2 == 0));
         end(way / 2 == 0 ? other.pid : pid);
         wait_living(0);
         CHECK(!see(its) && !see(own));
@@ -259,12 +278,12 @@ past_the_limit_none_is_forgotten_too_early_or_never(void)
     enum { MORE = 5 };
     static pid_t pids[MN_FORKS_WATCHED + MORE];
     int before = descriptors();
-    uint64_t first = forks.count + 1, last = forks.count + MN_FORKS_WATCHED + MORE;
+    uint64_t first = forks.count + 1, last = forks.count + 2 * (MN_FORKS_WATCHED + MORE);
     for (int i = 0; i < MN_FORKS_WATCHED + MORE; i++) {
         pids[i] = fork_one();
     }
     CHECK_EQ(descriptors(), before + MN_FORKS_WATCHED);
-    uint64_t shared = first + MN_FORKS_WATCHED - 1; /* the first of those with one file */
+    uint64_t shared = first + 2 * (MN_FORKS_WATCHED - 1); /* the first of those with one file */
     for (int i = MORE; i > 0; i--) {
         end(pids[MN_FORKS_WATCHED - 1 + i]);
         CHECK(see(shared) && see(last));
@@ -276,7 +295,7 @@ past_the_limit_none_is_forgotten_too_early_or_never(void)
         end(pids[i]);
     }
     wait_living(0);
-    CHECK(!see(first) && !see(last));
+    CHECK(!see(first) && !mn_forks_see(&forks, 0, forks.count));
     CHECK_EQ(descriptors(), before);
 }
 
@@ -287,6 +306,21 @@ leave_none(const struct rlimit *usual)
     CHECK(fd >= 0 && close(fd) == 0);
     struct rlimit few = {(rlim_t)fd, usual->rlim_max};
     CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+}
+
+static void
+what_nobody_can_see_is_forgotten(void)
+{
+    int before = descriptors();
+    pid_t pid = fork_one();
+    mn_forks_before(&forks);
+    mn_forks_forget(&forks);
+    CHECK(see(forks.count)); /* it is being made, and may be there any moment */
+    CHECK(!see(forks.count - 1) && descriptors() == before + 1);
+    mn_forks_in_parent(&forks);
+    wait_living(0);
+    CHECK_EQ(descriptors(), before);
+    end(pid);
 }
 
 static void
@@ -303,25 +337,30 @@ without_descriptors_only_what_was_out_is_lost(void)
     wait_unseen(forks.count);
     leave_none(&usual); /* nor what that one had */
     mn_forks_before(&forks);
+    CHECK(mn_forks_see(&forks, forks.count, forks.count));
     second = mn_test_fork(live, NULL);
     mn_forks_in_parent(&forks);
     uint64_t lost = forks.count;
     CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
     end(second);
-    CHECK(see(lost) && !see(lost - 1));
+    CHECK(see(lost) && see(lost - 1) && !see(lost - 2));
     end(fork_one());
-    wait_unseen(lost + 1);
+    wait_unseen(lost + 2);
     CHECK(see(lost));
+    mn_forks_forget(&forks);
+    CHECK(!see(lost));
 }
 
 static const struct mn_test tests[] = {
     MN_TEST("plain", one_that_fails_is_seen_by_nobody),
     MN_TEST("fork", a_child_sees_what_was_there_until_it_is_gone),
+    MN_TEST("fork", what_comes_into_use_while_a_fork_is_made_is_seen),
     MN_TEST("fork", what_a_child_has_forked_sees_it_too),
     MN_TEST("fork", a_daemon_without_descriptors_sees_it_too),
     MN_TEST("fork", a_descriptor_that_is_another_files_is_left_alone),
     MN_TEST("fork", forks_of_two_threads_are_two),
     MN_TEST("fork", past_the_limit_none_is_forgotten_too_early_or_never),
+    MN_TEST("fork", what_nobody_can_see_is_forgotten),
     MN_TEST("fork", without_descriptors_only_what_was_out_is_lost),
 };
 

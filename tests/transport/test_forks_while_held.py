@@ -1,6 +1,7 @@
 """A batch that a forked child inherited does not change under it."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -97,6 +98,41 @@ def test_an_array_that_outlives_its_tensors_memory(how):
     go = os.pipe()
     pid = raw_fork(lambda: len(os.read(go[0], 1)) * (1 if (seen == expected).all() else 2))
     del batch, seen
+    for _ in range(3):
+        list(source)
+    os.write(go[1], b"!")
+    assert end_of(pid) == 1
+    for fd in go:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("dropped", ["before its end", "after it"])
+@pytest.mark.parametrize("out", [0, 1])
+def test_a_batch_that_another_thread_gets_while_a_fork_begins(out, dropped):
+    """Between minato's hook and the fork: others run there, and may wait."""
+    source = loader()
+    list(source)
+    it = iter(source)
+    kept = [next(it) for _ in range(out)]
+    box, go = [], os.pipe()
+
+    def begin():
+        thread = threading.Thread(target=lambda: box.append(next(it).numpy()))
+        thread.start()
+        thread.join()
+
+    def child():
+        expected = box[0].copy()
+        return len(os.read(go[0], 1)) * (1 if (box[0] == expected).all() else 2)
+
+    def end():
+        if dropped == "before its end":
+            box.clear()
+            source.stats()
+
+    pid = raw_fork(child, begin, end)
+    box.clear()
+    kept.clear()
     for _ in range(3):
         list(source)
     os.write(go[1], b"!")
@@ -229,6 +265,18 @@ def test_a_child_begins_with_nothing_of_its_parents():
     assert left_of_a_fork() == 1  # something is out; nobody has looked whether there is a child
     assert in_child(left_of_a_fork) == 0
     del batch, it
+
+
+def test_a_child_that_is_of_no_concern_costs_no_descriptor():
+    gc.collect()
+    _core.Engine(1, 0, False)  # what others have left is looked at
+    before, wait = fds(), os.pipe()
+    pids = [raw_fork(lambda: len(os.read(wait[0], 1))) for _ in range(3)]
+    assert fds() == before + 2
+    os.write(wait[1], b"!!!")
+    assert [end_of(pid) for pid in pids] == [1, 1, 1]
+    for fd in wait:
+        os.close(fd)
 
 
 def lock_of_held_memory():

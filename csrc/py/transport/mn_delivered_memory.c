@@ -46,8 +46,8 @@ struct mn_hold {
 struct mn_pending {
     struct mn_mutex mutex;
     struct mn_hold *first;
-    uint64_t alive;        /* holds that are out: none, and a fork needs no watching */
-    struct mn_forks forks; /* while something was out */
+    uint64_t alive;        /* holds that are out: none, and no fork sees any */
+    struct mn_forks forks;
     PyObject *expired;     /* set once, before there is a guard */
     PyObject *free_weak;
 };
@@ -221,6 +221,15 @@ mn_hold_release(struct mn_hold *hold)
     mn_mutex_unlock(&hold->pending->mutex);
 }
 
+/* Under the lock: forks that nothing is out for need no watching, nor a descriptor. */
+static void
+forget_if_unseen(struct mn_pending *p)
+{
+    if (p->alive == 0) {
+        mn_forks_forget(&p->forks);
+    }
+}
+
 void
 mn_pending_reclaim(struct mn_state *st)
 {
@@ -250,6 +259,9 @@ mn_pending_reclaim(struct mn_state *st)
         mn_mutex_unlock(&p->mutex);
         keep = next;
     }
+    mn_mutex_lock(&p->mutex);
+    forget_if_unseen(p);
+    mn_mutex_unlock(&p->mutex);
 }
 
 PyObject *
@@ -258,9 +270,7 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
-    if (p->alive != 0) {
-        mn_forks_before(&p->forks);
-    }
+    mn_forks_before(&p->forks); /* also where nothing is out: another thread may get a batch now */
     mn_mutex_unlock(&p->mutex);
     Py_RETURN_NONE;
 }
@@ -272,6 +282,7 @@ mn_py_fork_ends(PyObject *module, PyObject *ignored)
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
     mn_forks_in_parent(&p->forks);
+    forget_if_unseen(p);
     mn_mutex_unlock(&p->mutex);
     Py_RETURN_NONE;
 }
