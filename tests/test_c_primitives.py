@@ -650,7 +650,7 @@ MUTANTS = {
     "sweep: the lease stays": Mutant(
         ENGINE + "mn_supervise.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
-        ENGINE + "mn_supervise.c", "            mn_batch_note_envelopes(e, b);\n", "",
+        ENGINE + "mn_supervise.c", "            mn_batch_accept_some(e, b);\n", "",
         "mn_worker"),
     "results: envelopes may lie anywhere": Mutant(
         ENGINE + "mn_checked_results.c",

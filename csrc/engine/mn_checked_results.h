@@ -40,12 +40,13 @@ mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *he
 enum mn_block_status
 mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 
-/* Reads what is DONE of a batch that is busy, in the same way. */
+/* Reads what is DONE of a batch that is busy, in the same way. Also before a worker that has died
+ * is replaced: its envelopes become the batch's, and its damage is not said of the next. */
 void
 mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b);
 
-/* The same for the memory alone: envelopes that are DONE become the batch's, to be freed with it.
- * Damaged records are left to who reads the batch. */
+/* The same for the memory alone, of a batch that nobody reads any more, or that was read: the
+ * envelopes that are DONE become the batch's, to be freed with it, and damage is let be. */
 void
 mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b);
 

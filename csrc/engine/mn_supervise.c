@@ -190,10 +190,14 @@ sweep(struct mn_engine *e, uint32_t w)
 {
     struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
-    /* Results that the dead has sent are not its any more. */
+    /* Results that the dead has sent are not its any more, and what it has damaged is found before
+     * somebody else is in its place. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (!b->accepted) {
+        if (b->abandoned) {
             mn_batch_note_envelopes(e, b);
+        }
+        else {
+            mn_batch_accept_some(e, b);
         }
     }
     mn_leases_forget(&e->leases, w);

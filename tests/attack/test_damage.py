@@ -25,7 +25,7 @@ from .support import PATIENCE, alive, wait_for
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
 TASK_BYTES, ENV_OFF, ENV_LEN, FLAGS, RUNNING, DONE, ENVELOPE = 128, 32, 40, 56, 2, 3, 1
 ENVELOPE_HEAD = 32
-WORKER_BYTES, STATE, PID = 192, 4, 8
+WORKER_BYTES, STATE, PID, READY = 192, 4, 8, 3
 
 
 def mapping() -> int:
@@ -227,6 +227,38 @@ def test_a_damaged_task_of_a_worker_that_is_not_replaced(what: str) -> None:
     with pytest.raises(minato.WorkerLost, match="damaged"):
         list(loader)
     wait_for(lambda: not alive(dataset.pid.value), "its end")
+
+
+def garble_status() -> None:
+    """The word of the task in hand goes on to name its worker."""
+    [task] = tasks_of(mapping(), RUNNING)
+    ctypes.c_uint8.from_address(task).value = 99
+
+
+class SpoilsSlowly(Spoils):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+def test_what_the_dead_has_damaged_is_not_said_of_the_next() -> None:
+    """It is read when nobody but its author can have been in that place."""
+    dataset = SpoilsSlowly(0, garble_status)  # and its worker ends by its own assertion
+    made = make(dataset, prefetch_factor=10)
+    assert len(list(made)) == 16
+    dataset.left.value = 1
+    iterator = iter(made)
+    got = next(iterator).tolist()
+
+    def replaced() -> bool:
+        workers = iterator._engine.workers()
+        return dataset.left.value == 0 and all(
+            entry["state"] == READY and entry["pid"] != dataset.pid.value for entry in workers
+        )
+
+    wait_for(replaced, "another in its place")
+    assert got + torch.cat(list(iterator)).tolist() == list(range(64))
+    assert made._iterator._engine.health()["deaths"] == 1
 
 
 @pytest.mark.parametrize("state", [0, 1, 4, 5, 77])

@@ -660,6 +660,39 @@ collate_tasks_wait_for_their_parts(void)
     }
 }
 
+/* ---- of the dead, and of nobody ---- */
+
+/* Whoever comes in the place of the dead has not written it. Its batch is not the next. */
+static void
+damage_by_the_dead_is_nobody_elses(void)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint64_t sequence, off;
+        plan_both(&s);
+        uint32_t first = claim(&s.w[1]), task = claim(&s.w[0]);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        if (i == 0) {
+            say(&s, task, (enum mn_task_status)77);
+        }
+        else {
+            mn_task_at(&e->shm, task)->flags = MN_FLAG_ENVELOPE;
+        }
+        die(&s, 0);
+        mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
+        CHECK_EQ(rig_run(&s.w[1], first), 0);
+        take(&s, &s.b);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK(!mn_crew_is_damaged(&e->crew, 0));
+        CHECK_EQ(claim(&s.w[0]), task);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        take(&s, &s.other);
+        CHECK_EQ(e->crew.ndeaths, 1);
+        tear_down(&s);
+    }
+}
+
 /* ---- the worker's entry ---- */
 
 static void
@@ -896,6 +929,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", tasks_that_no_queue_has),
     MN_TEST("plain", collate_tasks_that_wait_for_nothing),
     MN_TEST("plain", collate_tasks_wait_for_their_parts),
+    MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),
