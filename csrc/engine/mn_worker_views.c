@@ -10,8 +10,10 @@
 #define TAKES_NOTHING_NS UINT64_C(200000000)
 
 int
-mn_worker_views_open(struct mn_worker_views *v, const struct mn_shm *shm)
+mn_worker_views_open(struct mn_worker_views *v, const struct mn_shm *shm,
+                     const struct mn_crew *crew)
 {
+    v->crew = crew;
     v->shm = shm;
     v->view = calloc(shm->ctl->nworkers, sizeof(*v->view));
     v->rest = calloc(shm->ctl->nworkers, sizeof(*v->rest));
@@ -27,11 +29,12 @@ mn_worker_views_close(struct mn_worker_views *v)
     free(v->sent_ns);
 }
 
-/* Whether the worker is there to do what it is given. */
+/* Whether the worker is there to do what it is given. Where nobody is, an entry may say so. */
 static bool
-is_usable(const struct mn_worker *k)
+is_usable(const struct mn_crew *crew, uint32_t w)
 {
-    return mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+    const struct mn_worker *k = mn_worker_at(&crew->shm, w);
+    return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
            && mn_a32_load_relaxed(&k->leave) == 0 /* ours */ && !k->retired;
 }
 
@@ -43,7 +46,7 @@ look_at(struct mn_worker_views *views, uint32_t w, uint64_t now)
     const struct mn_worker *k = mn_worker_at(shm, w);
     uint64_t hint, end = mn_runqueue_own_entries(shm, MN_QUEUE_WORKER + w, &hint);
     uint64_t since = mn_a64_load_relaxed(&k->since_ns);
-    struct mn_worker_view v = {.usable = is_usable(k), .running_ns = -1};
+    struct mn_worker_view v = {.usable = is_usable(views->crew, w), .running_ns = -1};
     for (uint64_t at = hint; at < end; at++) {
         uint32_t task;
         if (mn_runqueue_waits(shm, MN_QUEUE_WORKER + w, at, &task)) {

@@ -2,13 +2,15 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The plan decides by numbers (struct mn_worker_view in mn_plan.h); here they are read off the
- * mapping, where workers write them: whatever they are, nothing is indexed by them unchecked.
+ * mapping, where workers write them: whatever they are, nothing is indexed by them unchecked, and
+ * nobody is given anything where the crew knows that nobody is.
  * Under the engine's mutex.
  */
 #ifndef MN_WORKER_VIEWS_H
 #define MN_WORKER_VIEWS_H
 
 #include "schedule/mn_plan.h"
+#include "workers/mn_crew.h"
 #include "workers/mn_tasks.h"
 
 /* A worker that has something on its own queue and runs nothing. */
@@ -19,6 +21,7 @@ struct mn_worker_rest {
 
 struct mn_worker_views {
     const struct mn_shm *shm;
+    const struct mn_crew *crew;
     struct mn_worker_view *view; /* [workers] at the last look, and what was done since */
     struct mn_worker_rest *rest; /* [workers] */
     int64_t *sent_ns;            /* [descriptors] what tasks on workers' own queues take */
@@ -27,7 +30,8 @@ struct mn_worker_views {
 
 /* 0 or -ENOMEM; to be closed in any case. */
 int
-mn_worker_views_open(struct mn_worker_views *v, const struct mn_shm *shm);
+mn_worker_views_open(struct mn_worker_views *v, const struct mn_shm *shm,
+                     const struct mn_crew *crew);
 
 void
 mn_worker_views_close(struct mn_worker_views *v);

@@ -149,15 +149,45 @@ is_empty(const struct mn_crew *c, uint32_t worker)
     return !m->wanted && m->pid == 0;
 }
 
+/* Whether no process can be there by its entry, either. By one that is WANTED or STARTING the
+ * zygote may make one, whoever wrote it, and that one is then like any. */
+static bool
+names_nobody(struct mn_worker *k, uint32_t state)
+{
+    return state == MN_WORKER_EMPTY
+           || (mn_a32_load_acquire(&k->pid) == 0 && state != MN_WORKER_WANTED
+               && state != MN_WORKER_STARTING && state != MN_WORKER_SWEPT);
+}
+
+static void
+put_right(struct mn_worker *k, uint32_t state)
+{
+    clear(k);
+    if (state != MN_WORKER_EMPTY) { /* unless the zygote has said something meanwhile */
+        (void)mn_a32_cas_seqcst(&k->state, &state, MN_WORKER_EMPTY);
+    }
+}
+
 void
 mn_crew_clear_empty(struct mn_crew *c)
 {
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
-        if (is_empty(c, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY) {
-            clear(k);
+        uint32_t state = mn_a32_load_acquire(&k->state);
+        if (is_empty(c, w) && names_nobody(k, state)) {
+            put_right(k, state);
         }
     }
+}
+
+bool
+mn_crew_names_the_gone(struct mn_crew *c, uint32_t worker, uint32_t state)
+{
+    bool empty = is_empty(c, worker);
+    if (empty) {
+        put_right(mn_worker_at(&c->shm, worker), state);
+    }
+    return empty;
 }
 
 void

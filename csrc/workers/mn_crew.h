@@ -127,10 +127,15 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker);
 
-/* Puts right what was written over in places where nobody is: what an entry says that runs, or
- * waits for room, holds others up. */
+/* Puts right what was written over in places where nobody is: an entry that says that somebody is
+ * there and runs a task, or waits for room, holds others up. */
 void
 mn_crew_clear_empty(struct mn_crew *c);
+
+/* The same where an entry names a process that is not there any more, and says in that state that
+ * it is. False, and nothing done, where somebody is to be. */
+bool
+mn_crew_names_the_gone(struct mn_crew *c, uint32_t worker, uint32_t state);
 
 /* Has a worker ended, for what it wrote: nothing that it goes on to write can be trusted. A
  * process is killed (mn_process_watch.h), a thread told to leave. Nothing where nobody is. */

@@ -64,6 +64,16 @@ note_who(struct mn_watch *w, uint32_t worker)
     return rc != 0;
 }
 
+/* Whether nobody was to be there: that entry was written over, and is put right. */
+static bool
+is_lie(struct mn_watch *w, uint32_t worker, uint32_t state)
+{
+    mn_mutex_lock(w->guard);
+    bool lie = mn_crew_names_the_gone(w->crew, worker, state);
+    unlock(w);
+    return lie;
+}
+
 /* Where /proc does not say whether it lives, the zygote is believed. */
 static bool
 has_died(const struct mn_member *m, uint32_t state)
@@ -95,6 +105,9 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     if (m->pid == 0) {
         bool there = may_be(w, state) || state == MN_WORKER_EXITED;
         bool gone = there && !note_who(w, worker);
+        if (gone && state != MN_WORKER_EXITED && is_lie(w, worker, state)) {
+            return false;
+        }
         return state == MN_WORKER_SWEPT
                || (due && gone && state != MN_WORKER_EXITED
                    && has_ended(mn_a32_load_relaxed(&k->pid)));

@@ -22,7 +22,7 @@ import minato
 from minato.iterators.loader_memo import memo_of
 
 from .support import PATIENCE, SECONDS, wait_for
-from .test_damage import DONE, RUNNING, TASKS_OFF, WORKERS_OFF, mapping, tasks_of, word
+from .test_damage import DONE, READY, RUNNING, TASKS_OFF, WORKERS_OFF, mapping, tasks_of, word
 
 U16, U32, I32, U64 = c_uint16, c_uint32, c_int32, c_uint64
 
@@ -348,7 +348,7 @@ def test_a_word_of_a_collate_task_that_waits_for_nothing() -> None:
 
 # ---- records of somebody else, or of nobody --------------------------------------------------
 
-GARBAGE, WANTS_ROOM = 77, 1
+GARBAGE, WANTS_ROOM, EMPTY = 77, 1, 0
 NWORKERS_AT, NTASKS_AT = 80, 84
 
 
@@ -405,21 +405,24 @@ def test_a_word_of_a_task_that_has_ended(status: int, options: dict[str, Any]) -
     assert dataset.left.value == 0
 
 
-def spoil_empty_places() -> None:
-    """Where nobody is, entries then name a task that there is not, and wait for room."""
+def spoil_empty_places(state: int) -> None:
+    """Where nobody is, entries then name a task that there is not, and wait for room; and may say
+    that somebody is there."""
     base = mapping()
     for number in range(ctypes.c_uint32.from_address(base + NWORKERS_AT).value):
         at = base + word(base + WORKERS_OFF) + number * SIZES["worker"]
         if ctypes.c_uint32.from_address(at + Worker.state.offset).value == 0:
             ctypes.c_uint64.from_address(at + Worker.running.offset).value = 2**64 - 1
             ctypes.c_uint32.from_address(at + Worker.lease_state.offset).value = WANTS_ROOM
+            ctypes.c_uint32.from_address(at + Worker.state.offset).value = state
 
 
 class SpoilsEmptyPlaces(torch.utils.data.Dataset):
     """Sample 5 does so to others' places, and sample 37 to its own task, where they are told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: int) -> None:
         self.places, self.own = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
+        self.state = state
 
     def __len__(self) -> int:
         return 64
@@ -427,7 +430,7 @@ class SpoilsEmptyPlaces(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> int:
         if index == 5 and self.places.value:
             self.places.value = 0
-            spoil_empty_places()
+            spoil_empty_places(self.state)
         if index == 37 and self.own.value:
             self.own.value = 0
             [task] = tasks_of(mapping(), RUNNING)
@@ -435,8 +438,9 @@ class SpoilsEmptyPlaces(torch.utils.data.Dataset):
         return index
 
 
-def test_places_where_nobody_is_hold_nobody_up() -> None:
-    dataset = SpoilsEmptyPlaces()
+@pytest.mark.parametrize("state", [EMPTY, READY])
+def test_places_where_nobody_is_hold_nobody_up(state: int) -> None:
+    dataset = SpoilsEmptyPlaces(state)
     loader = minato.DataLoader(
         dataset, 4, num_workers=2, persistent_workers=True, autoscale=(2, 5), max_retries=3
     )

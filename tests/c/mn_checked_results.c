@@ -482,6 +482,7 @@ damaged_tasks_are_not_tried_for_ever(void)
         spoil_word(&s, word_garbled, task); /* attempt 0 */
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
         die(&s, 0);
+        mn_crew_want(&e->crew, 0); /* though three have died without a task done */
         mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
     }
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
@@ -693,6 +694,39 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
+/* Whatever the entry of a place says where nobody has ever been: nobody waits for it. */
+static void
+places_of_nobody(void)
+{
+    static const enum mn_worker_state says[] = {MN_WORKER_EMPTY, MN_WORKER_READY, MN_WORKER_EXITED,
+                                                MN_WORKER_LEAVING, (enum mn_worker_state)77};
+    for (uint32_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        struct mn_worker *k = mn_worker_at(&e->shm, 2);
+        uint64_t sequence, off;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+        CHECK_EQ(rig_run(&s.w[1], other), 0);
+        mn_a64_store_relaxed(&k->running, UINT64_MAX);
+        mn_a32_store_relaxed(&k->lease_state, MN_LEASE_WANT);
+        mn_a32_store_release(&k->state, says[i]);
+        spoil_word(&s, word_garbled, task);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        mn_worker_views_look(&e->views, mn_now_ns());
+        CHECK(e->views.view[0].usable == false && e->views.view[1].usable);
+        CHECK(!e->views.view[2].usable);
+        die(&s, 0);
+        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_EMPTY);
+        CHECK_EQ(e->crew.ndeaths, 1);
+        CHECK_EQ(claim(&s.w[1]), task);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
+}
+
 /* ---- the worker's entry ---- */
 
 static void
@@ -868,6 +902,37 @@ processes_that_are_lied_about(void)
     lies_about_its_process(77);
 }
 
+/* Where a worker has been, and none is to be any more, somebody has written that one is there. */
+static void
+a_place_of_one_who_is_gone(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = mn_worker_at(&e->shm, 2);
+    pid_t zygote = put_process(&s, 1), gone = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    uint64_t born, now = SECOND_NS;
+    uint32_t pid = mn_worker_pid(s.w[0].side.me, &born);
+    mn_worker_set_pid(s.w[0].side.me, 0, 0);
+    CHECK_EQ(kill(gone, SIGKILL), 0);
+    CHECK_EQ(end_of(gone), SIGKILL);
+    mn_worker_set_pid(k, pid, born);
+    mn_a64_store_relaxed(&k->running, UINT64_MAX);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+    for (int i = 0; i < 20; i++, now += SECOND_NS) {
+        mn_watch_look(&e->watch, now);
+        (void)rig_step(e);
+        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_EMPTY);
+        CHECK_EQ(mn_a64_load_relaxed(&k->running), 0);
+    }
+    CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT); /* it owed nothing */
+    CHECK_EQ(e->crew.ndeaths, 0);
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
 /* The zygote does not say that a worker has died, or does not reap it. */
 static void
 zygote_hangs(bool swept)
@@ -917,6 +982,7 @@ zygotes_that_do_not_answer(void)
 
 static const struct mn_test tests[] = {
     MN_TEST("fork", processes_that_are_lied_about),
+    MN_TEST("fork", a_place_of_one_who_is_gone),
     MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
     MN_TEST("plain", damaged_records_are_told),
@@ -930,6 +996,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", collate_tasks_that_wait_for_nothing),
     MN_TEST("plain", collate_tasks_wait_for_their_parts),
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
+    MN_TEST("plain", places_of_nobody),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),
