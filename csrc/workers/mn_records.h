@@ -442,15 +442,21 @@ mn_worker_at(const struct mn_shm *shm, uint32_t w)
     return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
 }
 
-/* Whether any worker's entry says so of the task. */
+/* Whether the entry of any worker but that one says so of the task. */
 static inline bool
-mn_anybody_says(const struct mn_shm *shm, uint32_t task)
+mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
 {
     uint32_t w = 0;
-    while (w < shm->ctl->nworkers && !mn_worker_says(mn_worker_at(shm, w), task)) {
+    while (w < shm->ctl->nworkers && (w == but || !mn_worker_says(mn_worker_at(shm, w), task))) {
         w++;
     }
     return w < shm->ctl->nworkers;
+}
+
+static inline bool
+mn_anybody_says(const struct mn_shm *shm, uint32_t task)
+{
+    return mn_anybody_else_says(shm, task, UINT32_MAX);
 }
 
 static inline struct mn_task *

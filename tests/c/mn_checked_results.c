@@ -694,6 +694,30 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
+/* A task's word names one who dies, and another is at it: that one first has to be gone. */
+static void
+a_word_that_names_the_dead_may_lie(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    uint32_t none;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+    CHECK_EQ(rig_run(&s.w[1], other), 0);
+    mn_a64 *word = &mn_task_at(&e->shm, task)->word;
+    mn_a64_store_relaxed(word, mn_a64_load_relaxed(word) | UINT64_C(1) << 16);
+    die(&s, 1);
+    mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+    CHECK(mn_crew_is_damaged(&e->crew, 0));
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+    die(&s, 0);
+    CHECK_EQ(claim(&s.w[1]), task);
+    CHECK_EQ(rig_run(&s.w[1], task), 0);
+    take(&s, &s.b);
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
 /* Whatever the entry of a place says where nobody has ever been: nobody waits for it. */
 static void
 places_of_nobody(void)
@@ -996,6 +1020,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", collate_tasks_that_wait_for_nothing),
     MN_TEST("plain", collate_tasks_wait_for_their_parts),
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
+    MN_TEST("plain", a_word_that_names_the_dead_may_lie),
     MN_TEST("plain", places_of_nobody),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
