@@ -685,6 +685,15 @@ MUTANTS = {
         ENGINE + "mn_claims.c",
         " || mn_tasks_parts_done(&e->tasks, block_of(e, task))", "",
         "mn_checked_results", kinds=("plain",)),
+    "claims: entries are believed": Mutant(
+        ENGINE + "mn_claims.c", "        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);\n",
+        "", "mn_checked_results", kinds=("plain",)),
+    "sweep: a word that names the dead is believed": Mutant(
+        ENGINE + "mn_supervise.c", "    doubt_words_of(e, w);\n", "    (void)doubt_words_of;\n",
+        "mn_checked_results", kinds=("plain",)),
+    "crew: places of nobody are believed": Mutant(
+        ENGINE + "mn_supervise.c", "    mn_crew_clear_empty(&e->crew);\n", "",
+        "mn_checked_results", kinds=("plain",)),
     "runqueue: a claim is not said before": Mutant(
         WORKERS + "mn_runqueue.c",
         "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",

@@ -31,7 +31,34 @@ is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
     }
 }
 
-/* The first of them, with its word. */
+bool
+mn_claims_bear_out(const struct mn_engine *e, uint32_t w, uint64_t running)
+{
+    if (running == 0 || running > e->shm.ctl->ntasks) {
+        return running == 0;
+    }
+    uint64_t word = mn_tasks_word(&e->tasks, (uint32_t)(running - 1));
+    return mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w;
+}
+
+/* The first worker that is there and whose entry no word bears out, with what that says. One that
+ * was ended already is on its way out. */
+static bool
+find_entry(const struct mn_engine *e, uint32_t *worker, uint64_t *running)
+{
+    for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
+        const struct mn_worker *k = mn_worker_at(&e->shm, w);
+        *worker = w;
+        *running = mn_a64_load_relaxed(&k->running); /* a look: it is the same after seconds */
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+            && !mn_claims_bear_out(e, w, *running) && !mn_crew_is_damaged(&e->crew, w)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first of the tasks, with its word. */
 static bool
 find(const struct mn_engine *e, uint32_t *task, uint64_t *word)
 {
@@ -61,6 +88,16 @@ settle(struct mn_engine *e, uint32_t task, uint64_t word)
     }
 }
 
+/* Notes what was found, and whether that was so at enough looks. */
+static bool
+again(struct mn_doubt *d, bool found, const struct mn_doubt *now)
+{
+    bool same = now->at == d->at && now->says == d->says;
+    uint32_t looks = !found ? 0 : same ? d->looks + 1 : 1;
+    *d = (struct mn_doubt){.at = now->at, .says = now->says, .looks = looks % LOOKS};
+    return looks == LOOKS;
+}
+
 void
 mn_claims_look(struct mn_engine *e, uint64_t now_ns)
 {
@@ -70,14 +107,11 @@ mn_claims_look(struct mn_engine *e, uint64_t now_ns)
         return;
     }
     c->looked_ns = now_ns;
-    uint32_t task = 0;
-    uint64_t word = 0;
-    bool found = find(e, &task, &word);
-    c->looks = !found ? 0 : task == c->task && word == c->word ? c->looks + 1 : 1;
-    c->task = task;
-    c->word = word;
-    if (c->looks == LOOKS) {
-        c->looks = 0;
-        settle(e, task, word);
+    struct mn_doubt task = {0}, entry = {0};
+    if (again(&c->task, find(e, &task.at, &task.says), &task)) {
+        settle(e, task.at, task.says);
+    }
+    if (again(&c->entry, find_entry(e, &entry.at, &entry.says), &entry)) {
+        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);
     }
 }

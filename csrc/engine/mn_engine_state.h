@@ -85,12 +85,14 @@ struct mn_done {
     uint32_t n, at;
 };
 
-/* A task of which word and worker disagree: mn_claims.h. */
+/* Tasks and workers that do not agree: mn_claims.h. */
 struct mn_claims {
     uint64_t looked_ns;
-    uint64_t word;
-    uint32_t task;
-    uint32_t looks; /* at which this was found so, in a row */
+    struct mn_doubt {
+        uint64_t says;  /* a task's word; what a worker's entry says that it runs */
+        uint32_t at;    /* which task, or worker */
+        uint32_t looks; /* at which this was found so, in a row */
+    } task, entry;
 };
 
 struct mn_engine {

@@ -75,9 +75,9 @@ idle_worker_has_work(struct mn_engine *e)
     for (const struct mn_batch *b = e->flight.first; idle < n && b != NULL; b = b->next) {
         struct mn_block *block = mn_block_at(&e->shm, b->block_off);
         for (uint32_t i = 0; i < block->ntasks; i++) {
-            const struct mn_task *t = mn_task_at(&e->shm, mn_block_tasks(block)[i]);
-            uint32_t queue = t->queue, own = queue - MN_QUEUE_WORKER;
-            if (mn_word_status(mn_a64_load_acquire(&t->word)) == MN_TASK_QUEUED
+            uint32_t task = mn_block_tasks(block)[i];
+            uint32_t queue = e->tasks.results[task].queue, own = queue - MN_QUEUE_WORKER;
+            if (mn_word_status(mn_tasks_word(&e->tasks, task)) == MN_TASK_QUEUED
                 && (queue < MN_QUEUE_WORKER || (own < n && is_idle(e, own)))) {
                 return true;
             }
@@ -88,15 +88,6 @@ idle_worker_has_work(struct mn_engine *e)
 
 /* An idle worker that leaves a task queued for so long has stopped. */
 #define CLAIMS_NOTHING_NS UINT64_C(2000000000)
-
-/* Whether the task that a worker's entry names is its, by the task's word, too. */
-static bool
-bears_out(struct mn_engine *e, uint32_t w, uint64_t running)
-{
-    uint64_t word = running <= e->shm.ctl->ntasks
-                        ? mn_tasks_word(&e->tasks, (uint32_t)(running - 1)) : 0;
-    return mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w;
-}
 
 /* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
  * its own work will take batches, and free them. */
@@ -109,7 +100,7 @@ all_wait(struct mn_engine *e)
         uint64_t running = mn_a64_load_relaxed(&k->running); /* a look: there will be another */
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
             && running != 0) {
-            if (bears_out(e, w, running)) {
+            if (mn_claims_bear_out(e, w, running)) {
                 return false;
             }
             claims = true;

@@ -85,7 +85,10 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
 }
 
 /* seq_cst, as every word that others look at, though with a new task no part of its block is on a
- * queue yet. Published before it, because a worker may be done with it at once. */
+ * queue yet. Published before it, because a worker may be done with it at once. Where it waits once
+ * more, because it and a part of it were damaged, who ends that part may have looked just before
+ * that and not claim it: it is published when it has waited for nothing for seconds
+ * (engine/mn_claims.h). */
 static void
 await_parts(struct mn_tasks *t, uint32_t task)
 {

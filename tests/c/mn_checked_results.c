@@ -751,6 +751,34 @@ places_of_nobody(void)
     }
 }
 
+/* An idle worker's entry says that it is at something: at what is no task, or another's. One that
+ * does what it says is not doubted. */
+static void
+entries_that_no_word_bears_out(void)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        plan_both(&s);
+        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
+        look_at_claims(&s, 9);
+        CHECK_EQ(rig_run(&s.w[1], other), 0);
+        mn_a64_store_relaxed(&s.w[1].side.me->running, i == 0 ? UINT64_MAX : (uint64_t)task + 1);
+        look_at_claims(&s, 2);
+        CHECK(!mn_crew_is_damaged(&e->crew, 1));
+        look_at_claims(&s, 1);
+        CHECK(mn_crew_is_damaged(&e->crew, 1));
+        look_at_claims(&s, 9); /* it is on its way out: nothing else is found there */
+        CHECK(!mn_crew_is_damaged(&e->crew, 0));
+        die(&s, 1);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        CHECK_EQ(e->crew.ndeaths, 1);
+        tear_down(&s);
+    }
+}
+
 /* ---- the worker's entry ---- */
 
 static void
@@ -1022,6 +1050,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
     MN_TEST("plain", a_word_that_names_the_dead_may_lie),
     MN_TEST("plain", places_of_nobody),
+    MN_TEST("plain", entries_that_no_word_bears_out),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),
