@@ -685,6 +685,9 @@ MUTANTS = {
         ENGINE + "mn_claims.c",
         " || mn_tasks_parts_done(&e->tasks, block_of(e, task))", "",
         "mn_checked_results", kinds=("plain",)),
+    "tasks: what was read is offered again": Mutant(
+        WORKERS + "mn_tasks.c", "        pass_what_has_ended(t, q);\n", "",
+        "mn_checked_results", kinds=("plain",)),
     "claims: entries are believed": Mutant(
         ENGINE + "mn_claims.c", "        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);\n",
         "", "mn_checked_results", kinds=("plain",)),

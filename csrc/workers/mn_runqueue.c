@@ -44,6 +44,16 @@ move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_
 }
 
 bool
+mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
+                  uint32_t *task)
+{
+    const struct mn_queue *q = mn_queue_at(shm, queue);
+    move_head(shm, head, q);
+    *task = (uint32_t)mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
+    return head->head != mn_a64_load_relaxed(&q->tail); /* ours */
+}
+
+bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue)
 {
     struct mn_queue *q = mn_queue_at(shm, queue);

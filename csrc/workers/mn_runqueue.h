@@ -61,6 +61,12 @@ int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                     uint32_t task, uint32_t gen, uint32_t attempt);
 
+/* Moves the head to the first entry that may be claimed by the word of its task, which it says.
+ * False: there is none. */
+bool
+mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
+                  uint32_t *task);
+
 /* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
  * any more: it goes back to that task. Whether it was so. Not to one that a worker's entry names:
  * there it is the word that is damaged, and who runs the task may write its rows. */

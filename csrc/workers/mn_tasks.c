@@ -191,7 +191,8 @@ void
 mn_tasks_abandon(struct mn_tasks *t, uint32_t task)
 {
     t->results[task].retries_left = 0;
-    if (!mn_tasks_is_quarantined(t, task) && mn_runqueue_cancel(&t->shm, task)) {
+    if (!t->results[task].accepted && !mn_tasks_is_quarantined(t, task)
+        && mn_runqueue_cancel(&t->shm, task)) {
         mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_NOT);
     }
 }
@@ -199,10 +200,26 @@ mn_tasks_abandon(struct mn_tasks *t, uint32_t task)
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
+    if (t->results[task].accepted) {
+        return; /* it was done, and its word written over since */
+    }
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have room for all tasks there are: what is full is damaged. */
         struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
         give_up(t, task, &nobody);
+    }
+}
+
+/* The word of one that was accepted, say, may be QUEUED by damage: it is not offered to anybody
+ * again, because its rows may be the caller's by now. */
+static void
+pass_what_has_ended(struct mn_tasks *t, uint32_t queue)
+{
+    struct mn_queue_head *head = &t->heads[queue];
+    uint32_t task;
+    while (mn_runqueue_first(&t->shm, head, queue, &task) && task < t->shm.ctl->ntasks
+           && mn_word_status(mn_tasks_word(t, task)) != MN_TASK_QUEUED) {
+        head->head++;
     }
 }
 
@@ -211,6 +228,7 @@ mn_tasks_mend_queues(struct mn_tasks *t)
 {
     bool any = false;
     for (uint32_t q = 0; q < t->shm.ctl->nqueues; q++) {
+        pass_what_has_ended(t, q);
         any |= mn_runqueue_mend(&t->shm, &t->heads[q], q);
     }
     return any;

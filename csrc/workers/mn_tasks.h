@@ -143,7 +143,8 @@ mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 int
 mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
-/* Puts a task that was taken from a queue on another one, for others to claim. */
+/* Puts a task that was taken from a queue on another one, for others to claim; not one that was
+ * accepted. */
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
 

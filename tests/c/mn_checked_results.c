@@ -661,6 +661,43 @@ collate_tasks_wait_for_their_parts(void)
     }
 }
 
+/* Whatever becomes of the word of a task that was read: it is done, and nobody does it again. */
+static void
+what_was_read_is_not_asked_for_again(void)
+{
+    static const enum mn_task_status says[] = {MN_TASK_QUEUED, MN_TASK_RUNNING, MN_TASK_WAITING,
+                                               MN_TASK_LOST, (enum mn_task_status)77};
+    for (uint32_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint32_t none;
+        plan_both(&s);
+        uint32_t first = claim(&s.w[0]), task = claim(&s.w[1]);
+        CHECK_EQ(rig_run(&s.w[1], task), 0);
+        mn_mutex_lock(&e->mutex);
+        mn_batch_accept_some(e, e->flight.by_task[task]);
+        mn_engine_unlock(e);
+        say(&s, task, says[i]);
+        look_at_claims(&s, 9);
+        mn_mutex_lock(&e->mutex);
+        mn_batch_accept_some(e, e->flight.by_task[task]);
+        mn_tasks_put(&e->tasks, task, MN_QUEUE_EXPRESS); /* found on a queue with such a word */
+        mn_tasks_abandon(&e->tasks, task);
+        mn_engine_unlock(e);
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        CHECK_EQ(mn_word_status(mn_tasks_word(&e->tasks, task)), MN_TASK_DONE);
+        die(&s, 1);
+        mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        CHECK_EQ(rig_run(&s.w[0], first), 0);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        CHECK_EQ(e->crew.ndeaths, 1);
+        CHECK_EQ(e->tasks.retries, 0);
+        tear_down(&s);
+    }
+}
+
 /* ---- of the dead, and of nobody ---- */
 
 /* Whoever comes in the place of the dead has not written it. Its batch is not the next. */
@@ -1047,6 +1084,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", tasks_that_no_queue_has),
     MN_TEST("plain", collate_tasks_that_wait_for_nothing),
     MN_TEST("plain", collate_tasks_wait_for_their_parts),
+    MN_TEST("plain", what_was_read_is_not_asked_for_again),
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
     MN_TEST("plain", a_word_that_names_the_dead_may_lie),
     MN_TEST("plain", places_of_nobody),
