@@ -224,7 +224,7 @@ class PackSources(sdist):
 
 
 # The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
-# loader serves (minato/_system.py): a program for a Linux machine then starts on a laptop.
+# loader serves (minato/_not_linux.py): a program for a Linux machine then starts on a laptop.
 pure = sys.platform != "linux" or os.environ.get("MINATO_PURE", "0") != "0"
 setup(
     ext_modules=[] if pure else extensions,

@@ -18,7 +18,7 @@ except ImportError:
         name=__name__,  # python -m minato then prints the sentence and no traceback
     ) from None
 
-from ._system import CORE as _CORE
+from ._not_linux import CORE as _CORE
 
 if not _CORE and _sys.platform == "linux":
     raise ImportError(
@@ -60,13 +60,13 @@ from .patch import patch_torch
 
 if _CORE:
     from .determinism import check_determinism
-    from .transport import forks_while_held as _fork
+    from .transport import fork_hooks as _fork
     from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()
     _fork.watch()
 else:
-    from ._system import check_determinism
+    from ._not_linux import check_determinism
 
 
 def get_include() -> str:

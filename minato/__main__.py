@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from ._system import CORE, NEEDS_LINUX
+from ._not_linux import CORE, NEEDS_LINUX
 from ._version import __version__
 
 #: name -> (module with ``run(argv) -> exit status``, what it does)

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 from .dataset_calls import fetches_batches
 from .loader import DataLoader
 from .seeding.generators import find_all, make_seeder
-from .workers.seeded_samples import fetched
+from .workers.fetching import fetched
 
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 
 from ._oom_kills import OomKills
-from ._system_errors import NOT_STARTED, advice
+from ._system_refusals import NOT_STARTED, advice
 
 #: from now on; what the system counted before is of others
 _oom_kills = OomKills()

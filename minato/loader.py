@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._system_errors import refused
-from ._system import CORE, NEEDS_LINUX, tell_of_torch
+from ._system_refusals import refused
+from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from .device.provider import target
 from .iterators.inline import InlineIterator
 from .iterators.loader_memo import memo_of

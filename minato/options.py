@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
 from ._memory_limit import fair_memory
-from ._system import CORE, NEEDS_LINUX
+from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
 from .errors import native_impossible, thread_impossible
 

@@ -252,7 +252,7 @@ MUTANTS = {
         "reports[row].wall_ns = mn_worker_lap(&o->clock) + (((int)row + INT32_MAX) & 1);",
         TRANSPORT),
     "formed: runs that nobody owns": Mutant(
-        "types/mn_engine_plan.c", 'Py_BuildValue("(NII)", block,',
+        "types/mn_engine_type_plan.c", 'Py_BuildValue("(NII)", block,',
         'Py_BuildValue("(NII)", (Py_DECREF(block), block),',
         ("tests/iterators/test_balance.py", "-k", "Ready")),
     "worker: what it runs in a plain word": Mutant(

@@ -37,7 +37,7 @@ import torch
 from ..workers import grace
 from .operators import Split, Tail
 from .interface import Provider
-from .locked_rows import Lock, Slots
+from .pagelocked_rows import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it
 FEWEST, MOST = 2, 4
@@ -194,7 +194,7 @@ _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdi
 def opaque(data: Any) -> bool:
     """Whether there is anything in a batch that is neither a tensor nor plain: it stays in the
     program's hands as it is, and may lie in rows. A copy to the device that the program begins of
-    it could still read page-locked rows when they are the next batch's (``locked_rows.py``)."""
+    it could still read page-locked rows when they are the next batch's (``pagelocked_rows.py``)."""
     found = False
 
     def leaf(part: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .locked_rows import Driver
+from .pagelocked_rows import Driver
 
 
 class Job(NamedTuple):

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from .._system import CORE
+from .._not_linux import CORE
 from ..dataset_calls import behind_subsets
-from . import locked_rows, resident
+from . import pagelocked_rows, resident
 from .interface import Job, Provider
 from .resident import Resident
 
@@ -189,7 +189,7 @@ def finisher_of(ordinal: int) -> Finisher | str:
     if isinstance(image, str):
         return image
     try:
-        return _ops.Finisher(locked_rows.CUDA, ordinal, image)
+        return _ops.Finisher(pagelocked_rows.CUDA, ordinal, image)
     except (RuntimeError, ValueError) as error:
         return str(error)
 
@@ -202,9 +202,9 @@ def told() -> str:
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    if locked_rows.has_driver():
+    if pagelocked_rows.has_driver():
         return built
-    return f"{built}, not loaded: there is no {locked_rows.CUDA}, the driver's library"
+    return f"{built}, not loaded: there is no {pagelocked_rows.CUDA}, the driver's library"
 
 
 # ---- whether a device keeps its promise ------------------------------------------------------

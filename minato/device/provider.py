@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .operators import differs, finisher_of
-from .locked_rows import Driver, cuda_driver, cut
+from .pagelocked_rows import Driver, cuda_driver, cut
 from .interface import Job, Provider
 
 if TYPE_CHECKING:

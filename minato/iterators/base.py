@@ -37,12 +37,13 @@ from ..device.copy_thread import DeviceStage
 from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
+from ..seeding.base_seed import BASE_SEED
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .failures import Amended
 from .loader_memo import memo_of
 from .max_errors import ErrorsAllowed
-from .position import BASE_SEED, Position
+from .position import Position
 from .supervisor import Supervisor
 
 

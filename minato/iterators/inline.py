@@ -11,24 +11,25 @@ from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from .._system import CORE
+from .._not_linux import CORE
 from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
 from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
+from ..seeding.base_seed import BASE_SEED
 from ..seeding.order_generators import all_global, global_generators, put_global
 from ..stateful import (
     Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
 )  # fmt: skip
 from .loader_memo import memo_of
-from .position import BASE_SEED, Position
+from .position import Position
 
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
     from ..workers.on_error import Ahead, Spares, Tolerant
-    from ..workers.seeded_samples import AllLeftOut
+    from ..workers.fetching import AllLeftOut
     from .failures import Amended
     from .max_errors import ErrorsAllowed
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from .._system import CORE, NoCosts
+from .._not_linux import CORE, NoCosts
 from ..progress import Progress
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs

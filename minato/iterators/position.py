@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..progress import Progress
+from ..seeding import base_seed
 from ..seeding.order_generators import Sources, all_global, global_generators, put_global
 from ..state import Start, State
 from ..stateful import Kept
@@ -19,12 +19,6 @@ from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:
     from .max_errors import ErrorsAllowed
-
-#: torch's attribute of an iterator, which its position keeps
-BASE_SEED: Any = property(
-    lambda iterator: iterator._position.base_seed,
-    lambda iterator, seed: setattr(iterator._position, "base_seed", seed),
-)
 
 
 class Position:
@@ -87,9 +81,7 @@ class Position:
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
             if self.start is not None and self.start["base_seed"] is None:
-                self.base_seed = int(
-                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-                )
+                self.base_seed = base_seed.draw(loader)
         start, self.start = self.start, None
         self.sampler.start = start.get("sampler") if start else None
         states: dict[str, bytes] = {}

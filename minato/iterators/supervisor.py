@@ -14,7 +14,7 @@ from torch.utils.data import _utils
 
 from .._core import Block, Engine
 from .._deadline import Deadline
-from .._system_errors import NOT_STARTED
+from .._system_refusals import NOT_STARTED
 from ..errors import DAMAGED, WorkerLost, describe_death, never_began
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer

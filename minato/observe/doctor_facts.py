@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from .. import _memory_limit, _system_errors
-from .._system import CORE, NEEDS_LINUX
+from .. import _memory_limit, _system_refusals
+from .._not_linux import CORE, NEEDS_LINUX
 from . import info
 
 #: seconds that the trial load may take
@@ -199,7 +199,7 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
         workers=workers or cpus or 1,
         ranks=_memory_limit.ranks_here(environ),
         no_engine=None if CORE else NEEDS_LINUX,
-        refused=_system_errors.refused() if CORE else None,
+        refused=_system_refusals.refused() if CORE else None,
         torch=torch.__version__,
         torch_extension=_known(info._torch_extension) or "built",
         device_operators=_known(info._device_operators) or "built",

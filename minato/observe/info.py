@@ -221,9 +221,9 @@ def _accelerator() -> str:
 def _device_copies() -> str:
     if "minato" not in sys.modules:
         return "unknown: minato did not import"
-    from minato.device import locked_rows
+    from minato.device import pagelocked_rows
 
-    return locked_rows.told()
+    return pagelocked_rows.told()
 
 
 def machine() -> dict[str, Any]:

@@ -61,7 +61,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._system import CORE
+from .._not_linux import CORE
 from ..iterators.loader_memo import memo_of
 from .verdict import Facts, verdict
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._system import CORE, Absent
+from .._not_linux import CORE, Absent
 from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, random_bits
 
 if CORE:

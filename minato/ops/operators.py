@@ -11,7 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from .._system import CORE, Absent
+from .._not_linux import CORE, Absent
 
 if CORE:
     from .. import _ops

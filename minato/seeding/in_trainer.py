@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..workers.on_error import Tolerant
-from ..workers.seeded_samples import OF_COLLATE, Unseeded, collated, fetched, tolerated
+from ..workers.fetching import OF_COLLATE, Unseeded, collated, fetched, tolerated
 from .generators import Growing
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from .._system_errors import explained
+from .._system_refusals import explained
 from . import grace, signals
 from .job import Job, Memory
 from .zygote import FORKED, LEAVING

@@ -31,7 +31,7 @@ from .answers import (
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
-from .seeded_samples import (
+from .fetching import (
     OF_COLLATE, OF_SAMPLE, AllLeftOut, Unseeded, collated, fetched, in_its_place, made, tolerated,
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .._system_errors import NOT_STARTED
+from .._system_refusals import NOT_STARTED
 from ..seeding import generator_states
 from . import grace, library_threads, signals
 from .job import Job, count_threads

@@ -47,10 +47,10 @@ MUTANTS = {
     "workers may have children": Mutant(
         "workers/zygote.py", "daemon=True", "daemon=False", ODD + "loaders_in_workers"),
     "nobody is told which limit to raise": Mutant(
-        "_system_errors.py", "        if not helps:", "        if helps:",
+        "_system_refusals.py", "        if not helps:", "        if helps:",
         LIMITS + "what_is_refused_is_named"),
     "a refused system call is taken for granted": Mutant(
-        "_system_errors.py", "                return why", "                return None",
+        "_system_refusals.py", "                return why", "                return None",
         LIMITS + "torch_serves_where_minato_cannot"),
 }  # fmt: skip
 

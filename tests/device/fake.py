@@ -22,7 +22,7 @@ import torch
 
 from minato.device import provider as providers
 from minato.device.interface import Job
-from minato.device.locked_rows import SMALLEST, Driver
+from minato.device.pagelocked_rows import SMALLEST, Driver
 
 SECONDS = 20.0
 #: what stands in memory that was freed, or not yet written

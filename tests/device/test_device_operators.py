@@ -410,9 +410,9 @@ def test_info_tells_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.delenv(operators.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
-    monkeypatch.setattr("minato.device.locked_rows.CUDA", "libnowhere.so.1")
+    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libnowhere.so.1")
     assert "built (2 KiB" in operators.told() and "not loaded" in operators.told()
-    monkeypatch.setattr("minato.device.locked_rows.CUDA", "libm.so.6")
+    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libm.so.6")
     assert operators.told() == "built (2 KiB for CUDA devices)"
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
     assert operators.told().startswith("not built")

@@ -181,7 +181,7 @@ def test_what_was_built_has_the_head_that_is_checked(
     emulated: Emulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The emulated driver is offered it, and takes only what it knows."""
-    monkeypatch.setattr("minato.device.locked_rows.CUDA", emulated.library)
+    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", emulated.library)
     assert "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE" in str(operators.finisher_of(0))
     image = operators.kernels()
     assert isinstance(image, bytes)

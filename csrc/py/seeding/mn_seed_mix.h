@@ -33,7 +33,7 @@
 /* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
 #define MN_SEED_MT_WORDS 624
 
-/* What a seed is for, so that no two draws share one. minato/workers/seeded_samples.py has the
+/* What a seed is for, so that no two draws share one. minato/workers/fetching.py has the
  * same numbers. */
 enum mn_seed_domain {
     MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order */

@@ -12,7 +12,7 @@
  *
  * A fork copies holds.  The child's copies never free: they compare process ids.  And what the
  * child sees must not change under it: a range that was out when the trainer forked waits until
- * that child is gone (os/mn_forks.h; minato/transport/forks_while_held.py tells of forks).  A hold
+ * that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py tells of forks).  A hold
  * remembers how many forks were counted at its birth and at its end, and every living fork in
  * between sees it.  Its end is not the deleter's run, but when the rule above is found to hold:
  * until then a child may inherit what shows the range.

@@ -12,7 +12,7 @@ struct mn_engine_object {
     PyObject_HEAD
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
-    struct mn_posted *posted; /* layouts that workers can read, kept alive; by mn_engine_submit.c */
+    struct mn_posted *posted; /* layouts that workers read, kept alive: mn_engine_type_submit.c */
     pid_t pid;                /* process it belongs to; in a forked child it is inert */
     unsigned int inside;      /* threads in here without the GIL; close() waits for them */
 };
@@ -99,12 +99,12 @@ mn_engine_forget_posted(PyObject *self);
     extern const char mn_engine_##name##_doc[];                                         \
     PyObject *mn_engine_py_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
-/* mn_engine_submit.c: static scheduling, and the layouts that rows may follow */
+/* mn_engine_type_submit.c: static scheduling, and the layouts that rows may follow */
 MN_ENGINE_METHOD(post);
 MN_ENGINE_FAST_METHOD(submit);
 MN_ENGINE_METHOD(resume);
 
-/* mn_engine_plan.c: balanced scheduling */
+/* mn_engine_type_plan.c: balanced scheduling */
 MN_ENGINE_FAST_METHOD(plan);
 MN_ENGINE_METHOD(set_form);
 MN_ENGINE_METHOD(plan_end);
@@ -119,7 +119,7 @@ MN_ENGINE_METHOD(place);
 MN_ENGINE_METHOD(scheduler);
 MN_ENGINE_METHOD(timing);
 
-/* mn_engine_take.c */
+/* mn_engine_type_take.c */
 MN_ENGINE_METHOD(decode);
 MN_ENGINE_FAST_METHOD(take);
 MN_ENGINE_METHOD(row);
@@ -130,7 +130,7 @@ MN_ENGINE_METHOD(lock_pages);
 MN_ENGINE_METHOD(unlock_pages);
 MN_ENGINE_METHOD(page_locks);
 
-/* mn_engine_snapshot.c: methods that report */
+/* mn_engine_type_snapshot.c: methods that report */
 MN_ENGINE_METHOD(envelopes);
 MN_ENGINE_METHOD(form);
 MN_ENGINE_METHOD(reports);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * What to call of a driver is told as addresses: the core is linked against none. See
- * memory/mn_pagelocks.h for what is locked, and minato/device/locked_rows.py for who asks.
+ * memory/mn_pagelocks.h for what is locked, and minato/device/pagelocked_rows.py for who asks.
  */
 #include <errno.h>
 #include <unistd.h>

@@ -265,11 +265,11 @@ def no_gpu() -> str | None:
     """Why there is no GPU to measure; None: there is one."""
     if torch.cuda.is_available():
         return None
-    from minato.device import locked_rows
+    from minato.device import pagelocked_rows
 
     reason = ("is built without CUDA" if torch.version.cuda is None else
               f"(CUDA {torch.version.cuda}) finds none"
-              + ("" if locked_rows.has_driver() else f": there is no {locked_rows.CUDA}, the driver's library"))
+              + ("" if pagelocked_rows.has_driver() else f": there is no {pagelocked_rows.CUDA}, the driver's library"))
     return (f"no GPU: torch {torch.__version__} {reason}. --dry-run tries all rows without one, "
             "--device cpu measures the CPU")
 

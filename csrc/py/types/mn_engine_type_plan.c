@@ -1,4 +1,4 @@
-/* mn_engine_plan.c - the methods of Engine for balanced scheduling.
+/* mn_engine_type_plan.c - the methods of Engine for balanced scheduling.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* mn_engine_submit.c - the methods of Engine for static scheduling, and layouts for workers.
+/* mn_engine_type_submit.c - the methods of Engine for static scheduling, and layouts for workers.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "engine/mn_engine_snapshot.h"

@@ -1,4 +1,4 @@
-/* mn_engine_take.c - done blocks of an Engine as batches.
+/* mn_engine_type_take.c - done blocks of an Engine as batches.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "engine/mn_engine_snapshot.h"

@@ -1,4 +1,4 @@
-/* mn_engine_snapshot.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
+/* mn_engine_type_snapshot.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>

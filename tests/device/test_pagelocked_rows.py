@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import minato
 from contract.support import wait_for
-from minato.device import locked_rows
+from minato.device import pagelocked_rows
 
 from .datasets import WIDTH, Rows
 from .fake import Fake, Locker
@@ -187,12 +187,12 @@ def test_pages_of_the_arena_alone_are_locked(fake: Fake, locker: Locker) -> None
 
 
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locked_rows, "CUDA", "libnowhere.so.1")
-    assert locked_rows.cuda_driver() is None
-    assert "there is no libnowhere.so.1" in locked_rows.told()
-    monkeypatch.setattr(locked_rows, "CUDA", "libc.so.6")  # a library without these functions
-    assert locked_rows.cuda_driver() is None
-    assert "cuCtxPushCurrent" in locked_rows.told()
+    monkeypatch.setattr(pagelocked_rows, "CUDA", "libnowhere.so.1")
+    assert pagelocked_rows.cuda_driver() is None
+    assert "there is no libnowhere.so.1" in pagelocked_rows.told()
+    monkeypatch.setattr(pagelocked_rows, "CUDA", "libc.so.6")  # a library without these functions
+    assert pagelocked_rows.cuda_driver() is None
+    assert "cuCtxPushCurrent" in pagelocked_rows.told()
 
 
 DRIVER = """
@@ -215,10 +215,10 @@ def test_the_drivers_functions_are_found(
     (tmp_path / "driver.c").write_text(DRIVER)
     library = tmp_path / "libdriver.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    monkeypatch.setattr(locked_rows, "CUDA", str(library))
-    found = locked_rows.cuda_driver()
+    monkeypatch.setattr(pagelocked_rows, "CUDA", str(library))
+    found = pagelocked_rows.cuda_driver()
     assert found is not None and found.context == 0x1234 and found.flags == 1
     assert len({*found[:4]}) == 4 and all(found[:4])
-    assert locked_rows.told().startswith("from where workers wrote them")
+    assert pagelocked_rows.told().startswith("from where workers wrote them")
     ctypes.CDLL(str(library)).no_context()
-    assert locked_rows.cuda_driver() is None  # torch has not initialised this thread's device
+    assert pagelocked_rows.cuda_driver() is None  # torch has not initialised this thread's device
