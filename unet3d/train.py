@@ -37,7 +37,7 @@ from unet3d.bench.meters import (DeliveryHash, DeviceCopies, EpochClock, PythonW
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
-from unet3d.ranks import Ranks
+from unet3d.ranks import Ranks, leave
 from unet3d.settings import Settings, parse
 from unet3d.transforms import train_transforms
 from unet3d.bench.usage import UsageSampler, usage_of_all
@@ -547,4 +547,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
