@@ -46,6 +46,9 @@ MUTANTS = {
         "    if _limited", ODD + "a_program_with_threads_and_openmp_forks"),
     "workers may have children": Mutant(
         "workers/zygote.py", "daemon=True", "daemon=False", ODD + "loaders_in_workers"),
+    "a batch has to find room in /dev/shm": Mutant(
+        "iterators/collating.py", 'if "</torch_" not in str(error):', "if error:",
+        ODD + "dev_shm_of_64_megabytes"),
     "nobody is told which limit to raise": Mutant(
         "_system_refusals.py", "        if not helps:", "        if helps:",
         LIMITS + "what_is_refused_is_named"),
