@@ -8,6 +8,7 @@ worker's tasks back, and reaps then, so a pid names the dead worker until nobody
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ from .process import run as run_worker
 
 WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
+
+#: from Python 3.13 on it is an exit function, and not the end of _bootstrap(), that does what
+#: multiprocessing registered for a process's end: to write what its queues hold, say
+ENDS_AT_EXIT = "_exit_function" not in vars(BaseProcess)["_bootstrap"].__code__.co_names
 
 #: how often a death that the loader has not looked at yet is asked about again
 ACK_SECONDS = 0.01
@@ -189,9 +195,14 @@ class Zygote:
             code = 1
             try:
                 self._in_child()
+                if ENDS_AT_EXIT:  # as multiprocessing itself forks
+                    atexit._clear()
+                    atexit.register(vars(util)["_exit_function"])
                 # multiprocessing's own preparation of a process: finalizers, stdio, name
                 code = process._bootstrap()
             finally:
+                if ENDS_AT_EXIT:
+                    atexit._run_exitfuncs()
                 os._exit(code)
         return _Child(number, pid)
 
