@@ -150,6 +150,24 @@ def test_killed_zygote_is_an_error(scheduling):
 
 
 @pytest.mark.parametrize(
+    "options", [{}, {"in_order": False, "batching": "ready"}, {"scheduling": "static"}]
+)
+def test_a_persistent_loader_makes_another_zygote(options):
+    loader = make(Slow(64, 0.02), batch_size=2, persistent_workers=True, **options)
+    iterator = iter(loader)
+    next(iterator)
+    kill(iterator._pool.zygote.pid)
+    with pytest.raises(RuntimeError, match="died unexpectedly"):
+        for _ in iterator:
+            pass
+    with pytest.raises((RuntimeError, AssertionError)):  # that epoch does not go on
+        next(iterator)
+    for _ in range(2):
+        got = [int(index) for batch in loader for index in batch]
+        assert sorted(got) == list(range(64))
+
+
+@pytest.mark.parametrize(
     "dataset, method",
     [
         ("Slow(64, 0.05)", "fork"),
