@@ -127,6 +127,7 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
     r->accepted = damage == MN_SOUND;
     if (r->accepted) { /* after all that is read without the lock of what was accepted */
         mn_a32_store_seqcst(&r->published, MN_PUBLISHED_ACCEPTED);
+        mn_crew_has_worked(&e->crew, r->worker);
     }
     return damage;
 }

@@ -88,6 +88,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     m->asked = false;
     m->pid = 0;
     m->dead = false;
+    mn_a32_store_relaxed(&m->worked, 0);
     mn_a32_store_relaxed(&m->end, 0);
     k->retired = m->retired;
     k->respawn = m->wanted = again && c->respawn && !m->retired;

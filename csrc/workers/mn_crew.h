@@ -67,6 +67,7 @@ struct mn_crew {
         uint32_t pid;    /* 0: not seen yet, or swept */
         uint64_t born;   /* as mn_proc.h has it */
         bool dead;       /* it was when it was looked at last */
+        mn_a32 worked;   /* a result of its was accepted: it is not starting any more */
         mn_a32 end;      /* it is to be killed; whoever found out */
     } *members;          /* [nworkers] */
     bool respawn;        /* the dead are replaced */
@@ -96,6 +97,13 @@ mn_crew_pid(const struct mn_crew *c, uint32_t worker);
 /* The same, and when it was born; 0 where the engine's thread has not seen it yet. */
 uint32_t
 mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born);
+
+/* A result of this worker's was accepted. */
+static inline void
+mn_crew_has_worked(struct mn_crew *c, uint32_t worker)
+{
+    mn_a32_store_relaxed(&c->members[worker].worked, 1);
+}
 
 /* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.
  * Whether and when another comes in its place: policy_respawn.h. */

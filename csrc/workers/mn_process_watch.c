@@ -35,12 +35,13 @@ unlock(struct mn_watch *w)
     mn_crew_wake(w->crew, &due);
 }
 
-/* What an entry may say while its process lives. */
+/* What an entry may say while its process lives. One that says STARTING is woken by nobody. */
 static bool
-may_be(const struct mn_watch *w, uint32_t state)
+may_be(const struct mn_watch *w, uint32_t worker, uint32_t state)
 {
     bool stopped = mn_a32_load_acquire(&w->crew->shm.ctl->stop) != 0;
-    return state == MN_WORKER_STARTING || state == MN_WORKER_READY
+    bool worked = mn_a32_load_relaxed(&w->crew->members[worker].worked) != 0;
+    return (state == MN_WORKER_STARTING && !worked) || state == MN_WORKER_READY
            || (state == MN_WORKER_LEAVING && stopped);
 }
 
@@ -103,8 +104,9 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     struct mn_member *m = &w->crew->members[worker];
     uint32_t state = mn_a32_load_seqcst(&k->state); /* [S2] */
     if (m->pid == 0) {
-        bool there = may_be(w, state) || state == MN_WORKER_EXITED;
-        bool gone = there && !note_who(w, worker);
+        bool there = may_be(w, worker, state) || state == MN_WORKER_EXITED;
+        /* Now and then whatever it says: it may be written over before its process was seen. */
+        bool gone = (there || due) && !note_who(w, worker) && there;
         if (gone && state != MN_WORKER_EXITED && is_lie(w, worker, state)) {
             return false;
         }
@@ -118,7 +120,7 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     if (m->dead) {
         return due && state != MN_WORKER_EXITED && has_ended(m->pid);
     }
-    if (!may_be(w, state)) {
+    if (!may_be(w, worker, state)) {
         mn_mutex_lock(w->guard);
         mn_crew_damaged(w->crew, worker, MN_DAMAGE_STATE);
         unlock(w);
@@ -138,8 +140,9 @@ is_to_come(const struct mn_crew *c)
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
         const struct mn_worker *k = mn_worker_at(&c->shm, i);
         uint32_t state = mn_a32_load_acquire(&k->state);
-        if (state == MN_WORKER_WANTED || (state == MN_WORKER_STARTING
-                                           && mn_a32_load_relaxed(&k->pid) == 0)) {
+        bool nobody = c->members[i].pid == 0; /* else somebody is there, whatever it says */
+        if (nobody && (state == MN_WORKER_WANTED
+                       || (state == MN_WORKER_STARTING && mn_a32_load_relaxed(&k->pid) == 0))) {
             return true;
         }
     }

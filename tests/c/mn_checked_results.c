@@ -948,9 +948,10 @@ await_end(pid_t pid)
     CHECK_EQ(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-/* Its entry says that it is dead, or not there: it is killed, and swept once that is true. */
+/* Its entry says that it is dead, or not there: it is killed, and swept once that is true. Also if
+ * it said so before anybody had looked which process it is. */
 static void
-lies_about_its_process(uint32_t state)
+lies_about_its_process(uint32_t state, bool seen)
 {
     struct bench s;
     struct mn_engine *e = set_up(&s, false, 1);
@@ -959,9 +960,14 @@ lies_about_its_process(uint32_t state)
     mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
     plan_both(&s);
     uint32_t task = claim(&s.w[0]);
-    mn_watch_look(&e->watch, SECOND_NS);
-    k->pid = (uint32_t)getpid(); /* it would name another now */
+    if (seen) {
+        mn_watch_look(&e->watch, SECOND_NS);
+        k->pid = (uint32_t)getpid(); /* it would name another now */
+    }
     mn_a32_store_seqcst(&k->state, state);
+    if (!seen) {
+        mn_watch_look(&e->watch, SECOND_NS);
+    }
     (void)rig_step(e);
     CHECK_EQ(mn_a32_load_relaxed(&k->state), state);
     CHECK_EQ(mn_word_status(mn_a64_load_relaxed(&mn_task_at(&e->shm, task)->word)),
@@ -984,11 +990,38 @@ lies_about_its_process(uint32_t state)
 static void
 processes_that_are_lied_about(void)
 {
-    lies_about_its_process(MN_WORKER_EXITED);
-    lies_about_its_process(MN_WORKER_SWEPT);
-    lies_about_its_process(MN_WORKER_WANTED);
-    lies_about_its_process(MN_WORKER_EMPTY);
-    lies_about_its_process(77);
+    static const uint32_t states[] = {MN_WORKER_EXITED, MN_WORKER_SWEPT, MN_WORKER_WANTED,
+                                      MN_WORKER_EMPTY, 77};
+    for (size_t i = 0; i < sizeof(states) / sizeof(*states); i++) {
+        lies_about_its_process(states[i], true);
+        lies_about_its_process(states[i], false);
+    }
+}
+
+/* Nobody wakes one that is starting, and to have worked and be starting makes no sense. */
+static void
+a_worker_that_starts_once_more(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
+    mn_watch_look(&e->watch, SECOND_NS);
+    CHECK_EQ(e->crew.ndeaths, 0);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
+    plan_both(&s);
+    CHECK_EQ(rig_run(&s.w[0], claim(&s.w[0])), 0);
+    take(&s, &s.b);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
+    mn_watch_look(&e->watch, 2 * SECOND_NS);
+    CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
+    CHECK_EQ(end_of(worker), SIGKILL);
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
 }
 
 /* Where a worker has been, and none is to be any more, somebody has written that one is there. */
@@ -1071,6 +1104,7 @@ zygotes_that_do_not_answer(void)
 
 static const struct mn_test tests[] = {
     MN_TEST("fork", processes_that_are_lied_about),
+    MN_TEST("fork", a_worker_that_starts_once_more),
     MN_TEST("fork", a_place_of_one_who_is_gone),
     MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
