@@ -666,6 +666,13 @@ MUTANTS = {
         ENGINE + "mn_checked_results.c",
         "\n        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)", "",
         "mn_checked_results", kinds=("plain",)),
+    "watch: one that has worked may start once more": Mutant(
+        WORKERS + "mn_process_watch.c", "(state == MN_WORKER_STARTING && !worked)",
+        "(state == MN_WORKER_STARTING && (worked || !worked))", "mn_checked_results",
+        kinds=("fork",)),
+    "watch: who says that he is not there is not looked for": Mutant(
+        WORKERS + "mn_process_watch.c", "(there || due) && !note_who(w, worker) && there",
+        "there && !note_who(w, worker)", "mn_checked_results", kinds=("fork",)),
     "quarantine: taken back at once": Mutant(
         ENGINE + "mn_quarantine.c", "if (!is_let_go(e, task)) {",
         "if (!is_let_go(e, task) && false) {", "mn_checked_results", kinds=("plain",)),

@@ -13,6 +13,7 @@
 #include "os/mn_proc.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #define MIB (UINT64_C(1) << 20)
@@ -922,6 +923,7 @@ put_process(struct bench *s, uint32_t number)
     struct mn_worker *k = s->w[number].side.me;
     pid_t pid = fork();
     if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test fails: it holds its output open */
         for (;;) {
             pause();
         }
@@ -974,6 +976,7 @@ lies_about_its_process(uint32_t state, bool seen)
              MN_TASK_RUNNING);
     mn_watch_look(&e->watch, SECOND_NS);
     CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
+    (void)kill(worker, SIGTERM); /* that it ends, if nobody has killed it */
     await_end(worker);
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* the zygote */
     mn_watch_look(&e->watch, SECOND_NS);
@@ -1017,6 +1020,7 @@ a_worker_that_starts_once_more(void)
     mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
     mn_watch_look(&e->watch, 2 * SECOND_NS);
     CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
+    (void)kill(worker, SIGTERM); /* that it ends, if nobody has killed it */
     CHECK_EQ(end_of(worker), SIGKILL);
     CHECK_EQ(kill(zygote, SIGKILL), 0);
     CHECK_EQ(end_of(zygote), SIGKILL);
