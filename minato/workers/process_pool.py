@@ -303,8 +303,12 @@ class Pool:
         """Waits for its end so long, or by default, as the interpreter exits, no longer than what
         is killed may take."""
         join = multiprocessing.process.BaseProcess.join
-        join(self.zygote, grace.KILL if timeout is None else timeout)
-        if timeout is None and self.zygote.exitcode is None:
+        try:
+            join(self.zygote, grace.KILL if timeout is None else timeout)
+            stays = timeout is None and self.zygote.exitcode is None
+        except ValueError:  # another thread has waited for it, too, and closed it
+            return
+        if stays:
             self._kill_all()
 
     def _await_zygote(self, seconds: float) -> None:

@@ -297,6 +297,18 @@ def test_a_killed_zygote_is_an_error_where_a_broken_pipe_ends_programs():
     assert done.returncode == 0, done.stderr
 
 
+def test_an_exit_waits_for_a_zygote_that_another_thread_has_closed():
+    """As multiprocessing does, which has asked for its children a moment before."""
+    iterator = iter(make(Slow(4, 0.01), num_workers=2))
+    pool = iterator._pool
+    zygote = pool.zygote
+    iterator._shutdown_workers()
+    with pytest.raises(ValueError, match="closed"):
+        zygote.is_alive()
+    zygote.join()
+    pool.join_zygote()
+
+
 def test_workers_are_killed_although_the_zygote_does_not_end(monkeypatch):
     """One that the system does not let go of takes all the time that there is for itself."""
     iterator = iter(make(Slow(4, 60.0), num_workers=2))
