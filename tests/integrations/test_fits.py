@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,13 @@ def test_monai_metatensors_travel_whole(watch: Watch) -> None:
         assert str(mine["image"].meta) == str(theirs["image"].meta)
 
 
-def test_torch_geometric(watch: Watch) -> None:
+@pytest.fixture
+def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_geometric imports modules that it writes into the folder for temporary files."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+def test_torch_geometric(watch: Watch, no_bytecode: None) -> None:
     """Graphs of different size, collated by the library's own Collater."""
     pytest.importorskip("torch_geometric", exc_type=ImportError)
     from torch_geometric.data import Data
@@ -262,7 +269,7 @@ def test_torch_geometric(watch: Watch) -> None:
     same(fit, watch)
 
 
-def test_torch_geometrics_own_loader(watch: Watch) -> None:
+def test_torch_geometrics_own_loader(watch: Watch, no_bytecode: None) -> None:
     pytest.importorskip("torch_geometric", exc_type=ImportError)
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader
