@@ -88,7 +88,6 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     m->asked = false;
     m->pid = 0;
     m->dead = false;
-    mn_a32_store_relaxed(&m->worked, 0);
     mn_a32_store_relaxed(&m->end, 0);
     k->retired = m->retired;
     k->respawn = m->wanted = again && c->respawn && !m->retired;
@@ -139,6 +138,7 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
     clear(k);
+    mn_a32_store_relaxed(&c->members[worker].worked, 0); /* now that its results were read */
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
     c->wakes.look = c->wakes.everybody = true; /* there may be work again, and there is news */
 }

@@ -1028,6 +1028,32 @@ a_worker_that_starts_once_more(void)
     mn_engine_close(e);
 }
 
+/* What the dead has made, and is read only as it is swept, says nothing of who starts next. */
+static void
+a_worker_that_starts_after_another(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    struct mn_worker *k = s.w[0].side.me;
+    pid_t zygote = put_process(&s, 1);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    plan_both(&s);
+    CHECK_EQ(rig_run(&s.w[0], claim(&s.w[0])), 0);
+    die(&s, 0);
+    pid_t worker = put_process(&s, 0);
+    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
+    uint32_t deaths = e->crew.ndeaths;
+    mn_watch_look(&e->watch, SECOND_NS);
+    mn_watch_look(&e->watch, 2 * SECOND_NS);
+    CHECK_EQ(e->crew.ndeaths, deaths);
+    CHECK_EQ(kill(worker, SIGTERM), 0);
+    CHECK_EQ(end_of(worker), SIGTERM);
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
 /* Where a worker has been, and none is to be any more, somebody has written that one is there. */
 static void
 a_place_of_one_who_is_gone(void)
@@ -1109,6 +1135,7 @@ zygotes_that_do_not_answer(void)
 static const struct mn_test tests[] = {
     MN_TEST("fork", processes_that_are_lied_about),
     MN_TEST("fork", a_worker_that_starts_once_more),
+    MN_TEST("fork", a_worker_that_starts_after_another),
     MN_TEST("fork", a_place_of_one_who_is_gone),
     MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
