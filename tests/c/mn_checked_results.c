@@ -942,6 +942,16 @@ end_of(pid_t pid)
     return WTERMSIG(status);
 }
 
+/* The engine, and the process that stood in for its zygote. */
+static void
+close_with(struct mn_engine *e, pid_t zygote)
+{
+    CHECK_EQ(kill(zygote, SIGKILL), 0);
+    CHECK_EQ(end_of(zygote), SIGKILL);
+    close(e->zygote.pidfd);
+    mn_engine_close(e);
+}
+
 /* Until the worker's process is a zombie. */
 static void
 await_end(pid_t pid)
@@ -984,10 +994,7 @@ lies_about_its_process(uint32_t state, bool seen)
     CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
     CHECK_EQ(end_of(worker), SIGKILL);
     CHECK_EQ(e->crew.ndeaths, 1);
-    CHECK_EQ(kill(zygote, SIGKILL), 0);
-    CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
-    mn_engine_close(e);
+    close_with(e, zygote);
 }
 
 static void
@@ -1022,10 +1029,7 @@ a_worker_that_starts_once_more(void)
     CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
     (void)kill(worker, SIGTERM); /* that it ends, if nobody has killed it */
     CHECK_EQ(end_of(worker), SIGKILL);
-    CHECK_EQ(kill(zygote, SIGKILL), 0);
-    CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
-    mn_engine_close(e);
+    close_with(e, zygote);
 }
 
 /* What the dead has made, and is read only as it is swept, says nothing of who starts next. */
@@ -1048,10 +1052,7 @@ a_worker_that_starts_after_another(void)
     CHECK_EQ(e->crew.ndeaths, deaths);
     CHECK_EQ(kill(worker, SIGTERM), 0);
     CHECK_EQ(end_of(worker), SIGTERM);
-    CHECK_EQ(kill(zygote, SIGKILL), 0);
-    CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
-    mn_engine_close(e);
+    close_with(e, zygote);
 }
 
 /* Where a worker has been, and none is to be any more, somebody has written that one is there. */
@@ -1079,10 +1080,7 @@ a_place_of_one_who_is_gone(void)
     }
     CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT); /* it owed nothing */
     CHECK_EQ(e->crew.ndeaths, 0);
-    CHECK_EQ(kill(zygote, SIGKILL), 0);
-    CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
-    mn_engine_close(e);
+    close_with(e, zygote);
 }
 
 /* The zygote does not say that a worker has died, or does not reap it. */
