@@ -185,12 +185,7 @@ void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks)
 {
-    /* A guess at homes must not part neighbours that are known to be cheaper together. */
-    enum mn_contrast_answer answer = c->locality.home.answer;
-    bool near = c->locality.near.answer == MN_CONTRAST_YES;
-    bool cheap = c->median_ns < MN_LOCALITY_WORTH_NS; /* nothing to save */
-    bool homes = answer == MN_CONTRAST_YES
-                 || (answer == MN_CONTRAST_UNKNOWN && !near && !cheap);
+    bool homes = c->locality.home.answer == MN_CONTRAST_YES;
     for (uint32_t i = 0; i < n; i++) {
         bool known = index != NULL && index[i] >= 0 && index[i] < c->model.n;
         const struct mn_cost_cell *cell = known ? &c->model.cells[index[i]] : NULL;

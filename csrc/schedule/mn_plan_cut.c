@@ -151,9 +151,7 @@ mn_plan_look(struct mn_plan *p)
 {
     p->known = mn_costs_look(p->cfg.costs);
     bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
-    bool worth = p->together.again && p->known.median_ns >= MN_LOCALITY_WORTH_NS;
-    bool home = p->known.home == MN_CONTRAST_YES
-                || (p->known.home == MN_CONTRAST_UNKNOWN && worth);
+    bool home = p->known.home == MN_CONTRAST_YES;
     p->together.wanted = p->together.may && p->cfg.max_workers > 1 && (near || home);
 }
 

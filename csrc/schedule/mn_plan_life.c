@@ -155,12 +155,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     if (b->sequence != p->order.next) {
         return -EINVAL;
     }
-    if (p->order.next == 0) {
-        p->together.first_epoch = b->epoch;
-    }
     if (p->cfg.costs != NULL) {
-        p->together.again = b->epoch != p->together.first_epoch && b->integers
-                            && p->cfg.costs->model.n != 0;
         p->together.declared = b->begins != NULL;
         if (p->together.may && b->integers) {
             mn_costs_drawn(p->cfg.costs, b->index, b->nrows);

@@ -303,12 +303,10 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
     uint16_t home = 0;
     uint8_t marks;
     const int64_t *index = mn_planned_index(&q->batch);
-    if (p->known.home != MN_CONTRAST_NO && index != NULL && q->batch.nrows != 0) {
+    if (p->known.home == MN_CONTRAST_YES && index != NULL && q->batch.nrows != 0) {
         mn_costs_places(p->cfg.costs, index + q->row0[task], 1, &home, &marks);
     }
-    /* As long as it is not known whether that is cheaper, one in four is made elsewhere. */
-    bool tries = p->known.home == MN_CONTRAST_UNKNOWN && (q->rows + q->row0[task]) % 4 == 3;
-    return home != 0 && home <= p->cfg.max_workers && !tries ? home - 1 : -1;
+    return home != 0 && home <= p->cfg.max_workers ? home - 1 : -1;
 }
 
 /* What a task takes, and of that what is paid for groups that begin in it: all that their first

@@ -54,8 +54,6 @@ struct mn_plan_together {
     bool by_piece;        /* they are: mn_plan_locality.c */
     bool parted;          /* they are not any more, and nobody has asked yet */
     bool declared;        /* the dataset says where groups begin */
-    bool again;           /* these workers have made an epoch: samples have homes */
-    uint64_t first_epoch; /* that these workers have made */
     uint64_t finding;     /* 1 + sequence of a first batch of which it is being found out whether
                            * others should help with it; 0: none */
     uint32_t stance;      /* what the pieces were cut by: a change of it is news */

@@ -44,6 +44,8 @@
  *            worker opens each group, few of either kind pay, and it takes long to see it: so
  *            the answer is unknown again when an order that keeps near indices together
  *            follows one that did not.
+ *   Nothing is arranged to learn of homes: of W workers one in W samples is made at home by
+ *   chance, and a few of these are enough to see that they are much cheaper there.
  *
  * Groups
  *   While neighbours are kept together, a follower that costs more than halfway from the

@@ -365,6 +365,23 @@ def test_slow_samples_are_no_locality(library, name: str) -> None:
             assert found.wall_ns < (1.015 if epoch else 1.03) * work.bound(order, case.workers)
 
 
+@pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
+def test_to_learn_that_no_home_is_cheaper_costs_nothing(library, name: str) -> None:
+    """In the epochs after the first one a step as long as a batch waits no longer than where nothing
+    is learned."""
+    walls: list[list[int]] = []
+    for keeps in [True, False]:
+        case, rng = of_name(name), random.Random(2)
+        work = case.draw(rng)
+        with groups.Plan(library, case, work, keeps, False) as plan:
+            order = case.order(work, rng)
+            plan.consumer_is(int(work.bound(order, case.workers) * case.batch / len(order)))
+            plan.epoch_of(order)
+            walls.append([plan.epoch_of(case.order(work, rng)).wall_ns for _ in range(2)])
+    learns, knows = walls
+    assert all(wall < 1.004 * least for wall, least in zip(learns, knows))
+
+
 def test_batches_that_are_cut_finer_than_they_were(library) -> None:
     """Long ones, of which nothing is known; then that neighbours are not cheaper; then that they
     are. A batch has more tasks each time, and room for as many pieces."""
