@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato.seeding import generator_states, generators
 from minato._core import Seeder
+from minato.seeding import generator_states, generators
 
 Step = Callable[[int], Any]
 

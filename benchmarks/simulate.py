@@ -28,7 +28,6 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
-from minato import _policy
 from simulation import (
     Case,
     Epoch,
@@ -41,6 +40,8 @@ from simulation import (
     Torch,
     run,
 )
+
+from minato import _policy
 
 MS = 1_000_000
 S = 1000 * MS

@@ -17,9 +17,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 import simulate
+from matplotlib.figure import Figure
 from simulation import Case
 
 OVERHEAD = 20_000

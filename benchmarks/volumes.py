@@ -54,8 +54,8 @@ from operators import ROOT, bounds, prepare, warm
 import minato
 from minato import ops
 from unet3d import loaders, sampling, transforms
-from unet3d.data import Case, VolumeDataset
 from unet3d.bench.meters import DeliveryHash
+from unet3d.data import Case, VolumeDataset
 
 BATCH = 2
 MANY = 1 << 12  # samples a dataset must be able to name

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import Dataset, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from ._system_refusals import refused
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
+from ._system_refusals import refused
 from .device.provider import target
+from .iterators.across_iterators import memo_of
 from .iterators.inline import InlineIterator
-from .iterators.loader_memo import memo_of
 from .observe.stats import collect
 from .options import Options, asks_for_torchs_workers, described
 from .seeding.order_generators import Sources

@@ -40,7 +40,6 @@ from typing import Any, Callable, Iterator
 
 import psutil
 import pytest
-
 import skips
 
 #: With several processes, each of which takes files one by one, the longest must not be last.

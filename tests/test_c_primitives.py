@@ -564,12 +564,12 @@ MUTANTS = {
         MEMORY + "mn_arena.c", "a->guard);\n    mn_arena_discard(a, off, len);", "a->guard);",
         "mn_engine", kinds=("plain",)),
     "engine: what is needed again goes back": Mutant(
-        MEMORY + "policy_reclaim.h", "#define MN_RECLAIM_COLD 4u", "#define MN_RECLAIM_COLD 2u",
+        MEMORY + "policy_trim.h", "#define MN_TRIM_COLD 4u", "#define MN_TRIM_COLD 2u",
         "mn_engine", kinds=("plain",)),
     "engine: nothing is spared": Mutant(
-        MEMORY + "policy_reclaim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
+        MEMORY + "policy_trim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
     "engine: what is warm does not count": Mutant(
-        MEMORY + "policy_reclaim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
+        MEMORY + "policy_trim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
         "if (v->used > v->limit) {", "mn_engine", kinds=("plain",)),
     "extent: what is used again stays warm": Mutant(
         EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_extent"),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import minato
-from minato.observe import info as _info
 from minato.__main__ import COMMANDS, main
+from minato.observe import info as _info
 
 ROOT = Path(__file__).resolve().parents[1]
 

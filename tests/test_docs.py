@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-
 from forked import LIMIT_S, ROOT, Done, Job, run
 
 pytestmark = pytest.mark.limit(LIMIT_S + 20)

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from forked import LIMIT_S, ROOT, Done, Job, run
 
 pytestmark = pytest.mark.limit(LIMIT_S + 20)

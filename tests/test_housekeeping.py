@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import housekeeping
+import pytest
 import skips
 
 TESTS = Path(__file__).resolve().parent

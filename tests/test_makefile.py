@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import skips
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
 from device.emulated import environment_without
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch.utils.data
 from attack.support import in_child
-from torch.utils.data import DataLoader as Torchs, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader as Torchs
+from torch.utils.data import IterableDataset, TensorDataset
 
 import minato
 from minato.patch import Swaps

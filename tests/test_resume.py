@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import minato
 from minato import _core
-from minato.iterators import loader_memo
+from minato.iterators import across_iterators
 from minato.seeding.order_generators import all_global
 from minato.state import pack, pack_costs, unpack_costs
 
@@ -784,9 +784,9 @@ def test_learned_costs_travel() -> None:
 def test_costs_of_many_are_packed_now_and_then(
     size: int, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_memo, "PACKED_FOR", 1e9)
+    monkeypatch.setattr(across_iterators, "PACKED_FOR", 1e9)
     loader = minato.DataLoader(Noisy(size), num_workers=1)
-    costs = loader_memo.memo_of(loader).costs
+    costs = across_iterators.memo_of(loader).costs
 
     def learn(wall: int) -> Any:
         ones = np.arange(100, dtype=np.int64)
@@ -797,7 +797,7 @@ def test_costs_of_many_are_packed_now_and_then(
     assert (learn(2000) == first) == again
     loader.load_state_dict({**loader.state_dict(), "costs": first})
     next(iter(loader))
-    monkeypatch.setattr(loader_memo, "PACKED_FOR", 0)
+    monkeypatch.setattr(across_iterators, "PACKED_FOR", 0)
     assert learn(4000) != first
 
 

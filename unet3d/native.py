@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from minato import ops
-
 from unet3d.data import Case, VolumeDataset
 from unet3d.transforms import TrainTransforms
 

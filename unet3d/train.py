@@ -28,19 +28,18 @@ from tqdm import tqdm
 
 from unet3d import checkpoint, mlperf, records, resume, sampling, spec
 from unet3d.bench import bounds, pagecache
+from unet3d.bench.meters import DeliveryHash, DeviceCopies, EpochClock, PythonWork, wait_summary
+from unet3d.bench.usage import UsageSampler, usage_of_all
 from unet3d.data import VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
 from unet3d.losses import dice_ce_loss
-from unet3d.bench.meters import (DeliveryHash, DeviceCopies, EpochClock, PythonWork,
-                                 wait_summary)
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.ranks import Ranks, leave
 from unet3d.settings import Settings, parse
 from unet3d.transforms import train_transforms
-from unet3d.bench.usage import UsageSampler, usage_of_all
 
 STOPPED, DIVERGED = 3, 4
 BOUND_SAMPLES = 32  # samples timed for the work bound

@@ -209,7 +209,7 @@ engine_main(void *arg)
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
         /* First, because it lets go of the mutex, and nobody who is due waits for that. */
-        bool busy = !closing && mn_arena_reclaim(&e->arena, mn_now_ns());
+        bool busy = !closing && mn_arena_trim(&e->arena, mn_now_ns());
         busy |= mn_engine_step(e);
         if (e->autoscale != NULL && !closing) {
             mn_autoscale_tick(e, mn_now_ns());

@@ -49,7 +49,7 @@ mn_engine_memory(struct mn_engine *e)
     struct mn_memory_snapshot m = {.used = mn_arena_used(&e->arena),
                                    .kept = e->arena.kept_bytes,
                                    .warm = mn_arena_warm(&e->arena),
-                                   .reclaimed = e->arena.reclaimed_bytes,
+                                   .reclaimed = e->arena.trimmed_bytes,
                                    .limit = e->arena.limit,
                                    .envelope_bytes = e->flight.mean_envelope_bytes,
                                    .in_flight = e->flight.n};

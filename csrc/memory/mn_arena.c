@@ -10,7 +10,7 @@
 #include "base/mn_error.h"
 
 /* Bytes at a time: a millisecond or so, after which the caller looks after other things again. */
-#define RECLAIM_STEP (UINT64_C(4) << 20)
+#define TRIM_STEP (UINT64_C(4) << 20)
 
 int
 mn_arena_map(struct mn_arena *a, struct mn_provider *provider, uint64_t bytes)
@@ -182,7 +182,7 @@ discard_free(struct mn_arena *a, uint64_t off, uint64_t len)
     mn_arena_discard(a, off, len);
     mn_mutex_lock(a->guard);
     mn_extents_return(a->rows, off, len);
-    a->reclaimed_bytes += len;
+    a->trimmed_bytes += len;
     room_comes(a); /* an allocation may have failed for it */
 }
 
@@ -192,7 +192,7 @@ mn_arena_discard_free(struct mn_arena *a)
     uint64_t from = a->rows_off, off, len;
     int rc;
     do {
-        rc = mn_extents_cold(a->rows, 0, RECLAIM_STEP, &from, &off, &len);
+        rc = mn_extents_cold(a->rows, 0, TRIM_STEP, &from, &off, &len);
         if (rc == MN_OK) {
             discard_free(a, off, len);
         }
@@ -213,28 +213,28 @@ mn_arena_no_lent(struct mn_arena *a)
 }
 
 bool
-mn_arena_reclaim(struct mn_arena *a, uint64_t now_ns)
+mn_arena_trim(struct mn_arena *a, uint64_t now_ns)
 {
-    struct mn_reclaim *r = &a->reclaim;
+    struct mn_trim *r = &a->trim;
     uint64_t off, len;
-    if (mn_reclaim_turn(r, now_ns, mn_extents_allocs(a->rows))) {
+    if (mn_trim_turn(r, now_ns, mn_extents_allocs(a->rows))) {
         mn_extents_turn(a->rows);
         if (r->age == 0) {
-            struct mn_reclaim_view view = {mn_extents_used(a->rows), a->kept_bytes,
+            struct mn_trim_view view = {mn_extents_used(a->rows), a->kept_bytes,
                                            mn_extents_warm(a->rows), a->limit};
-            mn_reclaim_begin(r, &view);
-            a->reclaim_from = a->rows_off;
+            mn_trim_begin(r, &view);
+            a->trim_from = a->rows_off;
         }
     }
     if (r->age == 0) {
         return false;
     }
-    int rc = mn_extents_cold(a->rows, r->age, RECLAIM_STEP, &a->reclaim_from, &off, &len);
+    int rc = mn_extents_cold(a->rows, r->age, TRIM_STEP, &a->trim_from, &off, &len);
     if (rc == MN_EMPTY) {
         r->age = 0;
     }
     if (rc == MN_OK) {
-        uint64_t keep = mn_page_round(mn_reclaim_keep(r, len));
+        uint64_t keep = mn_page_round(mn_trim_keep(r, len));
         if (keep < len) {
             discard_free(a, off + keep, len - keep);
         }

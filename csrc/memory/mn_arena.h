@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 #include "memory/mn_ranges.h"
-#include "memory/policy_reclaim.h"
+#include "memory/policy_trim.h"
 #include "os/mn_thread.h"
 #include "sync/mn_extent.h"
 
@@ -68,9 +68,9 @@ struct mn_arena {
     uint64_t rows_off;     /* begin of what rows manages */
     uint64_t limit;        /* bytes of rows that may be used */
     uint64_t kept_bytes;   /* of those used, by the program */
-    struct mn_reclaim reclaim;
-    uint64_t reclaim_from; /* where its present pass has come to */
-    uint64_t reclaimed_bytes; /* given back to the system so far */
+    struct mn_trim trim;
+    uint64_t trim_from; /* where its present pass has come to */
+    uint64_t trimmed_bytes; /* given back to the system so far */
     bool room_waits;       /* somebody waits for memory that comes back */
     bool room_came;        /* it did since */
 };
@@ -144,10 +144,10 @@ mn_arena_room_came(struct mn_arena *a);
 bool
 mn_arena_no_lent(struct mn_arena *a);
 
-/* The next step of what policy_reclaim.h has to say. One thread. Guard held, and let go of
+/* The next step of what policy_trim.h has to say. One thread. Guard held, and let go of
  * meanwhile. Whether it should be called again at once. */
 bool
-mn_arena_reclaim(struct mn_arena *a, uint64_t now_ns);
+mn_arena_trim(struct mn_arena *a, uint64_t now_ns);
 
 /* Gives the pages of all that is free back to the system. Guard held, and let go of now and
  * then. */

@@ -222,7 +222,7 @@ struct mn_envelope {
     uint64_t nparts;
     uint64_t pickle_at;
     uint64_t pickle_bytes;
-    uint64_t seal; /* over all of it but the parts' bytes: mn_seal.h */
+    uint64_t seal; /* over all of it but the parts' bytes: mn_envelope_seal.h */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
 

@@ -76,7 +76,7 @@ struct mn_result {
     mn_a32 published; /* enum mn_published. The trainer's; seq_cst, as the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
-    uint64_t issue; /* of mn_seal.h: what an envelope must be an answer to */
+    uint64_t issue; /* of mn_envelope_seal.h: what an envelope must be an answer to */
     struct mn_envelope envelope;
 };
 

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from ..workers import grace
-from .operators import Split, Tail
 from .interface import Provider
+from .operators import Split, Tail
 from .pagelocked_rows import Lock, Slots
 
 #: batches on the device at most: the one that is handed out, and those after it

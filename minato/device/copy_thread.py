@@ -19,9 +19,9 @@ from torch._utils import ExceptionWrapper
 from ..errors import Failure
 from ..workers import grace
 from .copies import FEWEST, Copier, Copies
+from .interface import Provider
 from .operators import Split
 from .pinned import Belt, Pinner, Pinning
-from .interface import Provider
 
 #: how often the thread looks whether copies are done: at first, and after it has looked often
 SOON_SECONDS, LATE_SECONDS = 0.001, 0.05

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .interface import Job, Provider
 from .operators import differs, finisher_of
 from .pagelocked_rows import Driver, cuda_driver, cut
-from .interface import Job, Provider
 
 if TYPE_CHECKING:
     from .._ops import Finisher

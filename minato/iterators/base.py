@@ -30,22 +30,21 @@ from torch.utils.data.dataloader import (
 )
 
 from .. import _core
+from ..device.copy_thread import DeviceStage
 from ..device.operators import split
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
-from ..device.copy_thread import DeviceStage
 from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
+from .across_iterators import memo_of
 from .failures import Amended
-from .loader_memo import memo_of
 from .max_errors import ErrorsAllowed
 from .position import Position
 from .supervisor import Supervisor
-
 
 #: files whose functions may have an iterator among their variables
 _OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)

@@ -21,15 +21,22 @@ from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
 from ..seeding.order_generators import all_global, global_generators, put_global
 from ..stateful import (
-    Kept, Snapshot, begin_anew, make_again, may_be_asked, read, tell, tell_iterator,
+    Kept,
+    Snapshot,
+    begin_anew,
+    make_again,
+    may_be_asked,
+    read,
+    tell,
+    tell_iterator,
 )  # fmt: skip
-from .loader_memo import memo_of
+from .across_iterators import memo_of
 from .position import Position
 
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
-    from ..workers.on_error import Ahead, Spares, Tolerant
     from ..workers.fetching import AllLeftOut
+    from ..workers.on_error import Ahead, Spares, Tolerant
     from .failures import Amended
     from .max_errors import ErrorsAllowed
 

@@ -15,7 +15,7 @@ from ..progress import Progress
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
-from .loader_memo import Memo
+from .across_iterators import Memo
 from .locality_key import Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position

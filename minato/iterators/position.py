@@ -14,7 +14,7 @@ from ..seeding import base_seed
 from ..seeding.order_generators import Sources, all_global, global_generators, put_global
 from ..state import Start, State
 from ..stateful import Kept
-from .loader_memo import Memo
+from .across_iterators import Memo
 from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:

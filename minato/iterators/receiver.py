@@ -18,7 +18,18 @@ from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Shape
 from ..workers.answers import (
-    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REPLACED, SAMPLE, parted,
+    AMISS,
+    BATCH,
+    ERROR,
+    FAILED,
+    LEFT_OUT,
+    OBJECTS,
+    OK,
+    PART,
+    PLACED,
+    REPLACED,
+    SAMPLE,
+    parted,
 )  # fmt: skip
 from ..workers.on_error import Amiss
 from .collating import CollatesHere

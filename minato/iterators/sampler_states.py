@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 
 class Keeps(Protocol):
-    """What outlives an iterator: ``loader_memo.py``."""
+    """What outlives an iterator: ``across_iterators.py``."""
 
     sampler_end: Said | None
 

@@ -62,7 +62,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
-from ..iterators.loader_memo import memo_of
+from ..iterators.across_iterators import memo_of
 from .verdict import Facts, verdict
 
 if CORE:

@@ -32,8 +32,8 @@ from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
+    from ..iterators.across_iterators import Memo
     from ..iterators.failures import Amended
-    from ..iterators.loader_memo import Memo
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")

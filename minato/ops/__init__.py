@@ -31,8 +31,20 @@ written in C by users.
 """
 from .dataset import VolumeDataset
 from .operators import (
-    Cast, Normalize, Operator, Pad, Pipeline, RandBalancedCrop, RandCrop, RandFlip,
-    RandGaussianNoise, RandScaleIntensity, ReadNpy, Resample, UserOperator, label_boxes,
+    Cast,
+    Normalize,
+    Operator,
+    Pad,
+    Pipeline,
+    RandBalancedCrop,
+    RandCrop,
+    RandFlip,
+    RandGaussianNoise,
+    RandScaleIntensity,
+    ReadNpy,
+    Resample,
+    UserOperator,
+    label_boxes,
     unet3d_training,
 )
 

@@ -5,8 +5,8 @@ import dataclasses
 import os
 import random
 from array import array
-from operator import index
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any, Union
 
 import numpy as np

@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 from .._core import Seeder
 from ..dataset_calls import behind_subsets
 from .generator_states import (
-    GLOBALS, bitgen_of, generator_kind, loaded, mro_of, plan_bitgen, plan_private,
+    GLOBALS,
+    bitgen_of,
+    generator_kind,
+    loaded,
+    mro_of,
+    plan_bitgen,
+    plan_private,
 )
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..workers.on_error import Tolerant
 from ..workers.fetching import OF_COLLATE, Unseeded, collated, fetched, tolerated
+from ..workers.on_error import Tolerant
 from .generators import Growing
 
 

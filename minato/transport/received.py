@@ -11,7 +11,17 @@ from typing import Any
 from .._core import Envelope
 from ..errors import Failure, add_note
 from ..workers.answers import (
-    AMISS, ERROR, EXHAUSTED, FAILED, LEFT_OUT, OBJECTS, OK, PLACED, REPLACED, SAMPLE, STATED,
+    AMISS,
+    ERROR,
+    EXHAUSTED,
+    FAILED,
+    LEFT_OUT,
+    OBJECTS,
+    OK,
+    PLACED,
+    REPLACED,
+    SAMPLE,
+    STATED,
 )  # fmt: skip
 from ..workers.on_error import Amiss
 from . import messages

@@ -12,7 +12,7 @@ import numpy  # noqa: F401  (its pool's threads are among those counted)
 
 from .. import _core
 from ..errors import add_note
-from .pickled import Pickled
+from .start_payload import Pickled
 
 
 def count_threads() -> int:

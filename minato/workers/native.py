@@ -30,8 +30,8 @@ from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
-from .on_error import RAISE, Tolerant, split_spares
 from .fetching import OF_SAMPLE, in_its_place
+from .on_error import RAISE, Tolerant, split_spares
 from .thread_pool import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h

@@ -26,14 +26,39 @@ from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven
 from ..transport.sendable import sendable, sending_ns
 from .answers import (
-    AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, OK, PART, PLACED, REFUSED, REPLACED,
-    RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
+    AMISS,
+    BATCH,
+    COLLATE,
+    ERROR,
+    EXHAUSTED,
+    FAILED,
+    FATAL,
+    OK,
+    PART,
+    PLACED,
+    REFUSED,
+    REPLACED,
+    RESUME,
+    SAMPLE,
+    STATED,
+    Answer,
+    Entry,
+    encode,
+    parted,
+)  # fmt: skip
+from .fetching import (
+    OF_COLLATE,
+    OF_SAMPLE,
+    AllLeftOut,
+    Unseeded,
+    collated,
+    fetched,
+    in_its_place,
+    made,
+    tolerated,
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
-from .fetching import (
-    OF_COLLATE, OF_SAMPLE, AllLeftOut, Unseeded, collated, fetched, in_its_place, made, tolerated,
-)  # fmt: skip
 
 
 class _Placed(NamedTuple):

@@ -28,8 +28,8 @@ from .._system_refusals import NOT_STARTED
 from ..seeding import generator_states
 from . import grace, library_threads, signals
 from .job import Job, count_threads
-from .pickled import opened_here
 from .process import run as run_worker
+from .start_payload import opened_here
 
 WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
 FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there

@@ -23,6 +23,8 @@ import gc
 import json
 import mmap
 import multiprocessing.connection
+import multiprocessing.popen_fork  # noqa: E401
+import multiprocessing.reduction
 import os
 import random
 import select
@@ -44,16 +46,19 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset
 
 import minato
-from attack.support import descendants, kill, wait_for, workers_of
-from minato import _core, _ops, ops
-from minato.iterators.loader_memo import memo_of
-from minato.observe import top
 
 # what a fork would import each time
-import minato.iterators.balanced, minato.iterators.ready  # noqa: E401, I001
-import minato.iterators.static_and_iterable, minato.iterators.inline  # noqa: E401
-import minato.seeding.generators, minato.workers.native, minato.workers.python_threads  # noqa: E401
-import multiprocessing.popen_fork, multiprocessing.reduction  # noqa: E401
+import minato.iterators.balanced  # noqa: E401, I001
+import minato.iterators.inline
+import minato.iterators.ready
+import minato.iterators.static_and_iterable  # noqa: E401
+import minato.seeding.generators  # noqa: E401
+import minato.workers.native
+import minato.workers.python_threads
+from attack.support import descendants, kill, wait_for, workers_of
+from minato import _core, _ops, ops
+from minato.iterators.across_iterators import memo_of
+from minato.observe import top
 
 #: how long a try may take, and how long what it leaves may take to go
 DEADLINE_S = 40.0

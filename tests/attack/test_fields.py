@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 
 from .support import PATIENCE, SECONDS, wait_for
 from .test_damage import DONE, READY, RUNNING, TASKS_OFF, WORKERS_OFF, mapping, tasks_of, word

@@ -18,14 +18,27 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 from minato.workers import process_pool, zygote
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
 from .support import (
-    PATIENCE, SECONDS, Killer, Stopper, alive, copied, descendants, epochs, kill, run_script, same,
-    start_script, wait_for, worker_entries, workers_of,
+    PATIENCE,
+    SECONDS,
+    Killer,
+    Stopper,
+    alive,
+    copied,
+    descendants,
+    epochs,
+    kill,
+    run_script,
+    same,
+    start_script,
+    wait_for,
+    worker_entries,
+    workers_of,
 )  # fmt: skip
 
 

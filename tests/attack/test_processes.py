@@ -29,8 +29,20 @@ from minato.workers import grace
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
 from .support import (
-    PATIENCE, SECONDS, alive, copied, descendants, epochs, kill, resources, run_script, same,
-    in_child, start_script, wait_for, workers_of,
+    PATIENCE,
+    SECONDS,
+    alive,
+    copied,
+    descendants,
+    epochs,
+    in_child,
+    kill,
+    resources,
+    run_script,
+    same,
+    start_script,
+    wait_for,
+    workers_of,
 )  # fmt: skip
 
 

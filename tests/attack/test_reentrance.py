@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import minato
-
 from minato.transport import torch_bridge
 
 from .support import PATIENCE

@@ -16,14 +16,31 @@ import torch
 import torch.utils.data
 
 import minato
-from minato.workers import pickled as _pickled
+from minato.workers import start_payload
 
 from .datasets import (
-    Images, Noisy, Opens, Ragged, SharesHandle, SharesTensors, StartsThread, WithTools,
-    Wordy, keep_list,
+    Images,
+    Noisy,
+    Opens,
+    Ragged,
+    SharesHandle,
+    SharesTensors,
+    StartsThread,
+    WithTools,
+    Wordy,
+    keep_list,
 )  # fmt: skip
 from .support import (
-    SECONDS, alive, copied, kill, kill_ready, resources, run_script, same, wait_for, worker_entries,
+    SECONDS,
+    alive,
+    copied,
+    kill,
+    kill_ready,
+    resources,
+    run_script,
+    same,
+    wait_for,
+    worker_entries,
     workers_of,
 )  # fmt: skip
 
@@ -137,9 +154,9 @@ def test_a_log_is_no_state_to_share(tmp_path):
     """A main module that writes a log, as many do, does not make each worker load all anew."""
     path = tmp_path / "run.log"
     with open(path, "a") as log, open(path) as reader, open(path, "w") as writer:
-        assert _pickled._is_stateless(log.fileno())
-        assert not _pickled._is_stateless(reader.fileno())
-        assert not _pickled._is_stateless(writer.fileno())
+        assert start_payload._is_stateless(log.fileno())
+        assert not start_payload._is_stateless(reader.fileno())
+        assert not start_payload._is_stateless(writer.fileno())
 
 
 @pytest.mark.parametrize("place, method", [
@@ -209,7 +226,7 @@ def test_what_the_main_module_opens_is_each_workers_own(place, tmp_path):
 
 SHARED_BY_NAME = """
 import torch
-from minato.workers.pickled import Pickled
+from minato.workers.start_payload import Pickled
 from torch.multiprocessing.reductions import shared_cache
 torch.multiprocessing.set_sharing_strategy("file_system")
 numbers = torch.arange(9)

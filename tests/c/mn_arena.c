@@ -203,17 +203,17 @@ free_memory_goes_back(void)
     CHECK_EQ(mn_arena_alloc(&a, 48 * MIB, &x), 0);
     mn_arena_free(&a, x, 48 * MIB);
     mn_arena_wait_for_room(&a, true);
-    while (mn_arena_reclaim(&a, now)) {
+    while (mn_arena_trim(&a, now)) {
     }
     CHECK_EQ(f.discarded, 0);
-    for (uint32_t turn = 0; turn < 2 * MN_RECLAIM_COLD; turn++) {
-        now += MN_RECLAIM_PAUSE_NS;
-        while (mn_arena_reclaim(&a, now)) {
+    for (uint32_t turn = 0; turn < 2 * MN_TRIM_COLD; turn++) {
+        now += MN_TRIM_PAUSE_NS;
+        while (mn_arena_trim(&a, now)) {
         }
     }
-    CHECK_EQ(f.discarded, 48 * MIB - MN_RECLAIM_SPARE);
-    CHECK_EQ(a.reclaimed_bytes, f.discarded);
-    CHECK_EQ(mn_arena_warm(&a), MN_RECLAIM_SPARE);
+    CHECK_EQ(f.discarded, 48 * MIB - MN_TRIM_SPARE);
+    CHECK_EQ(a.trimmed_bytes, f.discarded);
+    CHECK_EQ(mn_arena_warm(&a), MN_TRIM_SPARE);
     CHECK(mn_arena_room_came(&a));
     f.grabs = &a;
     mn_arena_discard_free(&a);

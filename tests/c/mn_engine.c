@@ -483,7 +483,7 @@ pass_time(struct load *l, uint64_t ns)
     for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
         l->now_ns += 50000000 < end - l->now_ns ? 50000000 : end - l->now_ns;
         mn_mutex_lock(&l->e->mutex);
-        while (mn_arena_reclaim(&l->e->arena, l->now_ns)) {
+        while (mn_arena_trim(&l->e->arena, l->now_ns)) {
         }
         mn_engine_unlock(l->e);
     }
@@ -526,7 +526,7 @@ what_a_load_does_not_need_goes_back(void)
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
     CHECK(mn_test_resident(fd) >= before + 100 * keep); /* it might have been needed again */
     load_for(&l, SECOND, SECOND / 20);
-    CHECK(mn_test_resident(fd) <= before + 2 * keep + MN_RECLAIM_SPARE);
+    CHECK(mn_test_resident(fd) <= before + 2 * keep + MN_TRIM_SPARE);
     load_for(&l, 25 * SECOND, SECOND / 20);
     CHECK(mn_test_resident(fd) <= before + 2 * keep);
     CHECK_EQ(mn_arena_warm(&e->arena), 0);
@@ -550,7 +550,7 @@ a_steady_load_keeps_its_pages(void)
         struct load l;
         load_open(&l, e, 8 * MIB, 5);
         load_for(&l, 20 * steps[i] + 20 * SECOND, steps[i]);
-        CHECK_EQ(e->arena.reclaimed_bytes, 0);
+        CHECK_EQ(e->arena.trimmed_bytes, 0);
         load_close(&l);
         mn_engine_close(e);
     }
@@ -568,11 +568,11 @@ a_pause_gives_memory_back_later(void)
     load_close(&l);
     l.n = 0;
     pass_time(&l, 7 * SECOND);
-    CHECK_EQ(e->arena.reclaimed_bytes, 0);
+    CHECK_EQ(e->arena.trimmed_bytes, 0);
     pass_time(&l, 3 * SECOND);
-    CHECK_EQ(e->arena.reclaimed_bytes, 64 * MIB - MN_RECLAIM_SPARE);
+    CHECK_EQ(e->arena.trimmed_bytes, 64 * MIB - MN_TRIM_SPARE);
     pass_time(&l, 200 * SECOND);
-    CHECK_EQ(e->arena.reclaimed_bytes, 64 * MIB);
+    CHECK_EQ(e->arena.trimmed_bytes, 64 * MIB);
     CHECK(mn_test_resident(fd) < MIB);
     mn_engine_close(e);
     close(fd);
@@ -591,7 +591,7 @@ warm_memory_counts_against_the_limit(void)
     CHECK_EQ(mn_extents_free(e->arena.rows, off, 28 * MIB), 0);
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
     CHECK(used(e) + mn_arena_warm(&e->arena) <= 32 * MIB);
-    CHECK(e->arena.reclaimed_bytes != 0);
+    CHECK(e->arena.trimmed_bytes != 0);
     CHECK_EQ(mn_extents_free(e->arena.rows, more, 8 * MIB), 0);
     load_close(&l);
     mn_engine_close(e);

@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import torch
 import torch.utils.data as tud
-
 from forked import TOKEN, Programs
 
 import minato

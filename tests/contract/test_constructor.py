@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset,
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
 )
 
 from .datasets import Numbers, Sharded, as_is

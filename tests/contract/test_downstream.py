@@ -14,7 +14,11 @@ from typing import Any, Iterator
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler,
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
 )
 
 from .datasets import Numbers, Sharded, as_is

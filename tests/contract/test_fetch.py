@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_convert,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_convert,
 )
 
 from .datasets import Listed, Numbers, as_is

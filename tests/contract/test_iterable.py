@@ -10,7 +10,10 @@ from typing import Any, Iterator
 import pytest
 import torch
 from torch.utils.data import (
-    ChainDataset, DataLoader, IterableDataset, get_worker_info,
+    ChainDataset,
+    DataLoader,
+    IterableDataset,
+    get_worker_info,
 )
 
 from .datasets import Replicated, Sharded, Uneven, as_is

@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler,
-    SequentialSampler, SubsetRandomSampler, WeightedRandomSampler,
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from .datasets import GATE_S, Blocking, Gate, Numbers

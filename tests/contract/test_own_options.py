@@ -13,7 +13,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from .datasets import (
-    DieOnce, Draws, Failing, Images, Numbers, Uneven, kill_now,
+    DieOnce,
+    Draws,
+    Failing,
+    Images,
+    Numbers,
+    Uneven,
+    kill_now,
 )
 from .support import Kind, assert_same, drain, flat
 

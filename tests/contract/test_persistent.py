@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import (
-    DataLoader, DistributedSampler, IterableDataset, RandomSampler, get_worker_info,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    get_worker_info,
 )
 
 from .datasets import Failing, Numbers, Sharded, Uneven, as_is

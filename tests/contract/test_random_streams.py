@@ -14,7 +14,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from .datasets import (
-    GATE_S, Draws, Environment, Numbers, OwnGenerator, SeedHook, Sharded, as_is,
+    GATE_S,
+    Draws,
+    Environment,
+    Numbers,
+    OwnGenerator,
+    SeedHook,
+    Sharded,
+    as_is,
 )
 from .support import Kind, assert_same, remembered, wait_for
 

@@ -13,8 +13,17 @@ import pytest
 import torch
 
 from .datasets import (
-    Blocking, DieOnce, Failing, Gate, Numbers, Uneven, as_is, exit_now, kill_now,
-    leave_now, segfault_now,
+    Blocking,
+    DieOnce,
+    Failing,
+    Gate,
+    Numbers,
+    Uneven,
+    as_is,
+    exit_now,
+    kill_now,
+    leave_now,
+    segfault_now,
 )
 from .support import Failure, Kind, all_gone, flat, worker_pids
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
 from contract.support import wait_for
+
 from minato.device import copies
 
 from .emulated import Emulated, build

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-
 from contract.support import wait_for
+
 from minato.device import copies
 from minato.device.copies import FEWEST, MOST, Copier, depth, mapped
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from contract.support import Kind, run_script, wait_for
 from torch.utils.data import Dataset
 
 import minato
-from contract.support import Kind, run_script, wait_for
 from minato import ops
 from minato.device import copies, operators
 from minato.device.provider import provider_for

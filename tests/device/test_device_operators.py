@@ -14,8 +14,8 @@ from torch.utils.data import Subset, default_collate
 
 import minato
 from minato import ops
-from minato.device import provider as providers
 from minato.device import operators
+from minato.device import provider as providers
 
 from .emulated import Emulated
 from .fake import SECONDS, Fake

@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import Kind, error_text, run_script, wait_for
 from torch.utils.data import DistributedSampler
 
 import minato
-from contract.support import Kind, error_text, run_script, wait_for
 from minato import ops
 from minato.device import copies
 from minato.device import provider as providers
 
 from .datasets import WIDTH, Rows, Stream, as_list
 from .fake import SECONDS, Fake
+
 
 def numbers(fake: Fake, batch: dict[str, Any]) -> list[int]:
     """The samples of a batch, as the caller's stream finds them."""

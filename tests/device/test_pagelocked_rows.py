@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import wait_for
 from torch.utils.data import Dataset
 
 import minato
-from contract.support import wait_for
 from minato.device import pagelocked_rows
 
 from .datasets import WIDTH, Rows

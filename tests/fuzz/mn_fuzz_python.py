@@ -30,12 +30,11 @@ else:
     seen = contextlib.nullcontext()
 with seen:
     import minato
+    from fuzz.mn_draws import Draws
+    from fuzz.mn_fuzz_pipelines import dataset, pipeline
     from minato import _core
     from minato.transport import messages
     from minato.transport.layouts import Layout, NoLayout, alike, plain
-
-    from fuzz.mn_draws import Draws
-    from fuzz.mn_fuzz_pipelines import dataset, pipeline
 
 # ---- layouts: samples of all kinds, as rows and as messages --------------------------------------
 

@@ -69,7 +69,7 @@ ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 #: the inputs to begin with, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
     "npy": (npy, ("ops/mn_npy_parse.c", "ops/mn_fail.c")),
-    "envelope": (envelope, ("engine/mn_checked_results.c", "workers/mn_seal.c", "base/*.c")),
+    "envelope": (envelope, ("engine/mn_checked_results.c", "workers/mn_envelope_seal.c", "base/*.c")),
     "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
 }
 

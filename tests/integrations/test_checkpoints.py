@@ -16,7 +16,15 @@ import torch
 import minato
 
 from .conftest import (
-    Named, NamedNet, Noisy, Points, loader, loss_of, model, step, weights,
+    Named,
+    NamedNet,
+    Noisy,
+    Points,
+    loader,
+    loss_of,
+    model,
+    step,
+    weights,
 )  # fmt: skip
 
 STEPS, FIRST = 12, 8

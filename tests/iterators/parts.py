@@ -10,7 +10,7 @@ import torch
 
 import minato
 from minato._core import CostModel, Epoch
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 from minato.iterators.planner import Hints, Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
 
 import minato
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 from minato.iterators.locality_key import Groups, key_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 from minato.iterators.position import Position
 from minato.state import opened, state_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from workers.test_native import wait_for
 from torch.utils.data import dataloader
+from workers.test_native import wait_for
 
 import minato
 from minato.iterators import prefetcher as _prefetcher

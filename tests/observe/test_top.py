@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from minato.observe import top as _top
 from minato._core import peek
+from minato.observe import top as _top
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60

@@ -202,7 +202,7 @@ for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
 
 def test_batches_that_several_workers_fetch(tmp_path: Path) -> None:
     run(tmp_path, """
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 loader = minato.DataLoader(Data(), 4, num_workers=2, collate_fn=text)
 for k in range(64):
     memo_of(loader).costs.observe(-1, 10**9 if k % 4 == 0 else 10**6)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import minato
-from minato.seeding import generator_states
 from minato._core import Seeder
+from minato.seeding import generator_states
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 KEYS = [(0, 0, 0, 0), (1, 2, 3, 1), (MASK64, MASK64, MASK64, MASK32), (12345, 7, 1 << 40, 0)]

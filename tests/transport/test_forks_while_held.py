@@ -9,11 +9,11 @@ import threading
 
 import pytest
 import torch
+from attack.support import in_child
 
 import minato
-from attack.support import in_child
 from minato import _core
-from minato.iterators.loader_memo import memo_of
+from minato.iterators.across_iterators import memo_of
 
 
 class Big(torch.utils.data.Dataset):

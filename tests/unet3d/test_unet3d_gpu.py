@@ -17,8 +17,8 @@ import torch
 from unet3d import loaders, nifti, phantom, preprocess, ranks, train
 from unet3d.bench import compare, machine, meters
 from unet3d.bench.gpu import __main__ as launcher
-from unet3d.bench.gpu import command as program
 from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
+from unet3d.bench.gpu import command as program
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 

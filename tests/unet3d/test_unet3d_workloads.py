@@ -13,8 +13,8 @@ pytest.importorskip("PIL")
 
 from unet3d import loaders, sampling  # noqa: E402
 from unet3d.bench import compare, plot, slow  # noqa: E402
-from unet3d.nifti import DataError  # noqa: E402
 from unet3d.bench.workloads import base, detection, run, speech  # noqa: E402
+from unet3d.nifti import DataError  # noqa: E402
 
 COUNT = 13  # of samples: the last batch of 4 is short
 

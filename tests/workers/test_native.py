@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attack import support
+from ops.native import RUN, Field, Native  # tests/ops
 from torch.utils.data import Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
-from attack import support
 from minato import ops
 from minato.transport.layouts import INT, TUPLE, Layout
 from minato.workers.native import _FixedShape
-from ops.native import RUN, Field, Native  # tests/ops
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCH = 8

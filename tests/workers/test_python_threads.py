@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from attack import support
+from attack.support import same
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 import minato
-from attack import support
-from attack.support import same
 from minato.iterators.collating import CollatesHere
 from minato.transport.rows_or_whole import Shape
 from minato.workers.thread_pool import ThreadPool

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attack import support
 
 import minato
-from attack import support
 from minato.transport.layouts import Layout
 
 PATIENCE = 60.0

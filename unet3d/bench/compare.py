@@ -39,11 +39,11 @@ import torch
 from unet3d import data, loaders, records, settings
 from unet3d.bench import machine, pagecache, plot, slow
 from unet3d.bench.usage import process_tree
+from unet3d.bench.workloads import base, run
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.spec import PRESETS
 from unet3d.transforms import train_transforms
-from unet3d.bench.workloads import base, run
 
 WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
 MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "cpu",

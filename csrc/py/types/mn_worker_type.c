@@ -14,7 +14,7 @@
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
-#include "workers/mn_seal.h"
+#include "workers/mn_envelope_seal.h"
 
 static PyObject *
 worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -1,6 +1,7 @@
 """How a user builds operators of their own: the header is all that is needed."""
-import minato
 from setuptools import Extension, setup
+
+import minato
 
 setup(name="mirror-operator", version="1",
       ext_modules=[Extension("mirror_operator", ["mirror_operator.c"],

@@ -22,10 +22,10 @@ from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn import functional
 
+from unet3d.bench.workloads import base
 from unet3d.data import mix
 from unet3d.nifti import DataError
 from unet3d.parallel import each
-from unet3d.bench.workloads import base
 
 KIND = "detection"
 CLASSES = 3  # rectangle, ellipse, triangle

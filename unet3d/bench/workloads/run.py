@@ -21,13 +21,13 @@ import torch
 
 from unet3d import loaders, records, sampling
 from unet3d.bench import bounds, pagecache
-from unet3d.options import Options
 from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
-from unet3d.nifti import DataError
-from unet3d.parallel import available_cores
-from unet3d.ranks import add_device
 from unet3d.bench.usage import UsageSampler
 from unet3d.bench.workloads import base
+from unet3d.nifti import DataError
+from unet3d.options import Options
+from unet3d.parallel import available_cores
+from unet3d.ranks import add_device
 
 LOADERS = ("minato", "minato-ready", "pytorch", "pytorch-ooo", "synthetic")
 BOUND_SAMPLES = 32  # samples timed for the work bound

@@ -28,10 +28,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unet3d.bench.workloads import base
 from unet3d.data import mix
 from unet3d.nifti import DataError
 from unet3d.parallel import each
-from unet3d.bench.workloads import base
 
 KIND = "speech"
 RATE = 16000  # Hz

@@ -1,7 +1,7 @@
-/* mn_seal.c - see mn_seal.h.
+/* mn_envelope_seal.c - see mn_envelope_seal.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "workers/mn_seal.h"
+#include "workers/mn_envelope_seal.h"
 
 #include <string.h>
 

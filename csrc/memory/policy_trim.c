@@ -1,16 +1,16 @@
-/* Which free memory goes back to the system, and when? See policy_reclaim.h.
+/* Which free memory goes back to the system, and when? See policy_trim.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "memory/policy_reclaim.h"
+#include "memory/policy_trim.h"
 
 bool
-mn_reclaim_turn(struct mn_reclaim *r, uint64_t now_ns, uint64_t allocs)
+mn_trim_turn(struct mn_trim *r, uint64_t now_ns, uint64_t allocs)
 {
     if (r->turned_ns == 0) {
         r->turned_ns = now_ns;
         r->allocs = allocs;
     }
-    uint64_t lasts = allocs != r->allocs ? MN_RECLAIM_TURN_NS : MN_RECLAIM_PAUSE_NS;
+    uint64_t lasts = allocs != r->allocs ? MN_TRIM_TURN_NS : MN_TRIM_PAUSE_NS;
     if (now_ns - r->turned_ns < lasts) {
         return false;
     }
@@ -21,19 +21,19 @@ mn_reclaim_turn(struct mn_reclaim *r, uint64_t now_ns, uint64_t allocs)
 }
 
 void
-mn_reclaim_begin(struct mn_reclaim *r, const struct mn_reclaim_view *v)
+mn_trim_begin(struct mn_trim *r, const struct mn_trim_view *v)
 {
     uint64_t busy = v->used > v->kept ? v->used - v->kept : 0;
-    r->age = MN_RECLAIM_COLD;
-    r->spare = busy / 4 > MN_RECLAIM_SPARE ? busy / 4 : MN_RECLAIM_SPARE;
-    if (r->turns >= MN_RECLAIM_COLD * MN_RECLAIM_LONG) {
+    r->age = MN_TRIM_COLD;
+    r->spare = busy / 4 > MN_TRIM_SPARE ? busy / 4 : MN_TRIM_SPARE;
+    if (r->turns >= MN_TRIM_COLD * MN_TRIM_LONG) {
         r->turns = 0;
-        r->age = MN_RECLAIM_COLD * MN_RECLAIM_LONG;
+        r->age = MN_TRIM_COLD * MN_TRIM_LONG;
         r->spare = 0;
     }
     if (v->used > v->limit || v->warm > v->limit - v->used) {
         uint64_t room = v->used < v->limit ? v->limit - v->used : 0;
-        r->age = MN_RECLAIM_COLD / 2;
+        r->age = MN_TRIM_COLD / 2;
         r->spare = r->spare < room ? r->spare : room;
     }
     if (v->warm <= r->spare) {
@@ -42,7 +42,7 @@ mn_reclaim_begin(struct mn_reclaim *r, const struct mn_reclaim_view *v)
 }
 
 uint64_t
-mn_reclaim_keep(struct mn_reclaim *r, uint64_t len)
+mn_trim_keep(struct mn_trim *r, uint64_t len)
 {
     uint64_t keep = len < r->spare ? len : r->spare;
     r->spare -= keep;

@@ -9,17 +9,17 @@
  *   from more is not touched.
  *
  * Terms
- *   turn   the unit of age: MN_RECLAIM_TURN_NS in which memory was allocated, or
- *          MN_RECLAIM_PAUSE_NS in which none was. A loader whose consumer pauses, or that is
+ *   turn   the unit of age: MN_TRIM_TURN_NS in which memory was allocated, or
+ *          MN_TRIM_PAUSE_NS in which none was. A loader whose consumer pauses, or that is
  *          between two epochs, ages ten times as slowly as one at work.
  *   warm   free, and may hold pages
  *   pass   one walk over the free ranges, from the lowest address up; one a turn at most
  *
  * Rule
- *   Warm memory that was freed MN_RECLAIM_COLD turns ago goes back, but for a spare: a quarter
- *   of what batches in the making or ready use, MN_RECLAIM_SPARE at least, of the lowest
+ *   Warm memory that was freed MN_TRIM_COLD turns ago goes back, but for a spare: a quarter
+ *   of what batches in the making or ready use, MN_TRIM_SPARE at least, of the lowest
  *   addresses. That is what comes and goes as slow samples do.
- *   Every MN_RECLAIM_COLD * MN_RECLAIM_LONG turns what is as old as that goes, without a spare.
+ *   Every MN_TRIM_COLD * MN_TRIM_LONG turns what is as old as that goes, without a spare.
  *   What is warm counts against the memory limit: over it there is no spare but for the room
  *   that is left, and half of the age is enough.
  *
@@ -29,30 +29,30 @@
  *
  * A pure state machine: no clock, no lock, no system call.
  */
-#ifndef MN_POLICY_RECLAIM_H
-#define MN_POLICY_RECLAIM_H
+#ifndef MN_POLICY_TRIM_H
+#define MN_POLICY_TRIM_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MN_RECLAIM_TURN_NS UINT64_C(250000000)
-#define MN_RECLAIM_PAUSE_NS UINT64_C(2500000000)
+#define MN_TRIM_TURN_NS UINT64_C(250000000)
+#define MN_TRIM_PAUSE_NS UINT64_C(2500000000)
 /* Turns, longer than memory lies idle at an ordinary pace of the consumer: a step of up to
  * some seconds is a pause of one or two turns. */
-#define MN_RECLAIM_COLD 4u
-#define MN_RECLAIM_LONG 10u
+#define MN_TRIM_COLD 4u
+#define MN_TRIM_LONG 10u
 /* A batch or two of large samples. */
-#define MN_RECLAIM_SPARE (UINT64_C(16) << 20)
+#define MN_TRIM_SPARE (UINT64_C(16) << 20)
 
 /* Bytes. */
-struct mn_reclaim_view {
+struct mn_trim_view {
     uint64_t used;  /* allocated */
     uint64_t kept;  /* of these by the program */
     uint64_t warm;
     uint64_t limit;
 };
 
-struct mn_reclaim {
+struct mn_trim {
     uint64_t turned_ns; /* begin of the present turn, 0 before the first */
     uint64_t allocs;    /* allocations until then */
     uint32_t turns;     /* since the last pass without a spare */
@@ -62,14 +62,14 @@ struct mn_reclaim {
 
 /* Whether a turn is over; then a pass may begin. allocs: allocations so far. */
 bool
-mn_reclaim_turn(struct mn_reclaim *r, uint64_t now_ns, uint64_t allocs);
+mn_trim_turn(struct mn_trim *r, uint64_t now_ns, uint64_t allocs);
 
 /* Begins a pass where there may be something for it to find. */
 void
-mn_reclaim_begin(struct mn_reclaim *r, const struct mn_reclaim_view *view);
+mn_trim_begin(struct mn_trim *r, const struct mn_trim_view *view);
 
 /* The pass has found len bytes of the age it looks for: how many of them, the first, stay. */
 uint64_t
-mn_reclaim_keep(struct mn_reclaim *r, uint64_t len);
+mn_trim_keep(struct mn_trim *r, uint64_t len);
 
-#endif /* MN_POLICY_RECLAIM_H */
+#endif /* MN_POLICY_TRIM_H */

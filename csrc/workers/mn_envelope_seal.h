@@ -1,4 +1,4 @@
-/* mn_seal.h - what tells an envelope from one that was damaged, or is another task's.
+/* mn_envelope_seal.h - what tells an envelope from one that was damaged, or is another task's.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The worker that writes an envelope seals it last, and whoever reads it breaks the seal over
@@ -9,8 +9,8 @@
  *
  * A seal is against accidents.  Who means to forge one can.
  */
-#ifndef MN_SEAL_H
-#define MN_SEAL_H
+#ifndef MN_ENVELOPE_SEAL_H
+#define MN_ENVELOPE_SEAL_H
 
 #include "workers/mn_records.h"
 
