@@ -602,6 +602,10 @@ MUTANTS = {
     "plan: memory allows everything": Mutant(
         SCHEDULE + "mn_plan_next.c", "return mn_memory_may(&m, (int64_t)bytes, head);",
         "return mn_memory_may(&m, (int64_t)bytes, head) || true;", "mn_plan"),
+    "plan: what is cleared keeps its place": Mutant(
+        SCHEDULE + "mn_plan_life.c", "for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no",
+        "for (uint64_t n = p->order.head + 1; n < p->order.next; n++) { /* no", "mn_engine",
+        kinds=("plain",)),
     "plan: the refused stay in the way": Mutant(
         SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),

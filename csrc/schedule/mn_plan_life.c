@@ -75,9 +75,9 @@ mn_plan_close(struct mn_plan *p)
 void
 mn_plan_clear(struct mn_plan *p)
 {
-    for (uint32_t i = 0; i < p->room; i++) {
-        mn_planned_free(p->batches[i]);
-        p->batches[i] = NULL;
+    for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no place else holds one */
+        mn_planned_free(*mn_plan_place(p, n));
+        *mn_plan_place(p, n) = NULL;
     }
     mn_pieces_reset(p);
     if (p->forming != NULL) {

@@ -151,10 +151,8 @@ mn_dispatch_clear(struct mn_dispatch *d)
     d->work_ns = 0;
     d->closed = false;
     memset(d->class_ns, 0, sizeof(d->class_ns));
-    d->free = 0;
-    for (uint32_t i = 0; i < d->capacity; i++) {
-        d->nodes[i].next = i + 1 < d->capacity ? i + 1 : NO_NODE;
-    }
+    d->free = NO_NODE;
+    d->unused = 0; /* a list of all would be walked at each epoch's begin */
 }
 
 int
@@ -182,12 +180,17 @@ mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
     if (task->position < 0 || task->batch < 0) {
         return -EINVAL;
     }
-    if (d->free == NO_NODE) {
+    uint32_t id = d->free != NO_NODE ? d->free : d->unused;
+    if (id == d->capacity) {
         return MN_FULL;
     }
-    uint32_t id = d->free;
     struct mn_dispatch_node *node = &d->nodes[id];
-    d->free = node->next;
+    if (id == d->unused) {
+        d->unused++;
+    }
+    else {
+        d->free = node->next;
+    }
     node->task = *task;
     if (node->task.cost_ns < 0) {
         node->task.cost_ns = 0;

@@ -148,7 +148,8 @@ struct mn_dispatch {
     uint32_t *heap[3];              /* [capacity] each */
     uint32_t capacity;
     uint32_t count;
-    uint32_t free;                  /* head of the free list */
+    uint32_t free;                  /* head of the free list, of nodes that were used */
+    uint32_t unused;                /* from here on none was used yet */
     bool closed;
     struct mn_dispatch_rates rates;
     int64_t work_ns;                /* sum of the costs of all tasks held */

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..progress import Progress
-from ..seeding.order_generators import Sources, sampler_of
+from ..seeding.order_generators import PLAIN, Sources, sampler_of
 from .position import Position
 from .window import Window
 
@@ -44,10 +44,6 @@ class SamplerEnd:
         """A dataset that grows or shrinks in the epoch changes nothing of this."""
         if self._fills:
             self.short = int(len(self._sampler) % self._batches.batch_size != 0)
-
-
-#: attributes that are compared by value
-PLAIN = (int, float, str, bool, type(None))
 
 
 def _same(one: Any, other: Any) -> bool:

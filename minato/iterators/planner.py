@@ -217,18 +217,15 @@ class Planner:
             self.enough = max(most - self.window.bulk, window)
             if self.drawn_ahead() > self.enough:
                 return
-        while not self.draw.exhausted and self.drawn_ahead() < most:
-            if self.draw.number >= self._last and self._waits_for_its_end(window):
-                return
-            if not self._draw_one():
-                return
-
-    def _draw_one(self) -> bool:
-        """Whether there may be more to draw now. What goes wrong with the next epoch costs the
-        present one nothing: it begins anew in its turn, and then the program is told."""
         try:
-            return self._draw()
+            while not self.draw.exhausted and self.drawn_ahead() < most:
+                if self.draw.number >= self._last and self._waits_for_its_end(window):
+                    return
+                if not self._draw():
+                    return
         except BaseException as error:
+            # What goes wrong with the next epoch costs the present one nothing: it begins anew in
+            # its turn, and then the program is told.
             early = self.next_epoch.early
             if early is None:
                 raise
@@ -237,9 +234,9 @@ class Planner:
             self.engine.plan_end()
             if not isinstance(error, Exception):
                 raise
-            return False
 
     def _draw(self) -> bool:
+        """Whether there may be more to draw now."""
         try:
             index = self.draw.index()
         except StopIteration:
@@ -247,7 +244,12 @@ class Planner:
         if self._was_delivered():
             self._pass_over(index)  # before this process began
             return True
-        return self._plan_or_leave_out(index)
+        try:
+            return self._plan(index)
+        except Exception:  # one that does not pickle, say: it would come again at each call
+            if not self.draw.exhausted:
+                self._pass_over(index)
+            raise
 
     def _waits_for_its_end(self, window: int) -> bool:
         """Only the end is to be drawn: whether it is too early for that."""
@@ -279,14 +281,6 @@ class Planner:
     def _counted(self) -> int:
         """What was drawn, as progress counts."""
         return self.draw.number
-
-    def _plan_or_leave_out(self, index: Any) -> bool:
-        try:
-            return self._plan(index)
-        except Exception:  # one that does not pickle, say: it would come again at each call
-            if not self.draw.exhausted:
-                self._pass_over(index)
-            raise
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""

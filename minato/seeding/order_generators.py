@@ -98,6 +98,9 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
+#: what is no sampler, generator or dataset, and is compared by value
+PLAIN = (int, float, str, bool, type(None))
+
 #: samplers that are looked for, and what a list may have that is gone through for them
 MOST = 64
 
@@ -117,12 +120,12 @@ def _has_state(generator: Any) -> bool:
     return isinstance(words, list)
 
 
-def _is_generator(value: Any) -> bool:
-    """Of its holder's own, and with a state."""
-    if not isinstance(value, _GENERATORS):
+def _is_own(generator: Any) -> bool:
+    """Its holder's, not everybody's, and with a state."""
+    if generator is _PYTHON or generator is torch.default_generator:
         return False
-    everybodys: Any = (_PYTHON, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
-    return not any(value is g for g in everybodys) and _has_state(value)
+    everybodys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    return generator is not everybodys and _has_state(generator)
 
 
 def _is_sampler(value: Any) -> bool:
@@ -134,39 +137,48 @@ def _is_sampler(value: Any) -> bool:
 
 
 def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
-    """An object's attributes, and what is in those that hold few, by the way to each."""
+    """An object's attributes, and what is in those that hold few, by the way to each; numbers and
+    text left out."""
     for attribute, value in getattr(part, "__dict__", {}).items():
+        if type(value) in PLAIN:
+            continue
         yield f"{way}.{attribute}", value
         if isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
             for number, one in enumerate(value.values() if isinstance(value, dict) else value):
                 yield f"{way}.{attribute}.{number}", one
 
 
-def samplers_of(loader: Any) -> dict[str, Any]:
-    """A loader's samplers, and those that they hold, by the way to each; the nearest first."""
-    ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
+#: parts, and the generators that they hold, both by the way to each
+Found = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Found:
+    """These parts and those that they hold, the nearest first."""
     known = {id(part) for _way, part in ways}
+    generators = {}
     for way, part in ways:
         for role, one in _held(part, way):
-            if len(ways) < MOST and _is_sampler(one) and id(one) not in known:
+            if isinstance(one, _GENERATORS):
+                if _is_own(one):
+                    generators[role] = one
+            elif id(one) not in known and len(ways) < MOST and is_part(one):
                 known.add(id(one))
                 ways.append((role, one))
-    return dict(ways)
+    return dict(ways), generators
 
 
-def _datasets_in(dataset: Any) -> dict[str, Any]:
-    """An iterable dataset, and those that it holds, by the way to each; the nearest first. One that
-    has a state of its own says there what it goes by, and those within it."""
-    ways: list[tuple[str, Any]] = [("dataset", dataset)]
-    known = {id(dataset)}
+def _samplers_of(loader: Any) -> Found:
+    """A loader's samplers, and those that they hold."""
+    ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
+    return _search(ways, _is_sampler)
+
+
+def _datasets_in(dataset: Any) -> Found:
+    """An iterable dataset, and those that it holds. One that has a state of its own says there what
+    it goes by, and those within it."""
     if is_stateful(dataset):
-        return {}
-    for way, part in ways:
-        for role, one in _held(part, way):
-            if len(ways) < MOST and isinstance(one, Dataset) and id(one) not in known:
-                known.add(id(one))
-                ways.append((role, one))
-    return dict(ways)
+        return {}, {}
+    return _search([("dataset", dataset)], lambda one: isinstance(one, Dataset))
 
 
 def sampler_of(loader: Any) -> Any:
@@ -195,11 +207,10 @@ class Sources:
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
-        self.samplers = samplers_of(self)
-        for way, part in self.samplers.items():
-            for role, one in _held(part, way):
-                if _is_generator(one) and not self._has(one):
-                    self.own[role] = one
+        self.samplers, generators = _samplers_of(self)
+        for role, one in generators.items():
+            if not self._has(one):
+                self.own[role] = one
         # Of base seeds; one that a sampler draws from, too, is the sampler's.
         given = isinstance(self.generator, torch.Generator)  # else torch refuses it
         if given and not self._has(self.generator):
@@ -207,12 +218,8 @@ class Sources:
         #: of an iterable dataset that is read in this process, which may shuffle with its own
         self.of_dataset: dict[str, Any] = {}
         if self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
-            self.of_dataset = {
-                role: one
-                for way, part in _datasets_in(loader.dataset).items()
-                for role, one in _held(part, way)
-                if _is_generator(one) and not self._has(one)
-            }
+            generators = _datasets_in(loader.dataset)[1]
+            self.of_dataset = {r: one for r, one in generators.items() if not self._has(one)}
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
         if sampler_of_torch(self):
