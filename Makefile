@@ -53,13 +53,15 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
-# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py). They start
-# hundreds of programs: what one has compiled, the others find.
+# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py); of files
+# that are a program for each test, test after test. They start hundreds of programs: what one has
+# compiled, the others find.
 JOBS ?= 2
+BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+BY_TEST := -n $(JOBS) --dist worksteal
 test: build $(MOST_USED_VENV)/.ready
 	@failed=0; $(RUN_FITS) || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-	  tests || failed=1; exit $$failed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q $(BY_FILE) tests || failed=1; exit $$failed
 
 fits: build $(MOST_USED_VENV)/.ready
 	@$(RUN_FITS)
@@ -130,8 +132,8 @@ installed: wheels
 try-wheel:
 	$(PYTHON) -m venv --clear $(INSTALLED_VENV)
 	$(INSTALLED_VENV)/bin/pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
-	  pytest hypothesis psutil dist/minato-*-manylinux*.whl
-	cd dist && $(abspath $(INSTALLED_VENV))/bin/pytest -q ../tests/contract
+	  pytest pytest-xdist hypothesis psutil dist/minato-*-manylinux*.whl
+	cd dist && $(abspath $(INSTALLED_VENV))/bin/pytest -q $(BY_FILE) ../tests/contract
 
 # The same of minato's loaders with each Python that is here and the torches that install there:
 # the oldest that is served, the newest, and some between. SELF: make -n would run what names MAKE.
@@ -167,10 +169,10 @@ STRESS_SECONDS ?= 30
 stress: stress-loader stress-programs stress-resume
 # It also makes every call of the extensions fail: another half hour.
 stress-loader: build
-	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q tests/attack \
+	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q $(BY_FILE) tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
 stress-programs: build
-	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q tests/test_c_primitives.py tests/ops
+	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q $(BY_TEST) tests/test_c_primitives.py tests/ops
 stress-resume: build
 	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
 
@@ -180,10 +182,10 @@ soak: build
 
 sanitize: sanitize-programs sanitize-extension
 sanitize-programs: build
-	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q -k "sanitizer or valgrind" \
+	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q $(BY_TEST) -k "sanitizer or valgrind" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 sanitize-extension: build
-	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q tests/test_sanitized.py
+	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q $(BY_TEST) tests/test_sanitized.py
 
 # Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
 # another has failed. Programs are also built with clang, where there is one.
@@ -195,17 +197,17 @@ nightly: build
 
 # With a compiler and an emulator for it: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
 aarch64: build
-	MINATO_TEST_AARCH64=1 $(BIN)/pytest -q -rs -k "emulator or processor" \
+	MINATO_TEST_AARCH64=1 $(BIN)/pytest -q $(BY_TEST) -rs -k "emulator or processor" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build
-	MINATO_TEST_LOADERS=torch $(BIN)/pytest -q tests/contract
+	MINATO_TEST_LOADERS=torch $(BIN)/pytest -q $(BY_FILE) tests/contract
 
 # Breaks the sources in known ways, and expects the tests to notice.
 mutants: build
-	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q -k "broken or mutants" tests/test_c_primitives.py \
-	  tests/test_sanitized.py tests/attack/test_planted.py
+	MINATO_TEST_MUTANTS=1 $(BIN)/pytest -q $(BY_TEST) -k "broken or mutants" \
+	  tests/test_c_primitives.py tests/test_sanitized.py tests/attack/test_planted.py
 
 FUZZ_SECONDS ?= 300
 fuzz: fuzz-differential fuzz-properties fuzz-inputs
@@ -214,7 +216,7 @@ fuzz-differential: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
 fuzz-properties: build
-	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q --hypothesis-seed=$(SEED) tests/policy tests/ops \
+	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q $(BY_FILE) --hypothesis-seed=$(SEED) tests/policy tests/ops \
 	  tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 # Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev),
