@@ -54,11 +54,11 @@ PROGRAMS = {
     "mn_forks": Program(),
     "mn_limits": Program(),
     "mn_event": Program(("mn_futex_wait", "mn_now_ns")),
-    "mn_extent": Program(("malloc", "calloc", "free"), without="mn_extent"),
+    "mn_free_extents": Program(("malloc", "calloc", "free"), without="mn_free_extents"),
     "mn_runqueue": Program(),
     "mn_engine": Program(("mn_cputime_process", "mn_engine_poll")),
     "mn_worker": Program(),
-    "mn_native": Program(),
+    "mn_native_worker": Program(),
     "mn_checked_results": Program(),
     "mn_arena": Program(),
     "mn_pagelocks": Program(),
@@ -241,7 +241,7 @@ def test_program_under_sanitizer(
 VALGRIND = ["valgrind", "-q", "--error-exitcode=99", "--fair-sched=try"]
 #: programs that live on what is not there: sparse mappings of a terabyte, pidfds, threads that run at
 #: the same time, processes that answer within seconds
-NOT_UNDER_VALGRIND = {"mn_memfd", "mn_proc", "mn_native", "mn_worker"}
+NOT_UNDER_VALGRIND = {"mn_memfd", "mn_proc", "mn_native_worker", "mn_worker"}
 
 
 @pytest.mark.limit(LIMIT_S + 600)
@@ -468,7 +468,7 @@ class Mutant(NamedTuple):
 
 
 EVENT_H, EVENT_C = "csrc/sync/mn_event.h", "csrc/sync/mn_event.c"
-EXTENT_C = "csrc/sync/mn_extent.c"
+EXTENT_C = "csrc/memory/mn_free_extents.c"
 MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
 SCHEDULE = "csrc/schedule/"
 
@@ -499,18 +499,18 @@ MUTANTS = {
         EVENT_C, "    (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* [B7] */\n"
         "    (void)mn_futex_wake(&event->word, 1);", "    (void)mn_event_notify(event);", "mn_event"),
     "extent: largest length goes stale": Mutant(
-        EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_extent"),
+        EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_free_extents"),
     "extent: no joining below": Mutant(
-        EXTENT_C, "before != NULL && before->off + before->len == off", "0", "mn_extent"),
+        EXTENT_C, "before != NULL && before->off + before->len == off", "0", "mn_free_extents"),
     "extent: double free": Mutant(
-        EXTENT_C, "(after != NULL && after->off < off + len)", "0", "mn_extent"),
+        EXTENT_C, "(after != NULL && after->off < off + len)", "0", "mn_free_extents"),
     "extent: not the lowest": Mutant(
         EXTENT_C, "if (mn_extent_max(node->left) >= len) {",
-        "if (node->len < len && mn_extent_max(node->left) >= len) {", "mn_extent"),
+        "if (node->len < len && mn_extent_max(node->left) >= len) {", "mn_free_extents"),
     "extent: no promise": Mutant(
-        EXTENT_C, "    e->promised++;\n    e->allocs++;", "    e->allocs++;", "mn_extent"),
+        EXTENT_C, "    e->promised++;\n    e->allocs++;", "    e->allocs++;", "mn_free_extents"),
     "extent: promises stay": Mutant(
-        EXTENT_C, "e->promised < most ? e->promised : most", "e->promised", "mn_extent"),
+        EXTENT_C, "e->promised < most ? e->promised : most", "e->promised", "mn_free_extents"),
     "touch writes back what it read": Mutant(
         "csrc/os/mn_memfd.c", "(void)mn_a32_add_relaxed((mn_a32 *)at, 0);",
         "mn_a32_store_relaxed((mn_a32 *)at, mn_a32_load_relaxed((mn_a32 *)at));", "mn_memfd"),
@@ -572,13 +572,13 @@ MUTANTS = {
         MEMORY + "policy_trim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
         "if (v->used > v->limit) {", "mn_engine", kinds=("plain",)),
     "extent: what is used again stays warm": Mutant(
-        EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_extent"),
+        EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_free_extents"),
     "extent: no promise for what is lent": Mutant(
         EXTENT_C, "while (e->spares < wanted + e->lends) {", "while (e->spares < wanted) {",
-        "mn_extent"),
+        "mn_free_extents"),
     "extent: the rest above what is lent is lost": Mutant(
         EXTENT_C, "        if (above != 0) {\n            e->root = mn_extent_insert(",
-        "        if (0) {\n            e->root = mn_extent_insert(", "mn_extent"),
+        "        if (0) {\n            e->root = mn_extent_insert(", "mn_free_extents"),
     "engine: the head waits for the limit": Mutant(
         ENGINE + "mn_blocks.c", "if (e->plan == NULL && mn_arena_exceeds",
         "if (mn_arena_exceeds", "mn_engine", kinds=("plain",)),
@@ -610,7 +610,8 @@ MUTANTS = {
         SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
         "mn_plan"),
     "engine: a kept range goes back with its block": Mutant(
-        MEMORY + "mn_ranges.c", "            r->at[i] = r->at[--r->n];", "            r->at[i] = x;", "mn_engine"),
+        MEMORY + "mn_ranges_to_free.c", "            r->at[i] = r->at[--r->n];",
+        "            r->at[i] = x;", "mn_engine"),
     "engine: abandoned while somebody works": Mutant(
         ENGINE + "mn_batch.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
         "if (st == MN_TASK_QUEUED) {", "mn_engine"),

@@ -19,7 +19,7 @@
  * Room.  Somebody may have found that there is none, and says so (room_waits).  Whatever gives
  * memory back then sets room_came, and whoever holds the guard tells, once he has let go of it.
  *
- * Crash, fork: all of this is private memory of the trainer, see mn_extent.h.
+ * Crash, fork: all of this is private memory of the trainer, see mn_free_extents.h.
  */
 #ifndef MN_ARENA_H
 #define MN_ARENA_H
@@ -27,10 +27,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "memory/mn_ranges.h"
+#include "memory/mn_free_extents.h"
+#include "memory/mn_ranges_to_free.h"
 #include "memory/policy_trim.h"
 #include "os/mn_thread.h"
-#include "sync/mn_extent.h"
 
 /* Of what is managed here. */
 #define MN_ARENA_PAGE UINT64_C(4096)

@@ -12,9 +12,9 @@
  * Files that are not in the page cache
  *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read
  *   by calls; a crop that had to wait asks for all its remaining planes at once (mn_view.c); a
- *   scan reads by calls from the first voxels on that are not in memory (mn_work.c). Measured
- *   on the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to 76 by
- *   calls alone, scan and crop 55 against 62, a scan as fast as by calls.
+ *   scan reads by calls from the first voxels on that are not in memory (mn_pipeline_sample.c).
+ *   Measured on the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to
+ *   76 by calls alone, scan and crop 55 against 62, a scan as fast as by calls.
  *
  * Who owns what
  *   A mapping has one owner at a time: the table, or the work that took it out (by exchange)

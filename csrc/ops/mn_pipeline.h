@@ -22,7 +22,7 @@
 #include "base/mn_atomic.h"
 #include "minato/ops.h"
 #include "ops/mn_recipe.h"
-#include "ops/mn_work.h"
+#include "ops/mn_pipeline_sample.h"
 
 enum mn_op_kind {
     MN_OP_READ_NPY,

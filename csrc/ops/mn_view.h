@@ -8,7 +8,7 @@
  *   and only the rows that are wanted are read.
  *
  * Who owns what
- *   A view borrows its memory or file from the work (mn_work.h) of one sample. Pending
+ *   A view borrows its memory or file from the work (mn_pipeline_sample.h) of one sample. Pending
  *   noise is indexed by a voxel's place in C order, so windows and flips after noise first
  *   store the view into memory of the work (mn_work_settle).
  */

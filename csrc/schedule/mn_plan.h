@@ -18,7 +18,7 @@
  * Its files build on each other: mn_planned (what is planned), mn_plan_chunks (rows of a task),
  * mn_plan_locality (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
  * is planned anew for what was learned), mn_plan_starved (what idles), mn_plan_next (what
- * starts for anybody), mn_plan_first_batch (who helps with it), mn_plan_help (what an idle
+ * starts for anybody), mn_plan_first_batch (who helps with it), mn_plan_take_over (what an idle
  * worker takes over), mn_plan_shares (what starts for one worker), mn_forming (batches of what is
  * ready), mn_plan_life (from add to taken).
  */

@@ -5,7 +5,7 @@
  * keep it busy. A worker that has nothing of its own to start takes, in this order:
  *   1. the piece of least slack that nobody has, with all that is planned of its chain. It never
  *      enters what others work on, because their chains are in their shares;
- *   2. the far half of what another worker has before it (mn_plan_help.c);
+ *   2. the far half of what another worker has before it (mn_plan_take_over.c);
  *   3. the tasks that wait on the queue of a worker that is held up by its present one.
  *
  * No deadlock: the batch to deliver next is never refused memory, its tasks are first in

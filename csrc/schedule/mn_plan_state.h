@@ -271,7 +271,7 @@ mn_plan_share_task_ns(const struct mn_plan *p)
     return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
 }
 
-/* ---- mn_plan_help.c: what a worker with nothing to do takes over ------------------------- */
+/* ---- mn_plan_take_over.c: what a worker with nothing to do takes over -------------------- */
 
 /* Gives the helper, which idles, half of another's share, where that pays. Whether it has. */
 bool

@@ -1,7 +1,7 @@
 """Native workers: threads of the loading process that make samples in C, without the GIL.
 
 A dataset offers them by ``native_pipeline()``, a capsule of minato/ops.h.  The threads are
-workers of the same engine as processes would be (csrc/py/types/mn_native.h): same tasks, rows,
+workers of the same engine as processes would be (csrc/py/types/mn_native_worker.h): same tasks, rows,
 costs and seeds, so the same bytes; nothing is forked and nothing pickled.  They come back to
 Python for what torch's rules decide: errors, indices that are no integers, odd batches.
 torch's ``Subset`` of such a dataset (``random_split``, too) is served with its indices beside

@@ -93,7 +93,7 @@ mn_native_add_type(PyObject *module);
 int
 mn_delivery_add_type(PyObject *module);
 
-/* What a dataset's native pipeline makes: mn_native_type.c. */
+/* What a dataset's native pipeline makes: mn_native_worker_type.c. */
 extern const char mn_native_info_doc[];
 PyObject *
 mn_native_info(PyObject *module, PyObject *capsule);

@@ -10,7 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "ops/mn_cases.h"
+#include "ops/mn_case_list.h"
 #include "ops/mn_pipeline.h"
 #include "py/ops/mn_ops_raise.h"
 

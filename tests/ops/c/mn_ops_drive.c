@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ops/mn_cases.h"
+#include "ops/mn_case_list.h"
 
 #define CHECK(cond)                                                                     \
     do {                                                                                \

@@ -1,7 +1,7 @@
-/* mn_native.c - see mn_native.h.
+/* mn_native_worker.c - see mn_native_worker.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/types/mn_native.h"
+#include "py/types/mn_native_worker.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* mn_native.h - a native worker's loop: samples made by C functions, no GIL, no Python.h.
+/* mn_native_worker.h - a native worker's loop: samples made by C functions, no GIL, no Python.h.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A native worker is a thread of the trainer. It has an entry, claims tasks and writes rows
@@ -8,8 +8,8 @@
  *
  * Its entry is its own business (workers/mn_thread_entry.h).
  */
-#ifndef MN_NATIVE_H
-#define MN_NATIVE_H
+#ifndef MN_NATIVE_WORKER_H
+#define MN_NATIVE_WORKER_H
 
 #include <minato/ops.h>
 
@@ -48,4 +48,4 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
                 struct mn_worker_clock *clock, uint32_t *task,
                 struct mn_native_failure *failure);
 
-#endif /* MN_NATIVE_H */
+#endif /* MN_NATIVE_WORKER_H */

@@ -42,8 +42,8 @@
  *   mn_extents_alloc    mn_extents_free, once or in pieces
  *   mn_extents_lend     mn_extents_return
  */
-#ifndef MN_EXTENT_H
-#define MN_EXTENT_H
+#ifndef MN_FREE_EXTENTS_H
+#define MN_FREE_EXTENTS_H
 
 #include <stdint.h>
 
@@ -114,4 +114,4 @@ mn_extents_lend(struct mn_extents *e, uint64_t off, uint64_t len);
 void
 mn_extents_return(struct mn_extents *e, uint64_t off, uint64_t len);
 
-#endif /* MN_EXTENT_H */
+#endif /* MN_FREE_EXTENTS_H */

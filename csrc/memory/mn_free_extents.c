@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "sync/mn_extent.h"
+#include "memory/mn_free_extents.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include <sys/resource.h>
 
-#include "sync/mn_extent.c"
+#include "memory/mn_free_extents.c"
 
 #include "mn_test.h"
 

@@ -1,12 +1,12 @@
-/* mn_native_type.c - minato._core.NativeWorker: a thread's side of the loader's mapping.
+/* mn_native_worker_type.c - minato._core.NativeWorker: a thread's side of the loader's mapping.
  * SPDX-License-Identifier: Apache-2.0
  *
- * next() runs samples without the GIL (mn_native.h) and comes back for what needs Python:
+ * next() runs samples without the GIL (mn_native_worker.h) and comes back for what needs Python:
  * an error, indices that are no machine integers, a batch that torch's rules make whole.
  */
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
-#include "py/types/mn_native.h"
+#include "py/types/mn_native_worker.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/module/mn_named_tuples.h"
 #include "workers/mn_thread_entry.h"

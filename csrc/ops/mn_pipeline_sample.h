@@ -4,8 +4,8 @@
  * A work belongs to one thread from mn_work_begin to mn_work_end, then rests in its
  * pipeline's pool with its buffers, so that a thread's next sample allocates nothing.
  */
-#ifndef MN_WORK_H
-#define MN_WORK_H
+#ifndef MN_PIPELINE_SAMPLE_H
+#define MN_PIPELINE_SAMPLE_H
 
 #include "ops/mn_filecache.h"
 #include "ops/mn_view.h"
@@ -58,4 +58,4 @@ mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes);
 void
 mn_work_clear(struct mn_work *work);
 
-#endif /* MN_WORK_H */
+#endif /* MN_PIPELINE_SAMPLE_H */

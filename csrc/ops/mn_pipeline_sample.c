@@ -1,7 +1,7 @@
 /* One sample on its way through a pipeline.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "ops/mn_work.h"
+#include "ops/mn_pipeline_sample.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
-/* mn_ranges.h - a list of ranges of the arena that somebody will have to free.
+/* mn_ranges_to_free.h - a list of ranges of the arena that somebody will have to free.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A batch has one of what it frees at its end, a worker one of what it was granted and has not
  * sent.  Private memory, in no order, and short: looking through it is as fast as anything.
  * Knows no allocator: what is taken out of a list is whoever's who took it out.
  */
-#ifndef MN_RANGES_H
-#define MN_RANGES_H
+#ifndef MN_RANGES_TO_FREE_H
+#define MN_RANGES_TO_FREE_H
 
 #include <stdint.h>
 

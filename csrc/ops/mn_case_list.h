@@ -3,8 +3,8 @@
  *
  * Owns its paths; borrows the pipeline. Never changes once made.
  */
-#ifndef MN_CASES_H
-#define MN_CASES_H
+#ifndef MN_CASE_LIST_H
+#define MN_CASE_LIST_H
 
 #include "ops/mn_pipeline.h"
 
@@ -41,4 +41,4 @@ mn_cases_close(struct mn_cases *cases);
 int
 mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
 
-#endif /* MN_CASES_H */
+#endif /* MN_CASE_LIST_H */

@@ -1,4 +1,4 @@
-/* mn_native: threads that serve a native pipeline while workers come and go.
+/* mn_native_worker: threads that serve a native pipeline while workers come and go.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Every sample is run once, with the key that belongs to it, and its bytes are where the
@@ -9,7 +9,7 @@
 #include "mn_rig.h"
 
 #include "os/mn_thread.h"
-#include "py/types/mn_native.c"
+#include "py/types/mn_native_worker.c"
 #include "py/seeding/mn_seed_mix.c"
 
 #define MIB (UINT64_C(1) << 20)

@@ -1,4 +1,4 @@
-/* mn_plan_help.c - a worker with nothing to do takes over what another has before it.
+/* mn_plan_take_over.c - a worker with nothing to do takes over what another has before it.
  * SPDX-License-Identifier: Apache-2.0
  *
  * It takes the far half of a share, of the worker that has the batch to deliver next, or else of

@@ -1,7 +1,7 @@
-/* mn_ranges.c - see mn_ranges.h.
+/* mn_ranges_to_free.c - see mn_ranges_to_free.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "memory/mn_ranges.h"
+#include "memory/mn_ranges_to_free.h"
 
 #include <errno.h>
 #include <stdlib.h>
