@@ -16,11 +16,14 @@ Environment:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -186,12 +189,23 @@ class Builder:
         return out
 
     def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        """Processes that a program has left when it ends are ended, too: they may have its output
+        open, and nobody would see its end."""
         command = [*self.prefix, str(self.build(name)), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=self.folder,
-            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment},
-            timeout=LIMIT_S,
-        )  # fmt: skip
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=errors, cwd=self.folder, start_new_session=True,
+                env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment},
+            )  # fmt: skip
+            try:
+                status = process.wait(LIMIT_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            out.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(command, status, out.read(), errors.read())
 
 
 def must_pass(done: subprocess.CompletedProcess) -> None:
