@@ -45,7 +45,7 @@ MOST_USED_VENV ?= .venv-most-used
 PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py)
 RUN_FITS = test ! -e $(MOST_USED_VENV)/.ready || $(MOST_USED_VENV)/bin/python -m pytest -q -r fE \
-  --disable-warnings -n $(JOBS) --dist loadfile $(FITS)
+  --disable-warnings $(BY_FILE) $(FITS)
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	@$(PYTHON) -m venv --clear --without-pip $(MOST_USED_VENV)
 	@$(BIN)/python $(PURELIB) > $$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth
