@@ -132,7 +132,7 @@ STANDS_STILL = """
 import sys, minato
 from attack.datasets import Slow
 loader = minato.DataLoader(
-    Slow(48, 0.2), 4, num_workers=2, timeout=8, persistent_workers=True, scheduling=sys.argv[1]
+    Slow(48, 0.2), 12, num_workers=2, timeout=8, persistent_workers=True, scheduling=sys.argv[1]
 )
 for epoch in range(2):
     print("begun", flush=True)
@@ -144,7 +144,9 @@ if LONG:
 
     @pytest.mark.parametrize("scheduling", ["balanced", "static"])
     def test_a_program_that_stands_still(scheduling: str) -> None:
-        """With all of its processes, for longer than its timeout."""
+        """With all of its processes, for longer than its timeout. It is stopped in the middle of a
+        batch, of which samples are still to be made when it goes on: what comes at once would be
+        received before anyone looks at the time."""
         child = start_script(STANDS_STILL, scheduling, start_new_session=True)
         assert child.stdout is not None
         for _ in range(2):
