@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -301,3 +302,203 @@ def test_a_damaged_word_on_whether_the_epoch_has_begun() -> None:
     del state["begun"]  # as older states have it
     loader.load_state_dict(state)
     assert lists(loader) == [[4, 5, 6, 7]]
+
+
+# ---- where samplers have their generators ----------------------------------------------------
+
+
+class Draws(Sampler):
+    """Draws an order with what ``dice()`` gives."""
+
+    def __init__(self) -> None:
+        self.kept: Any = random.Random(5)
+
+    def dice(self) -> Any:
+        return self.kept
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        dice, order = self.dice(), list(range(24))
+        if isinstance(dice, torch.Generator):
+            order = torch.randperm(24, generator=dice).tolist()
+        else:
+            dice.shuffle(order)
+        yield from order
+
+
+class InSlots(Draws):
+    __slots__ = ("__mine",)
+
+    def __init__(self) -> None:
+        self.__mine = random.Random(1)
+
+    def dice(self) -> Any:
+        return self.__mine
+
+
+class OnlySlots:
+    """Not a Sampler, which has a dictionary."""
+
+    __slots__ = ("empty", "rng")
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        yield from torch.randperm(24, generator=self.rng).tolist()
+
+
+class IsOne(Draws, random.Random):
+    """A generator by itself, which holds another."""
+
+    def __init__(self) -> None:
+        random.Random.__init__(self, 1)
+        Draws.__init__(self)
+
+
+class Around(Draws):
+    """What it holds besides, it holds before its sampler."""
+
+    def __init__(self, inner: Any, *besides: Any) -> None:
+        self.besides, self.inner = list(besides), inner
+
+    def __iter__(self) -> Any:
+        yield from self.inner
+
+
+SAMPLERS = {
+    "its slot": InSlots, "its slot, no dictionary": OnlySlots,
+    "one that is a generator": lambda: Around(IsOne()),
+    "behind many sets": lambda: Around(Draws(), *({n} for n in range(63))),
+    "torch's own": lambda: RandomSampler(range(24), generator=torch.default_generator),
+}  # fmt: skip
+
+
+def held_by(kind: str, workers: int) -> Any:
+    torch.manual_seed(77)
+    return minato.DataLoader(
+        range(24), batch_size=4, sampler=SAMPLERS[kind](), num_workers=workers
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_samplers_generator_is_found(kind: str, epoch: int, workers: int) -> None:
+    first = held_by(kind, workers)
+    for _ in range(epoch):
+        lists(first)
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    state = through_json(first.state_dict())
+    rest, after = lists(iterator), lists(first)
+    again = held_by(kind, workers)
+    again.load_state_dict(state)
+    assert lists(again) == rest
+    assert lists(again) == after
+
+
+class DrawsFromTorchs(Draws):
+    """From what torch's loader draws its base seeds from, held as its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.default_generator
+
+    def dice(self) -> Any:
+        return self.generator
+
+
+def test_a_base_seed_is_told_from_what_a_sampler_draws_from_torchs_generator() -> None:
+    def make() -> Any:
+        torch.manual_seed(77)
+        return minato.DataLoader(range(24), batch_size=4, sampler=DrawsFromTorchs())
+
+    first = make()
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    state = through_json(first.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    assert lists(again) == lists(iterator)
+
+
+class MakesItLate(Draws):
+    def __init__(self) -> None:
+        self.made: Any = None
+
+    def dice(self) -> Any:
+        self.made = self.made or random.Random(1)
+        return self.made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_is_not_there_yet_is_told_of(workers: int) -> None:
+    first, again = (
+        minato.DataLoader(range(24), batch_size=4, sampler=MakesItLate(), num_workers=workers)
+        for _ in range(2)
+    )
+    lists(first)
+    next(iter(first))
+    again.load_state_dict(through_json(first.state_dict()))
+    with pytest.warns(UserWarning, match=r"'sampler\.made', which this loader's sampler does not have"):
+        lists(again)
+
+
+class Gone:
+    pass
+
+
+class HoldsWhatIsGone(Draws):
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = weakref.proxy(Gone())
+        self.owners = [self.owner]
+
+
+class Refuses(Draws):
+    @property
+    def generator(self) -> Any:
+        raise RuntimeError("not set yet")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [HoldsWhatIsGone, Refuses])
+def test_a_sampler_that_cannot_be_gone_through_is_iterated(kind: Any, workers: int) -> None:
+    loader = minato.DataLoader(range(24), batch_size=4, sampler=kind(), num_workers=workers)
+    assert sorted(sum(lists(loader), [])) == list(range(24))
+
+
+class SlotOfEpoch(Draws):
+    """Notes its epoch in a slot."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def dice(self) -> Any:
+        return random.Random(self.epoch)
+
+
+def test_an_epoch_that_is_told_to_a_slot_is_not_drawn_early() -> None:
+    def epochs(kind: Any, **options: Any) -> list[Any]:
+        sampler = SlotOfEpoch()
+        loader = kind(range(24), batch_size=4, sampler=sampler, num_workers=2,
+                      persistent_workers=True, **options)  # fmt: skip
+        made = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            made.append(lists(loader))
+        return made
+
+    assert epochs(minato.DataLoader, prefetch_next_epoch=True) == epochs(
+        torch.utils.data.DataLoader
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..progress import Progress
-from ..seeding.order_generators import PLAIN, Sources, sampler_of
+from ..seeding.order_generators import PLAIN, Sources, attributes, sampler_of
 from .position import Position
 from .window import Window
 
@@ -88,7 +88,7 @@ class EpochsTold:
     @staticmethod
     def _held_by(sources: Sources) -> list[Any]:
         parts = sources.samplers.values()
-        return [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+        return [value for part in parts for _name, value in attributes(part)]
 
 
 class _Early(Iterator[Any]):

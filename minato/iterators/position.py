@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -91,12 +92,24 @@ class Position:
             if start["base_seed"] is not None:
                 self.base_seed = start["base_seed"]
             if start["begun"]:
+                self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
         with global_generators(states):
             self.progress.generators = self.sources.capture()
             self.memo.progress = self.progress
             yield
+
+    @staticmethod
+    def _warn_of(lacking: list[str]) -> None:
+        for role in lacking:
+            warnings.warn(
+                f"the state has the generator {role!r}, which this loader's sampler does not "
+                "have: where the order comes from it, what is left of the epoch may come in another "
+                "order, with samples twice or not at all. A sampler that makes its generator when "
+                "it is iterated is to make it when it is made",
+                stacklevel=2,
+            )
 
     def watched(self, indices: Iterator[Any], progress: Progress) -> Iterator[Any]:
         """An epoch's indices, whose sampler is asked for its state where it has one, and goes on

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import weakref
 from collections.abc import Callable, Iterator
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -136,16 +138,32 @@ def _is_sampler(value: Any) -> bool:
     return gives or isinstance(value, Sampler)
 
 
+def attributes(part: Any) -> Iterator[tuple[str, Any]]:
+    """An object's own, by name, those in slots too."""
+    yield from getattr(part, "__dict__", {}).items()
+    for kind in type(part).__mro__:
+        if not vars(kind).get("__slots__"):
+            continue
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType) and hasattr(part, name):
+                yield name, getattr(part, name)
+
+
 def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
     """An object's attributes, and what is in those that hold few, by the way to each; numbers and
     text left out."""
-    for attribute, value in getattr(part, "__dict__", {}).items():
+    for attribute, value in attributes(part):
         if type(value) in PLAIN:
             continue
         yield f"{way}.{attribute}", value
-        if isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
+        if issubclass(type(value), (list, tuple, dict)) and len(value) <= MOST:
             for number, one in enumerate(value.values() if isinstance(value, dict) else value):
                 yield f"{way}.{attribute}.{number}", one
+
+
+def _holds_any(part: Any) -> bool:
+    """Whether it has attributes. A set has none, and there may be many of them."""
+    return next(attributes(part), None) is not None
 
 
 #: parts, and the generators that they hold, both by the way to each
@@ -158,10 +176,11 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
     generators = {}
     for way, part in ways:
         for role, one in _held(part, way):
-            if isinstance(one, _GENERATORS):
-                if _is_own(one):
-                    generators[role] = one
-            elif id(one) not in known and len(ways) < MOST and is_part(one):
+            if type(one) in weakref.ProxyTypes:
+                continue  # it raises where what it stands for is gone
+            if isinstance(one, _GENERATORS) and _is_own(one):
+                generators[role] = one
+            if id(one) not in known and len(ways) < MOST and is_part(one) and _holds_any(one):
                 known.add(id(one))
                 ways.append((role, one))
     return dict(ways), generators
@@ -187,6 +206,15 @@ def sampler_of(loader: Any) -> Any:
     return loader.sampler if batches is None else getattr(batches, "sampler", None)
 
 
+def _generator_of(sampler: Any) -> torch.Generator | None:
+    """What it says is its own; None where that is a property that refuses."""
+    try:
+        generator = getattr(sampler, "generator", None)
+    except Exception:
+        return None
+    return generator if isinstance(generator, torch.Generator) else None
+
+
 def sampler_of_torch(loader: Any) -> bool:
     """Whether torch's own classes make the order: they draw from torch's generators only."""
     batches = loader.batch_sampler
@@ -202,8 +230,8 @@ class Sources:
         self.batch_sampler, self.sampler = loader.batch_sampler, loader.sampler
         self.generator, self.num_workers = loader.generator, loader.num_workers
         self._dataset_kind = loader._dataset_kind
-        found = (getattr(part, "generator", None) for part in (self.batch_sampler, sampler_of(self)))
-        own = next((g for g in found if isinstance(g, torch.Generator)), None)
+        found = (_generator_of(part) for part in (self.batch_sampler, sampler_of(self)))
+        own = next((g for g in found if g is not None), None)
         self.own: dict[str, Any] = {}
         if own is not None:
             self.own["sampler"] = own
@@ -245,14 +273,22 @@ class Sources:
 
     def drew(self, before: dict[str, bytes]) -> bool:
         """Whether anything but a base seed was drawn since."""
-        now = self.capture()
-        role = next((r for r, g in self.own.items() if g is self.generator), "torch")
-        if role in before:
+        source = torch.default_generator if self.generator is None else self.generator
+        roles = {role for role, g in self.own.items() if g is source}
+        if source is torch.default_generator:
+            roles.add("torch")
+        after = dict(before)
+        for role in roles & before.keys():
             seeds = torch.Generator()
             seeds.set_state(_tensor(before[role]))
             torch.empty((), dtype=torch.int64).random_(generator=seeds)
-            before = {**before, role: seeds.get_state().numpy().tobytes()}
-        return now != before
+            after[role] = _get_state(seeds)
+        return self.capture() != after
+
+    def lacks(self, states: dict[str, bytes]) -> list[str]:
+        """Samplers' generators of which there are states, but which no sampler holds now."""
+        return [role for role in states
+                if role.partition(".")[0] in ("sampler", "batch_sampler") and role not in self.own]  # fmt: skip
 
     def set_own(self, states: dict[str, bytes]) -> None:
         if "loader" in states and self.generator is not None:
