@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.utils.data.dataloader import _DatasetKind
+
 from .stateful import Kept
 
 
@@ -25,6 +27,7 @@ class Progress:
     failed: int = 0  # samples that were left out or replaced, of the batches delivered
     finished: bool = False
     lives_on: bool = False  # the dataset's copy, into the next epoch
+    dataset_length: int | None = None  # when the epoch began, where it says
     early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
     unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
 
@@ -82,3 +85,13 @@ class Progress:
         if self.by_worker is not None:
             return sum(self.by_worker)
         return self.head + len(self.beyond)
+
+
+def length_of(loader: Any) -> int | None:
+    """Of its dataset, where that says."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return None  # asking may cost, and the answer may be a guess
+    try:
+        return len(loader.dataset)
+    except Exception:
+        return None

@@ -57,8 +57,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data.dataloader import _DatasetKind
 
-from .progress import Progress
-from .seeding.order_generators import Sources
+from .progress import Progress, length_of
+from .seeding.order_generators import Sources, batch_size_of
 from .stateful import MOST_BYTES, Snapshot, plain
 
 #: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
@@ -131,20 +131,14 @@ def unpack_costs(texts: list[str]) -> list[bytes]:
     return [index.tobytes(), wall.astype(np.int64).tobytes()]
 
 
-def _length(loader: Any) -> int | None:
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        return None  # asking may cost, and the answer may be a guess
-    try:
-        return len(loader.dataset)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     """The state as plain data that survives torch.save and JSON. Not counted: of a loader
     whose iterators say nothing of their position."""
     progress = memo.progress if counted else None
-    progress = progress or Progress(user_epoch=memo.user_epoch)
+    begins = Progress(user_epoch=memo.user_epoch, dataset_length=length_of(loader))
+    progress = progress or begins
     sources = Sources(loader)
     now = sources.capture(everything=False)
     state: dict[str, Any] = {
@@ -157,8 +151,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "unit": progress.unit,
         "delivered_by_worker": progress.by_worker and list(progress.by_worker),
         "user_epoch": progress.user_epoch - 1 if progress.user_epoch else None,
-        "dataset_length": _length(loader),
-        "batch_size": loader.batch_size,
+        "dataset_length": progress.dataset_length,
+        "batch_size": batch_size_of(loader),
         "failed": progress.failed,
     }
     generators = now
@@ -171,6 +165,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         # Between epochs: the next one begins with the generators as they are now.
         state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
+        state["dataset_length"] = begins.dataset_length
         if not progress.persistent:
             state["base_seed"] = None
         state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
@@ -316,7 +311,10 @@ def _check_fit(state: State, loader: Any) -> None:
         )
     if iterable and (state["delivered"] or state["delivered_beyond"]):
         raise ValueError("the state is damaged: batches of an iterable dataset count by worker")
-    for name, mine in (("dataset_length", _length(loader)), ("batch_size", loader.batch_size)):
+    for name, mine in (
+        ("dataset_length", length_of(loader)),
+        ("batch_size", batch_size_of(loader)),
+    ):
         if None not in (mine, state[name]) and mine != state[name]:
             raise ValueError(
                 f"the state was taken in mid-epoch with {name}={state[name]}, this loader "

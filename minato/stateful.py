@@ -247,6 +247,27 @@ def _plain(state: Any) -> bytes:
 # ---- on the way ------------------------------------------------------------------------
 
 
+class Pace:
+    """How often somebody is asked whose answer takes time: always while it is cheap, and else as
+    long as all answers together took no more of the time than their share."""
+
+    def __init__(self, cheap_ns: int) -> None:
+        self._cheap_ns = cheap_ns
+        self._cost = self._spent = 0  # nanoseconds: of the last answer, and of all
+        self._began = time.perf_counter_ns()
+
+    def allows(self) -> bool:
+        """One more."""
+        if self._cost <= self._cheap_ns:
+            return True
+        return self._spent <= SHARE * (time.perf_counter_ns() - self._began)
+
+    def took(self, begins: int) -> None:
+        """One, since this perf_counter_ns()."""
+        self._cost = time.perf_counter_ns() - begins
+        self._spent += self._cost
+
+
 class Snapshots:
     """Taken in a worker, as often as they are cheap."""
 
@@ -255,8 +276,7 @@ class Snapshots:
         self._generators = Generators()
         self._told = False  # the dataset, where it was
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, where they are Stateful
-        self._cost = self._spent = 0  # nanoseconds: of the last, and of all
-        self._began = time.perf_counter_ns()
+        self._pace = Pace(CHEAP_NS)
 
     def go_on(
         self,
@@ -297,20 +317,16 @@ class Snapshots:
 
     def taken(self, at_any_cost: bool = False) -> bytes | None:
         """A snapshot, if there is anybody to ask and it is time for one."""
-        if self._asked is None:
+        if self._asked is None or not (at_any_cost or self._pace.allows()):
             return None
         begins = time.perf_counter_ns()
-        dear = self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began)
-        if dear and not at_any_cost:
-            return None
         try:
             said = ask(*self._asked)  # which may draw
             said = said._replace(generators=self._generators.drawn())
             pickled = _pickled(said, self._asked[0])
         except Exception as error:
             pickled = pickle.dumps(Failure.of(error, self._where))
-        self._cost = time.perf_counter_ns() - begins
-        self._spent += self._cost
+        self._pace.took(begins)
         return pickled
 
 
@@ -364,6 +380,10 @@ class Kept:
 
     def __init__(self) -> None:
         self._read: Callable[[], Snapshot] | None = None
+        self._live: Callable[[], Snapshot] | None = None  # asks one in this process
+        self._before: Callable[[], Snapshot] | None = None  # as a batch began to be made
+        self._since = 0  # batches made since _before
+        self._pace = Pace(CHEAP_NS)
         self.pickled: bytes | None = None
         self.again = 0  # batches delivered since
 
@@ -383,7 +403,22 @@ class Kept:
         """It is in this process, and can be asked as long as the loader and its iterator hold it:
         what they hold may hold them."""
         whose, its = _weak(dataset), weakref.ref(fetcher)
-        self._read = lambda: _copied(ask(whose(), its()), whose())
+        self._read = self._live = lambda: _copied(ask(whose(), its()), whose())
+
+    def goes_on(self) -> None:
+        """A batch begins to be made, and until that is done the dataset is ahead of what was
+        delivered: what it says now is kept, or what it said before, if that is dear."""
+        if self._pace.allows():
+            begins = time.perf_counter_ns()
+            self.settle()
+            self._before, self._since = self._read, 0
+            self._pace.took(begins)
+        self._read, self.again = self._before, self._since
+
+    def stands(self, made: int) -> None:
+        """The batch is made, or (0) there was none."""
+        self._since += made
+        self._read, self.again = self._live, 0
 
     def settle(self) -> None:
         """It will be gone: what it would say is to be known."""

@@ -36,6 +36,7 @@ class Amended(Failure):
         self.amiss = amiss
         self.empty = empty  # none of its samples could be made
         self.indices: list[Any] = []  # of those in amiss, as far as they are known
+        self.asked = 0  # samples that the sampler asked for
 
     def name(self, number: int, indices: Any, batched: bool = True) -> None:
         """Says of each failure which sample it is of; not batched: indices is that of one."""
@@ -45,6 +46,7 @@ class Amended(Failure):
     def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
         """More that are amiss, of this batch of the sampler's."""
         every = indices if isinstance(indices, (list, tuple)) else list(indices)
+        self.asked += len(every)
         for one in amiss:
             one.failure.note = note(number, every, one.row)
             self.indices.append(every[one.row])

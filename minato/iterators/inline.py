@@ -90,10 +90,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._dataset = made.dataset
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
+        self._stream: Kept | None = None  # of an iterable dataset that says where it is
         if may_be_asked(loader.dataset, self._dataset_fetcher):
             self._loader = weakref.ref(loader)
             position.here = Kept()
             position.here.lives(loader.dataset, self._dataset_fetcher)
+            if self._dataset_kind == _DatasetKind.Iterable:
+                self._stream = position.here
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample
@@ -200,6 +203,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._lost:
             self._lost = False
             self._delivered(self._number - 1)
+        if self._stream is not None:
+            self._stream.goes_on()
         drawn = self._number
         try:
             data = self._fetched()
@@ -207,6 +212,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 data = self._copier.hand_over(self._copier.begin(data))
         except StopIteration:
             self._progress.finished = True
+            if self._stream is not None:
+                self._stream.stands(0)
             raise
         except Exception:
             self._position.errors += 1
@@ -222,8 +229,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _delivered(self, drawn: int) -> None:
         """The latest batch, if one was drawn since, or its error."""
         last = self._number - 1
-        if last >= drawn and not self._progress.has(last):  # if it was left out it has
+        made = last >= drawn and not self._progress.has(last)  # if it was left out it has
+        if made:
             self._progress.delivered(last)
+        if self._stream is not None:
+            self._stream.stands(int(made))
 
     def _fetched(self) -> Any:
         if self._tolerant is None:
@@ -241,3 +251,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if not amended.empty:
                 return data
             self._progress.delivered(self._number - 1)
+            if self._stream is not None:
+                self._stream.stands(1)
+                self._stream.goes_on()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import Failure
 from ..options import Options
-from ..seeding.order_generators import sampler_of
+from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from .failures import Amended
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Stands(Protocol):
     """Where an iterator is: ``position.py``."""
 
     progress: Progress
+    sources: Sources
 
 
 class ErrorsAllowed:
@@ -40,8 +41,10 @@ class ErrorsAllowed:
         self._position = position
         self._max_errors = options.max_errors
         self._first: tuple[Any, Failure] | None = None  # progress of its epoch, and it
-        self._samples = _samples_of(loader) if self.mode != "raise" else None
-        self._batch_size = loader.batch_size or 1
+        self._batch_size: int | None = batch_size_of(loader)
+        if loader.batch_sampler is None:
+            self._batch_size = 1
+        self._batches = self._asked = 0  # those amiss, and the samples asked for in them
 
     def told(self) -> dict[str, Any]:
         """For stats()."""
@@ -56,14 +59,23 @@ class ErrorsAllowed:
         of unknown length it is a share of what was handed out."""
         if type(self._max_errors) is int:
             return self._max_errors
-        samples = self._samples
+        samples = _samples_of(self._position.sources, self._size())
         if samples is None:
-            samples = (self._position.progress.count + 1) * self._batch_size
+            progress = self._position.progress
+            per_unit = 1 if progress.unit == "sample" else self._size()
+            samples = int((progress.count + 1) * per_unit)
         return max(1, int(self._max_errors * samples))
+
+    def _size(self) -> float:
+        """Samples of a batch. Where its sampler does not say, as in those with failures so far."""
+        if self._batch_size is not None:
+            return self._batch_size
+        return self._asked / max(1, self._batches)
 
     def take(self, batch: Amended) -> Any:
         """The batch's data. Raises the first failure of the epoch where this is one too many."""
         progress = self._position.progress
+        self._batches, self._asked = self._batches + 1, self._asked + batch.asked
         for one, index in zip(batch.amiss, batch.indices):
             progress.failed += 1
             if one.replaced:
@@ -85,12 +97,14 @@ class ErrorsAllowed:
         return batch.data
 
 
-def _samples_of(loader: Any) -> int | None:
-    """What the sampler gives in an epoch, where it says so."""
+def _samples_of(sources: Sources, size: float) -> int | None:
+    """What the sampler gives in an epoch, where it says so. size: samples of a batch."""
     try:
-        sampler = sampler_of(loader)
+        sampler, batches = sampler_of(sources), sources.batch_sampler
         if sampler is not None:
             return len(sampler)
-        return len(loader.batch_sampler) * (loader.batch_size or 1)
+        if isinstance(batches, (list, tuple)):
+            return sum(map(len, batches))
+        return int(len(batches) * size)
     except Exception:  # whatever a sampler of the program's says
         return None

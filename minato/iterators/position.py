@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..progress import Progress
+from ..progress import Progress, length_of
 from ..seeding import base_seed
 from ..seeding.order_generators import Sources, all_global, global_generators, put_global
 from ..state import Start, State
@@ -34,6 +34,7 @@ class Position:
         self.sources = Sources(loader)
         #: what load_state_dict() said, until the epoch that it is for has begun
         self.start: State | None = memo.take()
+        self._length = length_of(loader)
         self.epoch = 0  # of the seeds
         self.base_seed = 0
         self.errors = 0  # batches that raised
@@ -78,6 +79,7 @@ class Position:
         """Notes where the epoch's order comes from; what was delivered is left out."""
         if not first:
             self.sources = Sources(loader)
+            self._length = length_of(loader)
             self.start = self.memo.take()
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
@@ -132,6 +134,7 @@ class Position:
         if self.here is not None:
             progress.kept = [self.here]
         progress.lives_on = self._lives_on
+        progress.dataset_length = self._length
         # until it has begun
         progress.sampler = self.sampler.begin(start.get("sampler") if start else None)
         if start is not None:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..progress import Progress
-from ..seeding.order_generators import sampler_of
-from ..stateful import SHARE, is_stateful, tell
+from ..seeding.order_generators import batch_size_of, sampler_of
+from ..stateful import Pace, is_stateful, tell
 
 #: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
 CHEAP_NS = 50_000
@@ -72,8 +72,7 @@ class SamplerStates:
         parts = (self._index_sampler, sampler_of(loader))
         self._sampler = next((part for part in parts if is_stateful(part)), None)
         #: samples of a batch; of a smaller one, which is the last, its sampler has met its end
-        size = getattr(loader.batch_sampler, "batch_size", 0)
-        self._full = (size if type(size) is int else 0) if loader._auto_collation else None
+        self._full = (batch_size_of(loader) or 0) if loader._auto_collation else None
         self._used = loader._dataset_kind == _DatasetKind.Map
         #: behind each index; where batches are made again, or others take a sample's place, all
         #: indices are needed, and what counts is how the epoch began
@@ -164,8 +163,7 @@ class _Watch:
         self._drawn, self._position = begin.drawn, begin.position
         self._bytes = begin.size()
         self._end: Said | None = None
-        self._cost = self._spent = 0  # nanoseconds
-        self._began = time.perf_counter_ns()
+        self._pace = Pace(CHEAP_NS)
 
     def gave(self, indices: Any, index: Any) -> None:
         """One more is drawn. After an interrupt this is told again."""
@@ -198,13 +196,12 @@ class _Watch:
             self._bytes -= self._said.popleft().size()
         if self._bytes > MOST_BYTES and len(self._said) > 1:
             return
-        begins = time.perf_counter_ns()
-        if self._cost > CHEAP_NS and self._spent > SHARE * (begins - self._began):
+        if not self._pace.allows():
             return
+        begins = time.perf_counter_ns()
         self._said.append(Said(drawn, position, self._asked(indices)))
         self._bytes += self._said[-1].size()
-        self._cost = time.perf_counter_ns() - begins
-        self._spent += self._cost
+        self._pace.took(begins)
 
     def state(self) -> dict[str, Any] | None:
         """What was said behind the last index of those that are all delivered."""

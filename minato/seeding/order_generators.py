@@ -206,6 +206,17 @@ def sampler_of(loader: Any) -> Any:
     return loader.sampler if batches is None else getattr(batches, "sampler", None)
 
 
+def batch_size_of(loader: Any) -> int | None:
+    """Samples of a batch, where the loader or its batch sampler says."""
+    if loader.batch_size is not None:
+        return int(loader.batch_size)
+    try:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    except Exception:  # a property that refuses
+        return None
+    return size if type(size) is int and size > 0 else None
+
+
 def _generator_of(sampler: Any) -> torch.Generator | None:
     """What it says is its own; None where that is a property that refuses."""
     try:
