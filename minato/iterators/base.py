@@ -38,6 +38,7 @@ from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
+from ..transport.layouts import is_default_collate
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .across_iterators import memo_of
@@ -178,6 +179,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             collate_fn=self._collate_fn,
             worker_init_fn=self._worker_init_fn,
             splits=self._splits,
+            collates_by_default=self._splits and is_default_collate(self._collate_fn),
             probing=self._splits and memo.asks_for_samples(),
             places=self._places,
             on_error=options.on_error,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
+
 from .._core import Engine
 from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike
@@ -12,6 +14,12 @@ from ..transport.rows_or_whole import Shape
 from ..workers.worker_info import as_in_worker
 from .failures import note
 from .position import Position
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Where workers collate, whatever device the program's own tensors are made on."""
+    elsewhere = torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if elsewhere else contextlib.nullcontext()
 
 
 class CollatesHere:
@@ -32,7 +40,8 @@ class CollatesHere:
         """The batch of samples that did not travel as rows, or a Failure in torch's words.
         place: its number and indices; layout: by which they should have travelled."""
         try:
-            data = self.collated(samples, worker)
+            with _on_cpu():
+                data = self.collated(samples, worker)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {worker}")
             failure.note = note(*place)

@@ -311,7 +311,7 @@ class ReadyReceiver(Receiver):
             for made, what, obj in found:
                 entries[made] = what, obj
                 if what == ERROR:
-                    obj.note = note(batch.number, batch.indices, made)
+                    obj.note = f"{note(batch.number, batch.indices, made)}\n{obj.note}".rstrip()
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):

@@ -301,7 +301,7 @@ class Receiver:
                 return no_room()
             for row, what, obj in received.rows(sent):
                 if what == ERROR:
-                    obj.note = note(batch.number, batch.indices, row)
+                    obj.note = f"{note(batch.number, batch.indices, row)}\n{obj.note}".rstrip()
                     return obj  # the first in the order of rows, as torch has it
                 if what in (LEFT_OUT, REPLACED):
                     instead, amiss_there = parted([(row, what, obj)])

@@ -138,6 +138,8 @@ class _Pickler(ForkingPickler):
             if self.samples:  # else NumPy's own pickle would turn it
                 return array.copy().__reduce_ex__(5)
             return array.astype(array.dtype.newbyteorder("=")).__reduce_ex__(5)
+        if not self.samples and not array.flags.forc:
+            return np.ascontiguousarray(array).__reduce_ex__(5)  # NumPy's own keeps their order
         if array.flags.writeable or array.dtype.kind not in "biufcMmSUV":
             return NotImplemented
         if not array.flags.forc or array.nbytes == 0:

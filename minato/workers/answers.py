@@ -74,11 +74,17 @@ def _plain(what: int, sample: Any) -> Any:
 
 
 def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
-    """Samples only travel to be collated by default: what that says of them comes first."""
+    """Samples only travel to be collated by default: what that says of them comes first. Where it
+    would make a batch of them, which torch's worker sends, the way out is told."""
     for row, what, sample in entries:
         if what == SAMPLE:
             try:
                 _utils.collate.default_collate([sample])
             except Exception as error:
                 return row, ERROR, Failure.of(error, where)
+    failure.note = (
+        "minato: samples of a batch may be made by several workers, which send them to be "
+        "collated, and one cannot be pickled. Return plain values, arrays or tensors, or give the "
+        "loader scheduling='static', with which each worker collates its own batches"
+    )
     return entries[0][0], ERROR, failure

@@ -63,6 +63,7 @@ class Job:
     worker_init_fn: Callable[[int], object] | None = None
     pickled: Pickled | None = None  # these three, where processes do not inherit them
     splits: bool = False  # batches that one worker makes may be split
+    collates_by_default: bool = False  # such batches, as the trainer's default_collate does
     probing: bool = False  # workers find out what sending a sample takes
     places: bool = False  # default_collate's batches may go into rows
     on_error: str = "raise"  # see workers/on_error.py

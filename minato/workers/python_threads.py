@@ -84,7 +84,7 @@ class _Runner(Runner):
     def _begin(self, number: int) -> None:
         job = self.job
         if job.worker_init_fn is not None:
-            job.worker_init_fn(number)
+            self._init(number)
         if job.seed_per_sample:
             self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
 

@@ -105,13 +105,27 @@ class Runner:
         job = self.job
         if job.worker_init_fn is not None:
             before = all_global() if job.seed_per_sample else {}
-            job.worker_init_fn(number)
+            self._init(number)
             if job.seed_per_sample:
                 self.init_states = init_states.left_by(before)
         if job.seed_per_sample:
             from ..seeding.generators import make_seeder
 
             self.seeder = make_seeder(job.dataset, job.collate_fn)
+
+    def _init(self, number: int) -> None:
+        """worker_init_fn. Samples of several workers are collated as the trainer knows it, so it
+        must not make that another."""
+        job = self.job
+        assert job.worker_init_fn is not None
+        job.worker_init_fn(number)
+        if job.collates_by_default and not is_default_collate(job.collate_fn):
+            raise RuntimeError(
+                "worker_init_fn has changed what default_collate makes of tensors or numbers "
+                "(torch.utils.data._utils.collate.default_collate_fn_map), in workers only. "
+                "Change it in the program, before the loader is iterated, or give the loader "
+                "scheduling='static', with which each worker collates its own batches"
+            )
 
     def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
         job, snapshots = self.job, self.snapshots
