@@ -33,8 +33,9 @@ flags += ["-Wstrict-prototypes", "-Wmissing-prototypes"]
 # Warnings inside other people's headers are not ours to turn into errors.
 for folder in (sysconfig.get_path("include"), numpy.get_include()):
     flags += ["-isystem", folder]
-if "SOURCE_DATE_EPOCH" in os.environ:  # what is built does not say in which folder
-    flags.append(f"-ffile-prefix-map={os.getcwd()}=.")
+if "SOURCE_DATE_EPOCH" in os.environ:  # what is built does not say in which folder, nor
+    flags.append(f"-ffile-prefix-map={os.getcwd()}=.")  # where the environment's headers lie
+    flags.append(f"-ffile-prefix-map={sys.prefix}=environment")  # the last that fits counts
 links = []
 if os.environ.get("MINATO_WERROR"):
     flags.append("-Werror")
