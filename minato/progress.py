@@ -25,6 +25,7 @@ class Progress:
     sampler: Any = None  # what watches its sampler: see iterators/sampler_states.py
     kept: list[Kept] = field(default_factory=list)  # what each one's dataset says of itself
     failed: int = 0  # samples that were left out or replaced, of the batches delivered
+    draws_late: bool = False  # its sampler, from a global generator as it goes
     finished: bool = False
     lives_on: bool = False  # the dataset's copy, into the next epoch
     dataset_length: int | None = None  # when the epoch began, where it says

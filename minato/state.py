@@ -173,6 +173,14 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         generators = {**now, **progress.generators}
         if "loader" in now:
             generators["loader"] = now["loader"]  # base seeds alone come from it
+    if progress.draws_late and state["begun"]:
+        warnings.warn(
+            "the sampler draws from a global generator (torch's, NumPy's or that of random) while "
+            "it is iterated, so what it gives depends on what the program draws meanwhile: when "
+            "the epoch goes on from this state, samples may come twice or not at all. Give the "
+            "sampler a generator of its own",
+            stacklevel=3,
+        )
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
     state["generators"] = {role: pack(data) for role, data in generators.items()}

@@ -251,8 +251,9 @@ class Pace:
     """How often somebody is asked whose answer takes time: always while it is cheap, and else as
     long as all answers together took no more of the time than their share."""
 
-    def __init__(self, cheap_ns: int) -> None:
+    def __init__(self, cheap_ns: int, share: float | None = None) -> None:
         self._cheap_ns = cheap_ns
+        self._share = SHARE if share is None else share
         self._cost = self._spent = 0  # nanoseconds: of the last answer, and of all
         self._began = time.perf_counter_ns()
 
@@ -260,7 +261,7 @@ class Pace:
         """One more."""
         if self._cost <= self._cheap_ns:
             return True
-        return self._spent <= SHARE * (time.perf_counter_ns() - self._began)
+        return self._spent <= self._share * (time.perf_counter_ns() - self._began)
 
     def took(self, begins: int) -> None:
         """One, since this perf_counter_ns()."""

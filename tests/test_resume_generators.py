@@ -7,6 +7,7 @@ import random
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
@@ -502,3 +503,59 @@ def test_an_epoch_that_is_told_to_a_slot_is_not_drawn_early() -> None:
     assert epochs(minato.DataLoader, prefetch_next_epoch=True) == epochs(
         torch.utils.data.DataLoader
     )
+
+
+class Buffers(Sampler):
+    """Shuffles as it goes, through a buffer."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self) -> Any:
+        buffer: list[int] = []
+        for index in range(60):
+            buffer.append(index)
+            if len(buffer) == 6:
+                yield buffer.pop(self.draw(6))
+        yield from buffer
+
+
+OF_ITS_OWN = random.Random(1)
+GLOBAL = {
+    "torch": lambda n: int(torch.randint(n, ())), "numpy": lambda n: int(np.random.randint(n)),
+    "random": random.randrange,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", GLOBAL)
+def test_a_sampler_that_draws_from_a_global_generator_as_it_goes_is_told_of(
+    name: str, workers: int
+) -> None:
+    sampler = Buffers(GLOBAL[name])
+    loader = minato.DataLoader(range(60), batch_size=4, sampler=sampler, num_workers=workers)
+    loader.state_dict()
+    iterator = iter(loader)
+    for _ in range(14):
+        next(iterator)
+    with pytest.warns(UserWarning, match="draws from a global generator"):
+        loader.state_dict()
+    list(iterator)
+    loader.state_dict()  # the next epoch begins with the generators as they are then
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampler", [
+    Buffers(OF_ITS_OWN.randrange), Draws(), RandomSampler(range(60)), range(60),
+], ids=["its own", "at once", "torch's", "none"])  # fmt: skip
+def test_other_samplers_are_not_told_of(sampler: Any, workers: int, recwarn: Any) -> None:
+    loader = minato.DataLoader(range(60), batch_size=4, sampler=sampler, num_workers=workers)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+        torch.rand(1), random.random(), np.random.rand()
+        loader.state_dict()
+    assert not [w for w in recwarn if "global generator" in str(w.message)]

@@ -16,6 +16,7 @@ from ..seeding.order_generators import Sources, all_global, global_generators, p
 from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
+from .late_draws import LateDraws
 from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ class Position:
             self.sources.set_own(progress.generators or {})
             put_global(progress.generators or {})
 
-        return self.sampler.watched(indices, progress, rewind)
+        watched = self.sampler.watched(indices, progress, rewind)
+        programs = "python" in self.sources.globals and self._streams is None
+        # A sampler with a state of its own says there where it is.
+        return LateDraws(indices, progress) if programs and watched is indices else watched
 
     def new_progress(self, start: State | None = None) -> Progress:
         """Of an epoch that begins at its beginning, or where a state says."""

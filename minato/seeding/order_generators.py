@@ -326,6 +326,13 @@ class Sources:
                 ) from error
 
 
+def fingerprint() -> tuple[Any, ...]:
+    """Of the global generators: another one as soon as one of them was drawn from."""
+    numpy: Any = np.random.get_state(legacy=True)
+    words = (numpy[1].tobytes(), numpy[2:]) if numpy[0] == "MT19937" else None
+    return torch.default_generator.get_state().numpy().tobytes(), _PYTHON.getstate(), words
+
+
 def all_global() -> dict[str, bytes]:
     """States of the global generators, by role."""
     states = {role: get() for role, (get, _set) in _GLOBALS.items()}
