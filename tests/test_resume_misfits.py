@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -213,6 +214,21 @@ def test_a_dataset_need_not_say_its_length() -> None:
     again = minato.DataLoader(NoLength(8), batch_size=4, sampler=range(8))
     again.load_state_dict(through_json(loader.state_dict()))
     assert lists(again) == lists(iterator) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("options", [{}, {"scheduling": "static"}, {"worker_type": "thread"}])
+def test_a_copy_of_a_loader_has_a_place_of_its_own(options: Any) -> None:
+    """Though it is made with the other's workers in it."""
+    first = minato.DataLoader(
+        range(24), batch_size=4, num_workers=1, persistent_workers=True, **options
+    )
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    state = through_json(first.state_dict())
+    other = copy.copy(first)
+    other.load_state_dict(state)
+    assert lists(other) == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]]
+    assert lists(first) == lists(other) == lists(minato.DataLoader(range(24), batch_size=4))
 
 
 # ---- a share of the samples that may fail ----------------------------------------------------

@@ -233,10 +233,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """torch's, of the first epoch, and of the others of an iterator that persists."""
-        with memo_of(loader).until_begun(loader):
+        memo = memo_of(loader)
+        with memo.until_begun(loader):
             if self._owner == os.getpid() and not self._shutdown:
-                self._begin(loader, first_iter)
-                return
+                if memo is self._position.memo:
+                    self._begin(loader, first_iter)
+                    return
+                self._shutdown_workers()  # of the loader that this one is a copy of
             # In a fork workers, and all that is known of them, are the parent's. Where they had to
             # be ended for an error, the program has no other way to have this loader's made anew.
             self._grant(0)
