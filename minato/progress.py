@@ -94,5 +94,5 @@ def length_of(loader: Any) -> int | None:
         return None  # asking may cost, and the answer may be a guess
     try:
         return len(loader.dataset)
-    except Exception:
+    except Exception:  # with a sampler torch asks for none
         return None

@@ -137,8 +137,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     """The state as plain data that survives torch.save and JSON. Not counted: of a loader
     whose iterators say nothing of their position."""
     progress = memo.progress if counted else None
-    begins = Progress(user_epoch=memo.user_epoch, dataset_length=length_of(loader))
-    progress = progress or begins
+    length = length_of(loader)
+    progress = progress or Progress(user_epoch=memo.user_epoch, dataset_length=length)
     sources = Sources(loader)
     now = sources.capture(everything=False)
     state: dict[str, Any] = {
@@ -165,7 +165,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         # Between epochs: the next one begins with the generators as they are now.
         state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
-        state["dataset_length"] = begins.dataset_length
+        state["dataset_length"] = length
         if not progress.persistent:
             state["base_seed"] = None
         state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None

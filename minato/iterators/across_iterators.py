@@ -12,10 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data.dataloader import _DatasetKind
-
 from .._not_linux import CORE, NoCosts
-from ..progress import Progress
+from ..progress import Progress, length_of
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs
 from ..transport.rows_or_whole import Shape
@@ -41,11 +39,7 @@ class Memo:
 
     def __init__(self, loader: Any) -> None:
         self.shape = Shape()
-        size = 0
-        if loader._dataset_kind == _DatasetKind.Map:
-            with contextlib.suppress(Exception):  # with a sampler torch asks for none
-                size = len(loader.dataset)
-        self.size = min(size, COSTS_MOST)
+        self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         self._packed: list[str] = []  # costs, of a large dataset
         self._packed_until = 0.0

@@ -35,12 +35,16 @@ def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _get_numpy() -> bytes | None:
+def _of_numpy() -> list[Any] | None:
+    """NumPy's global state: its words, and what else there is."""
     state: Any = np.random.get_state(legacy=True)
-    name, words, *rest = state
-    if name != "MT19937":
-        return None  # exchanged by the program: its own business
-    return json.dumps([words.tolist(), *rest]).encode()
+    name, *held = state
+    return held if name == "MT19937" else None  # exchanged by the program: its own business
+
+
+def _get_numpy() -> bytes | None:
+    held = _of_numpy()
+    return None if held is None else json.dumps([held[0].tolist(), *held[1:]]).encode()
 
 
 def _set_numpy(data: bytes) -> None:
@@ -328,9 +332,9 @@ class Sources:
 
 def fingerprint() -> tuple[Any, ...]:
     """Of the global generators: another one as soon as one of them was drawn from."""
-    numpy: Any = np.random.get_state(legacy=True)
-    words = (numpy[1].tobytes(), numpy[2:]) if numpy[0] == "MT19937" else None
-    return torch.default_generator.get_state().numpy().tobytes(), _PYTHON.getstate(), words
+    held = _of_numpy()
+    numpy = None if held is None else [held[0].tobytes(), *held[1:]]
+    return _get_state(torch.default_generator), _PYTHON.getstate(), numpy
 
 
 def all_global() -> dict[str, bytes]:
