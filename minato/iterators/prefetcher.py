@@ -85,11 +85,14 @@ class Prefetcher:
         self.receiver = receiver
         self._supervisor = supervisor
         self._at_a_time = at_a_time
+        self._waits = False  # the engine was told that a wait begins, and not yet that it has ended
 
     def next(self) -> tuple[Any, Any] | None:
         """What the receiver gives, pinned where that is asked for; what comes after it is
         prefetched if it is there."""
         queue, supervisor = self.queue, self._supervisor
+        if self._waits:  # an interrupt came before that
+            self._end_wait(got=False)
         if self.pinner is not None:
             most = self.pinner.most()
         elif queue:
@@ -100,8 +103,8 @@ class Prefetcher:
                 return self.receiver.receive()
         if not supervisor.living():
             return self.receiver.receive()
+        got, self._waits = False, True
         step = self.engine.wait_begins()
-        got = False
         try:
             if self.pinner is None and not 0 < step < SHORT_STEP_NS:
                 most = 1
@@ -121,10 +124,15 @@ class Prefetcher:
                 raise data.error
             return what, data
         finally:
-            if supervisor.living():
-                self.engine.wait_ends(got)
-                if supervisor.trace is not None:
-                    supervisor.trace.news()
+            self._end_wait(got)
+
+    def _end_wait(self, got: bool) -> None:
+        supervisor = self._supervisor
+        if supervisor.living():
+            self.engine.wait_ends(got)
+            if supervisor.trace is not None:
+                supervisor.trace.news()
+        self._waits = False
 
     def put_back(self, got: tuple[Any, Any]) -> None:
         """What next() gave comes with the next call again; not where it is pinned by now."""

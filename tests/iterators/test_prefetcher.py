@@ -67,6 +67,28 @@ def test_they_come_in_their_order() -> None:
     assert [prefetcher.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
 
 
+@pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])
+def test_a_wait_that_an_interrupt_kept_from_ending_is_over_with_the_next_call(at: str) -> None:
+    """The engine counts what is taken in one as prefetched, and makes no more than a window of
+    that."""
+    prefetcher = prefetcher_of(Numbers(done=0))
+    engine: Any = prefetcher.engine
+    usual = getattr(engine, at)
+
+    def interrupted(*told: Any) -> Any:
+        setattr(engine, at, usual)
+        raise KeyboardInterrupt
+
+    setattr(engine, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prefetcher.next()
+    assert engine.waits_ended == []
+    prefetcher._at_a_time = SimpleNamespace(most=lambda: 1)  # type: ignore[assignment]
+    prefetcher.next()
+    prefetcher.next()
+    assert engine.waits_ended == [False]
+
+
 def test_what_is_complete_is_received_along() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=3))
     prefetcher.next()
