@@ -54,16 +54,20 @@ def family(session: int) -> list[int]:
 
 
 class Locked(Wordy):
-    """Samples that need a lock. One of them ends the process of the first who makes it."""
+    """Samples that need a lock, and those from the fifth batch on a gate that opens once. After
+    that one of them ends the process of the first who makes it."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(48, 3000)
         self.lock, self.deaths = context.Lock(), context.Value("i", 0)
+        self.gate = context.Event()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with self.lock:
             pass
-        if index == 7:
+        if index >= 16:
+            self.gate.wait()
+        if index == 7 and self.gate.is_set():
             with self.deaths.get_lock():
                 self.deaths.value += 1
                 first = self.deaths.value == 1
@@ -84,7 +88,8 @@ def train(method: str, end: Callable[[str], None]) -> None:
     end("while workers start")
     for _ in range(4):
         next(iterator)
-    iterator = iter(loader)  # what was queued is cancelled
+    iterator = iter(loader)  # what was queued behind the gate is cancelled
+    dataset.gate.set()
     with dataset.lock:
         time.sleep(0.02)
         end("with a lock")
