@@ -157,6 +157,7 @@ class Failure:
     note: str = ""
     stand_in: str = ""  # name of an exception class that does not pickle
     at_start: bool = False  # a worker could not begin: nothing was made
+    unsent: bool = False  # it is of samples that do not pickle: their worker could collate them
 
     @classmethod
     def of(cls, error: Exception, where: str) -> Failure:

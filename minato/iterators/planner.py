@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,8 +29,11 @@ class Batch:
     number: int
     indices: Any
     whole: bool
+    progress: Progress  # of its epoch
     sequence: int = -1  # what it is planned by
     position: int = 0  # of its first sample in the sampler's order
+    sent: Any = None  # the indices as workers get them, and how many at the end are spares
+    spares: int = 0
 
 
 class Making(NamedTuple):
@@ -116,6 +119,7 @@ class Planner:
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
         self._begins = False  # an epoch is just being begun
+        self.again = False  # what is planned has to be planned again, see plan_again()
 
     # ---- an epoch ------------------------------------------------------------------------
 
@@ -135,6 +139,7 @@ class Planner:
 
     def clear(self) -> None:
         """What is planned is made for nothing."""
+        self.again = False
         self.engine.plan_clear()
         self.planned.clear()
 
@@ -161,18 +166,57 @@ class Planner:
         end.epoch_begins()
         last = self.how_many() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
-        epoch = Epoch(
-            self.position.epoch,
+        epoch = self._epoch_of(progress)
+        draw, next_epoch = Draw(indices, self.batched), self.next_epoch
+        # At once, as far as an interrupt can see.
+        self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
+            draw, epoch, last, progress, early)  # fmt: skip
+
+    def _epoch_of(self, progress: Progress) -> Epoch:
+        return Epoch(
+            progress.epoch,
             self.position.seed,
             pickle.dumps,  # of an index that is no list of int
             user_epoch=progress.user_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
         )
-        draw, next_epoch = Draw(indices, self.batched), self.next_epoch
+
+    # ---- planning anew -------------------------------------------------------------------
+
+    def plan_whole(self) -> None:
+        """Samples cannot be sent to be collated: from now on workers make whole batches, where they
+        may, and those that are planned are planned again."""
+        if not self._making.native and not self.form.in_parts:
+            self.form.shape.whole = self.again = True
+
+    def plan_again(self) -> None:
+        """Has each batch that is planned made by one worker. What was made of it is dropped, and
+        seeds make it what it was. An interrupt leaves all of it to the next call."""
+        engine, early = self.engine, self.next_epoch.early
+        self.form.tell(engine)
+        self._epoch = self._epoch_of(self._progress)  # by another the engine has a batch already
+        engine.plan_clear()
+        epochs: dict[int, Epoch] = {}
+        planned: dict[int, Batch] = {}
+        first, end = None, self.sequence
+        for batch in self.planned.values():
+            progress = batch.progress
+            epoch = epochs.setdefault(progress.epoch, self._epoch_of(progress))
+            sequence = engine.plan(
+                epoch, batch.sent, batch.number, batch.position, True, None, batch.spares
+            )
+            assert sequence is not None  # fewer tasks than it had
+            planned[sequence] = replace(batch, whole=True, sequence=sequence)
+            if first is None and early is not None and progress is early.progress:
+                first = sequence
+            end = sequence + 1
+        if self.draw.exhausted:
+            engine.plan_end()
+        if early is not None:
+            early.first = end if first is None else first
         # At once, as far as an interrupt can see.
-        self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
-            draw, epoch, last, progress, early)  # fmt: skip
+        self.planned, self.sequence, self.again = planned, end, False
 
     # ---- drawing -------------------------------------------------------------------------
 
@@ -306,7 +350,9 @@ class Planner:
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
         if sequence is None:
             return False
-        self.planned[sequence] = Batch(number, index, whole, sequence, first)
+        self.planned[sequence] = Batch(
+            number, index, whole, self._progress, sequence, first, sent, spares
+        )
         self.sequence = sequence + 1
         return True
 

@@ -21,7 +21,7 @@ from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Form, Shape
-from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REPLACED, parted
+from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
 from .collating import CollatesHere
@@ -309,6 +309,8 @@ class ReadyReceiver(Receiver):
                 found, failed = [], Told(error)
             sound = failed is None
             for made, what, obj in found:
+                if what == REFUSED:  # what is formed no worker makes whole
+                    what = ERROR
                 entries[made] = what, obj
                 if what == ERROR:
                     obj.note = f"{note(batch.number, batch.indices, made)}\n{obj.note}".rstrip()

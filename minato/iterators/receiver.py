@@ -27,6 +27,7 @@ from ..workers.answers import (
     OK,
     PART,
     PLACED,
+    REFUSED,
     REPLACED,
     SAMPLE,
     parted,
@@ -126,6 +127,8 @@ class Completions:
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             # its engine may not say so at exit; another thread is to stay there (stay_at_exit)
             raise RuntimeError("the loader was shut down")
+        if self.planner.again:
+            self.planner.plan_again()
         seconds = supervisor.timeout
         deadline = Deadline(seconds) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
@@ -173,13 +176,15 @@ class Receiver:
             batch = planner.batch_of(block.sequence)
             try:
                 data = self._data_of(batch, block)
+                if planner.again:
+                    continue
                 del planner.planned[block.sequence]
             except BaseException:  # an interrupt
                 self._interrupted(batch, block)
                 raise
             if self._of_this_epoch(batch):
                 if self._forgets:
-                    batch.indices = None
+                    batch.indices = batch.sent = None
                 return batch, data
             self.kept_back.append((batch, data))
         return None
@@ -216,11 +221,11 @@ class Receiver:
 
     def _of_this_epoch(self, batch: Batch) -> bool:
         early = self.planner.next_epoch.early
-        return early is None or batch.sequence < early.first
+        return early is None or batch.progress is not early.progress
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch, or a Failure, with which the block is taken; an interrupt may come
-        before that."""
+        """The data of a batch, or a Failure, with which the block is taken, unless the planner is to
+        plan it again; an interrupt may come before that."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)
@@ -233,8 +238,11 @@ class Receiver:
             if data is None:
                 try:
                     data = self._take(batch, block)
+                    if isinstance(data, Failure) and data.unsent:
+                        self.planner.plan_whole()
                 finally:
-                    self.engine.taken(block)
+                    if not self.planner.again:
+                        self.engine.taken(block)
         except Exception as error:
             data = Told(error)  # in its place: the end of the epoch counts on one
         return data
@@ -300,8 +308,9 @@ class Receiver:
             if sent.pickle is None:
                 return no_room()
             for row, what, obj in received.rows(sent):
-                if what == ERROR:
+                if what in (ERROR, REFUSED):
                     obj.note = f"{note(batch.number, batch.indices, row)}\n{obj.note}".rstrip()
+                    obj.unsent = what == REFUSED
                     return obj  # the first in the order of rows, as torch has it
                 if what in (LEFT_OUT, REPLACED):
                     instead, amiss_there = parted([(row, what, obj)])

@@ -19,6 +19,7 @@ from ..workers.answers import (
     OBJECTS,
     OK,
     PLACED,
+    REFUSED,
     REPLACED,
     SAMPLE,
     STATED,
@@ -144,8 +145,8 @@ def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
 
 
 def rows(sent: Envelope) -> list[tuple[int, int, Any]]:
-    """Of rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, LEFT_OUT and
-    REPLACED."""
+    """Of rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, REFUSED,
+    LEFT_OUT and REPLACED."""
     got = _loads(sent)
     end = sent.row0 + sent.nrows
     if isinstance(got, list) and got and all(_is_entry(e, sent.row0, end) for e in got):
@@ -158,7 +159,7 @@ def _is_entry(entry: Any, first: int, end: int) -> bool:
         return False
     row, what, obj = entry
     known = what in (SAMPLE, OBJECTS)
-    if what in (ERROR, LEFT_OUT):
+    if what in (ERROR, REFUSED, LEFT_OUT):
         known = isinstance(obj, Failure)
     elif what == REPLACED:
         known = isinstance(obj, tuple) and len(obj) == 3 and isinstance(obj[0], Failure)

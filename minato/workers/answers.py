@@ -16,9 +16,10 @@ from .on_error import Amiss
 
 #: kinds of tasks, numbers of csrc/workers/mn_records.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
-#: entries of a row's envelope, numbers of csrc/py/transport/mn_envelope.h; REFUSED: of a PART, a
-#: sample that may not come out of a message as it went in; LEFT_OUT: a failure that ends nothing;
-#: REPLACED: (failure, index, sample) of one made in its place; FATAL: an error of no one sample
+#: entries of a row's envelope, numbers of csrc/py/transport/mn_envelope.h; REFUSED: a sample that
+#: cannot be sent, with a failure that says so, or None of a PART, whose samples have to come out
+#: of a message as they went in; LEFT_OUT: a failure that ends nothing; REPLACED: (failure, index,
+#: sample) of one made in its place; FATAL: an error of no one sample
 SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)
 #: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say; AMISS: some
 #: could not be made, and what is left is (OK, ...) or None; STATED: the answer, and what its
@@ -75,7 +76,8 @@ def _plain(what: int, sample: Any) -> Any:
 
 def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
     """Samples only travel to be collated by default: what that says of them comes first. Where it
-    would make a batch of them, which torch's worker sends, the way out is told."""
+    would make a batch of them, which torch's worker sends, a worker has to (``Planner.plan_whole``),
+    and where none may the way out is told."""
     for row, what, sample in entries:
         if what == SAMPLE:
             try:
@@ -85,6 +87,6 @@ def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
     failure.note = (
         "minato: samples of a batch may be made by several workers, which send them to be "
         "collated, and one cannot be pickled. Return plain values, arrays or tensors, or give the "
-        "loader scheduling='static', with which each worker collates its own batches"
+        "loader batching='sampler', with which one worker makes and collates such a batch"
     )
-    return entries[0][0], ERROR, failure
+    return entries[0][0], REFUSED, failure

@@ -148,6 +148,88 @@ def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
     assert asked[:4] == [0, 1, 2, 3]
 
 
+# ---- planning anew ------------------------------------------------------------------------
+
+
+def test_batches_that_are_planned_are_planned_again_as_whole_ones() -> None:
+    planner = planner_of(Loader(20), engine := Engine())
+    before = list(engine.plans)
+    del planner.planned[0]  # received
+    planner.plan_whole()
+    planner.plan_again()
+    assert [plan._replace(whole=False, epoch=before[0].epoch) for plan in engine.plans] == [
+        plan._replace(sequence=plan.sequence + 3) for plan in before[1:]
+    ]
+    assert all(plan.whole and plan.epoch is not before[0].epoch for plan in engine.plans)
+    assert {(p.epoch.number, p.epoch.base_seed) for p in engine.plans} == {(0, 7)}
+    assert [batch.number for batch in planner.planned.values()] == [1, 2, 3]
+    assert list(planner.planned) == [plan.sequence for plan in engine.plans]
+    assert not planner.again and not engine.ended
+    planner.fill()
+    assert engine.plans[-1].whole and engine.plans[-1].number == 4  # and those after them
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_an_interrupt_leaves_planning_anew_to_the_next_call(after: int) -> None:
+    planner = planner_of(Loader(20), engine := Engine())
+    usual, used = engine.plan, []
+
+    def plan(*told: Any) -> int | None:
+        if len(engine.plans) == after:
+            raise KeyboardInterrupt
+        used.append(told[0])
+        return usual(*told)
+
+    planner.plan_whole()
+    engine.plan = plan  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        planner.plan_again()
+    assert planner.again and list(planner.planned) == [0, 1, 2, 3]
+    engine.plan = usual  # type: ignore[method-assign]
+    planner.plan_again()
+    assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not {plan.epoch for plan in engine.plans} & set(used)  # it would say it has them
+
+
+def test_a_batch_that_an_interrupt_kept_from_being_noted_is_not_lost_by_it() -> None:
+    """The engine says of the last that it has it, when it is told of it again."""
+    planner = planner_of(Loader(20), engine := Engine())
+    planner.window.size = lambda: 5  # type: ignore[method-assign]
+    usual, last = engine.plan, engine.plans[-1].epoch
+
+    def interrupted(*told: Any) -> int | None:
+        usual(*told)
+        raise KeyboardInterrupt
+
+    engine.plan = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        planner.fill()
+    engine.plan = usual  # type: ignore[method-assign]
+    planner.plan_whole()
+    planner.plan_again()
+    planner.fill()
+    assert engine.plans[-1].number == 4 and engine.plans[-1].epoch is not last
+    assert [plan.sequence for plan in engine.plans] == list(planner.planned)
+
+
+@pytest.mark.parametrize("received", [0, 1, 2])
+def test_the_next_epoch_is_planned_again_as_such(received: int) -> None:
+    planner = planner_of(Loader(4), engine := Engine(), goes_on=True)
+    planner.go_on()
+    for sequence in range(received):
+        planner.planned.pop(sequence)
+        planner.position.progress.delivered(sequence)
+    planner.plan_whole()
+    planner.plan_again()
+    assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1][received:]
+    early = planner.next_epoch.early
+    assert early is not None and early.first == list(planner.planned)[2 - received]
+    for sequence in range(4, early.first):
+        planner.planned.pop(sequence)
+        planner.position.progress.delivered(planner.position.progress.count)
+    assert planner.adopt() and planner.position.progress.epoch == 1
+
+
 @pytest.mark.parametrize("told", ["post", "set_form"])
 def test_what_an_interrupt_comes_between_is_told_again(told: str) -> None:
     """That samples travel as rows: else they would not, for the rest of the epoch."""

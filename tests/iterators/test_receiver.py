@@ -14,9 +14,10 @@ from minato.iterators.collating import CollatesHere
 from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
+from minato.progress import Progress
 from minato.transport import messages
 from minato.transport.rows_or_whole import Shape
-from minato.workers.answers import BATCH, ERROR, FAILED, OK, SAMPLE, SAMPLES
+from minato.workers.answers import BATCH, ERROR, FAILED, OK, REFUSED, SAMPLE, SAMPLES
 
 from .parts import Block, Engine, Loader, planner_of
 
@@ -90,6 +91,25 @@ def test_the_first_error_in_the_order_of_rows_is_the_batchs() -> None:
     got = receiver.receive()
     assert got is not None and isinstance(got[1], Failure)
     assert got[1].note == "minato: sample index 1, place 1 of batch 0"
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_samples_that_cannot_be_sent_are_collated_where_they_are_made(elsewhere: bool) -> None:
+    receiver = receiver_of(engine := Engine(), Loader(20))
+    planner = receiver.planner
+    planner.form.in_parts = not elsewhere
+    failure = Failure.of(TypeError("no pickle"), "in DataLoader worker process 1")
+    done(engine, 0, [(0, REFUSED, failure)], SAMPLES)
+    got = receiver.receive(wait=False)
+    if not elsewhere:
+        assert got is not None and got[0].number == 0 and isinstance(got[1], Failure)
+        assert engine.retired == [Block(0)]
+        return
+    assert got is None and not engine.retired and planner.position.progress.count == 0
+    done(engine, 4, (OK, "whole"), BATCH)
+    got = receiver.receive()
+    assert got is not None and (got[0].number, got[1]) == (0, "whole")
+    assert engine.retired == [Block(4)] and planner.drawn_ahead() == 3
 
 
 def test_an_error_of_a_whole_batch_names_it() -> None:
@@ -168,7 +188,8 @@ def test_a_batch_that_an_interrupt_left_is_asked_for_again() -> None:
 def test_one_of_the_next_epoch_is_kept_back() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
     planner: Any = receiver.planner
-    planner.next_epoch.early = SimpleNamespace(first=1, ends=1)
+    planner.planned[1].progress = Progress(epoch=1)
+    planner.next_epoch.early = SimpleNamespace(progress=planner.planned[1].progress, ends=1)
     done(engine, 1, (OK, "next"), BATCH)
     done(engine, 0, (OK, "this"), BATCH)
     got = receiver.receive()

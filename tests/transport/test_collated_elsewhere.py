@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -59,26 +61,113 @@ def test_what_only_workers_know_of_default_collate_is_an_error(
     assert all(batch.dtype is torch.float32 for batch in loader)
 
 
-@pytest.mark.parametrize("options", [{}, {"batching": "ready", "in_order": False}])
-def test_a_sample_that_cannot_be_sent_tells_the_way_out(options: dict[str, Any]) -> None:
-    data = Made(lambda index: OrderedDict(n=Local(index)))
-    loader = minato.DataLoader(data, 4, num_workers=1, **options)
-    with pytest.raises(Exception) as error:  # of pickle, whose class depends on Python's version
+class Unsent(Mapping[str, Any]):
+    """What default_collate makes a batch of, and pickle does not: an open npz, a group of HDF5."""
+
+    def __init__(self, index: int) -> None:
+        self.handle = threading.Lock()
+        self.fields = {"n": int(index), "drawn": torch.rand(3)}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+
+def unsent(first: int) -> Callable[[int], Any]:
+    """Samples of which those from this index on do not pickle."""
+    return lambda index: Unsent(index) if index >= first else dict(Unsent(index))
+
+
+def columns(batches: Iterable[Any]) -> list[dict[str, list[Any]]]:
+    return [{key: values.tolist() for key, values in batch.items()} for batch in batches]
+
+
+@pytest.mark.parametrize("first", [0, 21])
+@pytest.mark.parametrize("options", [
+    {},
+    {"worker_type": "thread", "seed_per_sample": False, "shuffle": False},
+    {"multiprocessing_context": "spawn"},
+    {"persistent_workers": True},
+    {"persistent_workers": True, "prefetch_next_epoch": True},
+    {"persistent_workers": True, "prefetch_next_epoch": True, "prefetch_factor": 16},
+    {"on_error": "skip"},
+    {"num_workers": 1, "prefetch_factor": 1},
+], ids=str)  # fmt: skip
+def test_what_cannot_be_sent_its_worker_collates(options: dict[str, Any], first: int) -> None:
+    """With the same samples: a seed is that of a place."""
+
+    def epochs(first: int) -> list[Any]:
+        torch.manual_seed(5)
+        data = Spawned(first)
+        loader = minato.DataLoader(data, 4, **{"num_workers": 2, "shuffle": True, **options})
+        return [columns(loader) for _ in range(3)]
+
+    got, expected = epochs(first), epochs(64)
+    if "worker_type" in options:  # threads draw from one generator
+        for batch in chain(*got, *expected):
+            del batch["drawn"]
+    assert got == expected
+
+
+class Spawned(Made):
+    def __init__(self, first: int) -> None:
+        self.first, self.size = first, 64
+
+    def __getitem__(self, index: int) -> Any:
+        return unsent(self.first)(index)
+
+
+def test_out_of_order_each_batch_comes_once() -> None:
+    loader = minato.DataLoader(Made(unsent(100), 200), 4, num_workers=2, in_order=False)
+    for _ in range(2):
+        got = sorted(batch["n"].tolist() for batch in loader)
+        assert got == [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(50)]
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 4, 5, 6, 9])
+def test_a_state_around_the_first_that_cannot_be_sent(delivered: int) -> None:
+    def loader() -> Any:
+        torch.manual_seed(3)
+        return minato.DataLoader(Made(unsent(20), 48), 4, num_workers=2)
+
+    expected = columns(loader())
+    first = loader()
+    iterator = iter(first)
+    for _ in range(delivered):
+        next(iterator)
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    del iterator
+    assert columns(second) == expected[delivered:]
+
+
+def test_one_that_fails_beside_one_that_cannot_be_sent_is_named() -> None:
+    def make(index: int) -> Any:
+        if index == 6:
+            raise KeyError("no such sample")
+        return Unsent(index)
+
+    with pytest.raises(KeyError, match="no such sample") as error:
+        list(minato.DataLoader(Made(make), 4, num_workers=2))
+    notes = "\n".join(getattr(error.value, "__notes__", [str(error.value)]))
+    assert "sample index 6, place 2 of batch 1" in notes
+    for mode, indices in ("skip", [4, 5, 7]), ("replace", [4, 5, 7, 7]):
+        loader = minato.DataLoader(Made(make), 4, num_workers=2, on_error=mode)
+        assert columns(loader)[1]["n"] == indices
+
+
+def test_where_batches_are_formed_the_way_out_is_told() -> None:
+    data = Made(unsent(0))
+    loader = minato.DataLoader(data, 4, num_workers=1, batching="ready", in_order=False)
+    with pytest.raises(TypeError, match="pickle") as error:
         list(loader)
     notes = "\n".join(getattr(error.value, "__notes__", [str(error.value)]))
-    assert "sample index" in notes and "scheduling='static'" in notes
-    static = minato.DataLoader(data, 4, num_workers=1, scheduling="static")
-    assert [batch["n"].tolist() for batch in static][0] == [0, 1, 2, 3]
-
-
-def _local() -> Any:
-    class Cell(int):
-        pass
-
-    return Cell
-
-
-Local = _local()
+    assert "sample index" in notes and "batching='sampler'" in notes
 
 
 @pytest.mark.parametrize("make", [
