@@ -59,7 +59,7 @@ class Draw:
     def __init__(self, indices: Iterator[Any], sized: bool) -> None:
         self._indices = indices
         self._sized = sized  # an index is a list of those of samples
-        self._drawn: tuple[Any] | None = None
+        self.drawn: tuple[Any] | None = None  # the index, until it is passed over
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
         self.within = 0  # so many of its samples need not be planned any more
@@ -67,21 +67,24 @@ class Draw:
 
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
-        if self._drawn is None:
-            self._drawn = (next(self._indices),)
-        return self._drawn[0]
+        if self.drawn is None:
+            self.drawn = (next(self._indices),)
+        return self.drawn[0]
+
+    def behind(self) -> int:
+        """The place of the first sample of the index after this one."""
+        assert self.drawn is not None
+        return self.position + (_length_of(self.drawn[0]) if self._sized else 1)
 
     def pass_over(self) -> None:
         """The index was planned, or delivered before this process began."""
-        assert self._drawn is not None
-        index = self._drawn[0]
-        end = self.position + (_length_of(index) if self._sized else 1)
+        end = self.behind()
         # At once, as far as an interrupt can see.
-        self._drawn, self.number, self.position, self.within = None, self.number + 1, end, 0
+        self.drawn, self.number, self.position, self.within = None, self.number + 1, end, 0
 
     def end(self) -> None:
         """Nothing more is drawn."""
-        self._drawn, self.exhausted = None, True
+        self.drawn, self.exhausted = None, True
 
 
 class Planner:
@@ -187,7 +190,7 @@ class Planner:
     def plan_whole(self) -> None:
         """Samples cannot be sent to be collated: from now on workers make whole batches, where they
         may, and those that are planned are planned again."""
-        if not self._making.native and not self.form.in_parts:
+        if not self._making.native:
             self.form.shape.whole = self.again = True
 
     def plan_again(self) -> None:
@@ -195,7 +198,9 @@ class Planner:
         seeds make it what it was. An interrupt leaves all of it to the next call."""
         engine, early = self.engine, self.next_epoch.early
         self.form.tell(engine)
-        self._epoch = self._epoch_of(self._progress)  # by another the engine has a batch already
+        # Epochs of their own: that which a batch was planned with says that the engine has it, and
+        # so it would of one that an interrupt has kept from being noted.
+        self._epoch = self._epoch_of(self._progress)
         engine.plan_clear()
         epochs: dict[int, Epoch] = {}
         planned: dict[int, Batch] = {}
@@ -291,7 +296,7 @@ class Planner:
         try:
             return self._plan(index)
         except Exception:  # one that does not pickle, say: it would come again at each call
-            if not self.draw.exhausted:
+            if not self.draw.exhausted and self.draw.drawn is not None:
                 self._pass_over(index)
             raise
 
@@ -328,17 +333,25 @@ class Planner:
 
     def _plan(self, index: Any) -> bool:
         """Whether the engine has taken it."""
-        taken = self._offer(index, self.draw.position)
-        if taken:
-            self._pass_over(index)
-        return taken
+        draw, end = self.draw, self.draw.behind()
+        batch = self._offer(index, draw.position)
+        if batch is None:
+            return False
+        # At once, as far as an interrupt can see: one between two of these would have the index
+        # planned once more, and any call lets one in.
+        self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
+        draw.drawn, draw.number, draw.position, draw.within = None, draw.number + 1, end, 0
+        if self._spares is not None:
+            self._spares.passed(index)
+        return True
 
     def _makes_whole(self, sent: Any) -> bool:
         """Whether one worker fetches and collates what is planned next."""
         return self.form.makes_whole(sent)
 
-    def _offer(self, index: Any, first: int) -> bool:
-        """Whether the engine takes it. first: place of its first sample in the order."""
+    def _offer(self, index: Any, first: int) -> Batch | None:
+        """The batch, which is to be noted, if the engine has taken it; asked again, it says so again.
+        first: place of its first sample in the order."""
         number = self.draw.number
         if self._hints.given is not None and self.position.epoch == 0:
             self._hints.take(index)
@@ -349,12 +362,10 @@ class Planner:
         begins = None if self.groups is None else self._groups_of(self.groups, index)
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
         if sequence is None:
-            return False
-        self.planned[sequence] = Batch(
-            number, index, whole, self._progress, sequence, first, sent, spares
-        )
-        self.sequence = sequence + 1
-        return True
+            return None
+        if sent is index and type(sent) is list:
+            sent = sent.copy()  # its sampler may use it again
+        return Batch(number, index, whole, self._progress, sequence, first, sent, spares)
 
     def _pass_over(self, index: Any) -> None:
         self.draw.pass_over()

@@ -86,13 +86,14 @@ class Prefetcher:
         self._supervisor = supervisor
         self._at_a_time = at_a_time
         self._waits = False  # the engine was told that a wait begins, and not yet that it has ended
+        self._got = False  # it has given a batch
 
     def next(self) -> tuple[Any, Any] | None:
         """What the receiver gives, pinned where that is asked for; what comes after it is
         prefetched if it is there."""
         queue, supervisor = self.queue, self._supervisor
         if self._waits:  # an interrupt came before that
-            self._end_wait(got=False)
+            self._end_wait()
         if self.pinner is not None:
             most = self.pinner.most()
         elif queue:
@@ -103,7 +104,7 @@ class Prefetcher:
                 return self.receiver.receive()
         if not supervisor.living():
             return self.receiver.receive()
-        got, self._waits = False, True
+        self._got, self._waits = False, True
         step = self.engine.wait_begins()
         try:
             if self.pinner is None and not 0 < step < SHORT_STEP_NS:
@@ -118,18 +119,18 @@ class Prefetcher:
             what, data = queue[0]
             if isinstance(data, Pinning):
                 data = data.result(supervisor.timeout)
+            self._got = True  # at once with the next line, as far as an interrupt can see
             queue.popleft()
-            got = True
             if isinstance(data, Raised):
                 raise data.error
             return what, data
         finally:
-            self._end_wait(got)
+            self._end_wait()
 
-    def _end_wait(self, got: bool) -> None:
+    def _end_wait(self) -> None:
         supervisor = self._supervisor
         if supervisor.living():
-            self.engine.wait_ends(got)
+            self.engine.wait_ends(self._got)
             if supervisor.trace is not None:
                 supervisor.trace.news()
         self._waits = False

@@ -65,6 +65,9 @@ class UnitPlanner(Planner):
         rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
         return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
 
+    def plan_whole(self) -> None:
+        """Not of what batches are formed of: it is their error."""
+
     def all_handed_out(self) -> bool:
         """Whether nothing is left of what is planned."""
         return not self.planned and not self.received()
@@ -97,8 +100,12 @@ class UnitPlanner(Planner):
         draw, rows = self.draw, len(index)
         while draw.within < rows:
             begin, end = draw.within, self._end_of_stretch(rows)
-            if end > begin and not self._offer(index[begin:end], draw.position + begin):
-                return False
+            if end > begin:
+                batch = self._offer(index[begin:end], draw.position + begin)
+                if batch is None:
+                    return False
+                # At once, as far as an interrupt can see.
+                self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
             self._planned_rows, draw.within = self._planned_rows + end - begin, end + 1
         self._pass_over(index)
         return True

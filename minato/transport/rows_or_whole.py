@@ -60,7 +60,7 @@ class Form:
     def __init__(self, shape: Shape, in_parts: bool = False) -> None:
         self.shape = shape
         self.layout: Layout | None = None  # of the rows that new batches are made of
-        self.in_parts = in_parts  # never a whole batch by one worker
+        self._in_parts = in_parts  # never a whole batch by one worker
         self._told: tuple[bool, Layout | None] | None = None
 
     def tell(self, engine: Engine) -> None:
@@ -77,6 +77,6 @@ class Form:
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""
-        if self.in_parts:
+        if self._in_parts:
             return False
         return self.shape.whole or type(index) not in (list, tuple) or not index

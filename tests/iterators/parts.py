@@ -62,6 +62,7 @@ class Engine:
         self.told: list[Any] = []  # layouts
         self.kinds: dict[Block, int] = {}  # what made them
         self.planned = 0
+        self.last: dict[Epoch, tuple[int, int, int]] = {}  # number, position, sequence
         self.plans: list[Plan] = []
         self.ended = False
         self.ready: deque[Block] = deque()
@@ -74,9 +75,14 @@ class Engine:
         self.told.append(layout)
 
     def plan(self, *told: Any) -> int | None:
+        epoch, _, number, position, *_ = told
+        *last, sequence = self.last.get(epoch, (-1, -1, -1))
+        if last == [number, position]:  # an interrupt may have kept the caller from hearing of it
+            return sequence
         if len(self.plans) >= self.room:
             return None
         self.plans.append(Plan(self.planned, *told))
+        self.last[epoch] = number, position, self.planned
         self.planned += 1
         return self.planned - 1
 

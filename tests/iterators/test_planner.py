@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,6 +213,45 @@ def test_a_batch_that_an_interrupt_kept_from_being_noted_is_not_lost_by_it() -> 
     planner.fill()
     assert engine.plans[-1].number == 4 and engine.plans[-1].epoch is not last
     assert [plan.sequence for plan in engine.plans] == list(planner.planned)
+
+
+@contextlib.contextmanager
+def interrupt_at(call: int) -> Iterator[list[int]]:
+    """An interrupt where that function of minato's begins, as Python lets signals in there; and
+    how many have begun."""
+    calls, before = [0], sys.gettrace()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "/minato/" in frame.f_code.co_filename:
+            calls[0] += 1
+            if calls[0] == call:
+                raise KeyboardInterrupt
+
+    sys.settrace(look)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield calls
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("options", [{}, {"on_error": "replace"}], ids=str)
+def test_an_interrupt_at_any_call_plans_nothing_twice(options: Any, again: bool) -> None:
+    for call in range(1, 1000):
+        planner = planner_of(Loader(60, **options), engine := Engine())
+        planner.window.size = lambda: 8  # type: ignore[method-assign]
+        with interrupt_at(call) as calls:
+            planner.fill()
+        if again:
+            planner.plan_whole()
+            planner.plan_again()
+        planner.fill()
+        assert [batch.number for batch in planner.planned.values()] == [*range(8)]
+        assert list(planner.planned) == [plan.sequence for plan in engine.plans]
+        if calls[0] < call:
+            break
+    assert 20 < call < 1000
 
 
 @pytest.mark.parametrize("received", [0, 1, 2])

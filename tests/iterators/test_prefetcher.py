@@ -86,7 +86,7 @@ def test_a_wait_that_an_interrupt_kept_from_ending_is_over_with_the_next_call(at
     prefetcher._at_a_time = SimpleNamespace(most=lambda: 1)  # type: ignore[assignment]
     prefetcher.next()
     prefetcher.next()
-    assert engine.waits_ended == [False]
+    assert engine.waits_ended == [at == "wait_ends"]
 
 
 def test_what_is_complete_is_received_along() -> None:

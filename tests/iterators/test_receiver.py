@@ -97,7 +97,7 @@ def test_the_first_error_in_the_order_of_rows_is_the_batchs() -> None:
 def test_samples_that_cannot_be_sent_are_collated_where_they_are_made(elsewhere: bool) -> None:
     receiver = receiver_of(engine := Engine(), Loader(20))
     planner = receiver.planner
-    planner.form.in_parts = not elsewhere
+    planner._making = planner._making._replace(native=not elsewhere)
     failure = Failure.of(TypeError("no pickle"), "in DataLoader worker process 1")
     done(engine, 0, [(0, REFUSED, failure)], SAMPLES)
     got = receiver.receive(wait=False)

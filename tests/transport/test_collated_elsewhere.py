@@ -122,6 +122,28 @@ class Spawned(Made):
         return unsent(self.first)(index)
 
 
+class Reuses(torch.utils.data.Sampler[list[int]]):
+    """Gives the same list again and again."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in range(48):
+            batch.append(index)
+            if len(batch) == 4:
+                yield batch
+                batch.clear()
+
+    def __len__(self) -> int:
+        return 12
+
+
+def test_a_batch_is_what_the_sampler_gave_when_it_gave_it() -> None:
+    data = Made(unsent(22), 48)
+    loader = minato.DataLoader(data, batch_sampler=Reuses(), num_workers=2)
+    got = [batch["n"].tolist() for batch in loader]
+    assert got == [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(12)]
+
+
 def test_out_of_order_each_batch_comes_once() -> None:
     loader = minato.DataLoader(Made(unsent(100), 200), 4, num_workers=2, in_order=False)
     for _ in range(2):
