@@ -19,7 +19,6 @@ class EpochAhead:
     """The next epoch, of which some batches are planned while the present one ends."""
 
     progress: Progress
-    first: int  # its first sequence
     ends: int  # batches of the present epoch
     failed: bool = False  # it is not gone on with, and begins anew in its turn
 

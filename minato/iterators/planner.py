@@ -157,7 +157,7 @@ class Planner:
 
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this ends."""
-        early = EpochAhead(self.position.open_next(), self.sequence, self.draw.number)
+        early = EpochAhead(self.position.open_next(), self.draw.number)
         begin = partial(self.position.begin_next, self._sampler, early.progress)
         self._open(self.next_epoch.indices(early.progress, begin), early)
 
@@ -196,7 +196,7 @@ class Planner:
     def plan_again(self) -> None:
         """Has each batch that is planned made by one worker. What was made of it is dropped, and
         seeds make it what it was. An interrupt leaves all of it to the next call."""
-        engine, early = self.engine, self.next_epoch.early
+        engine = self.engine
         self.form.tell(engine)
         # Epochs of their own: that which a batch was planned with says that the engine has it, and
         # so it would of one that an interrupt has kept from being noted.
@@ -204,22 +204,19 @@ class Planner:
         engine.plan_clear()
         epochs: dict[int, Epoch] = {}
         planned: dict[int, Batch] = {}
-        first, end = None, self.sequence
+        end = self.sequence
         for batch in self.planned.values():
-            progress = batch.progress
-            epoch = epochs.setdefault(progress.epoch, self._epoch_of(progress))
+            number = batch.progress.epoch
+            if number not in epochs:
+                epochs[number] = self._epoch_of(batch.progress)
             sequence = engine.plan(
-                epoch, batch.sent, batch.number, batch.position, True, None, batch.spares
+                epochs[number], batch.sent, batch.number, batch.position, True, None, batch.spares
             )
             assert sequence is not None  # fewer tasks than it had
             planned[sequence] = replace(batch, whole=True, sequence=sequence)
-            if first is None and early is not None and progress is early.progress:
-                first = sequence
             end = sequence + 1
         if self.draw.exhausted:
             engine.plan_end()
-        if early is not None:
-            early.first = end if first is None else first
         # At once, as far as an interrupt can see.
         self.planned, self.sequence, self.again = planned, end, False
 

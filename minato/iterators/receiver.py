@@ -210,10 +210,11 @@ class Receiver:
         planner = self.planner
         early = planner.next_epoch.early
         if early is not None:  # not by a count: an interrupt may have lost a batch
-            first = next(iter(planner.planned), early.first)
+            first = next(iter(planner.planned.values()), None)
             if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
                 return False
-            return not planner.received() and first >= early.first
+            left = first is not None and self._of_this_epoch(first)
+            return not planner.received() and not left
         if planner.drawn_ahead() or self.kept_back:
             return False
         planner.check_all_drawn()

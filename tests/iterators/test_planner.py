@@ -102,7 +102,12 @@ def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
     planner = planner_of(Loader(4), engine, goes_on=True)
     assert len(engine.plans) == 2 and planner.next_epoch.early is None  # the program's generators
     planner.go_on()
-    assert planner.next_epoch.early is not None and planner.next_epoch.early.first == 2
+    early = planner.next_epoch.early
+    assert early is not None
+    assert [batch.progress is early.progress for batch in planner.planned.values()] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    assert list(planner.planned)[2] == 2
     assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1]
     assert not planner.adopt()  # none of this one was delivered
 
@@ -265,8 +270,11 @@ def test_the_next_epoch_is_planned_again_as_such(received: int) -> None:
     planner.plan_again()
     assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1][received:]
     early = planner.next_epoch.early
-    assert early is not None and early.first == list(planner.planned)[2 - received]
-    for sequence in range(4, early.first):
+    assert early is not None
+    assert [batch.progress is early.progress for batch in planner.planned.values()] == [
+        False, False, True, True,
+    ][received:]  # fmt: skip
+    for sequence in list(planner.planned)[: 2 - received]:
         planner.planned.pop(sequence)
         planner.position.progress.delivered(planner.position.progress.count)
     assert planner.adopt() and planner.position.progress.epoch == 1
