@@ -718,8 +718,11 @@ MUTANTS = {
         ENGINE + "mn_claims.c", "        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);\n",
         "", "mn_checked_results", kinds=("plain",)),
     "sweep: a word that names the dead is believed": Mutant(
-        ENGINE + "mn_supervise.c", "    doubt_words_of(e, w);\n", "    (void)doubt_words_of;\n",
-        "mn_checked_results", kinds=("plain",)),
+        ENGINE + "mn_supervise.c", "    doubt_words_of(e, w, &death);\n",
+        "    (void)doubt_words_of;\n", "mn_checked_results", kinds=("plain",)),
+    "sweep: whoever is about to claim is ended": Mutant(
+        ENGINE + "mn_quarantine.c", "            if (damaged) {\n",
+        "            if (damaged || !damaged) {\n", "mn_checked_results", kinds=("plain",)),
     "crew: places of nobody are believed": Mutant(
         ENGINE + "mn_supervise.c", "    mn_crew_clear_empty(&e->crew);\n", "",
         "mn_checked_results", kinds=("plain",)),

@@ -15,16 +15,18 @@ end_worker(struct mn_engine *e, uint32_t task, uint32_t worker)
     }
 }
 
-/* Ends all who may run it, also those whose entries have come to say so only now. Whether nobody
- * can write its rows any more. */
+/* Ends all who may run it, where that is known to be damage, also those whose entries have come to
+ * say so only now. Whether nobody can write its rows any more. */
 static bool
 is_let_go(struct mn_engine *e, uint32_t task)
 {
-    bool gone = true;
+    bool gone = true, damaged = e->tasks.lost[task].status >= MN_STATUS_DAMAGED;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         uint64_t running = mn_a64_load_acquire(&mn_worker_at(&e->shm, w)->running); /* [A2], [A4] */
         if (running == (uint64_t)task + 1 || running > e->shm.ctl->ntasks) {
-            end_worker(e, task, w);
+            if (damaged) {
+                end_worker(e, task, w);
+            }
             gone = false;
         }
         gone = gone && !mn_crew_is_damaged(&e->crew, w);
@@ -58,6 +60,16 @@ mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_da
         end_worker(e, task, mn_word_worker(word));
     }
     (void)take_back(e, task);
+}
+
+void
+mn_quarantine_of_the_dead(struct mn_engine *e, uint32_t task, uint64_t word,
+                          const struct mn_death *death)
+{
+    if (mn_tasks_quarantine(&e->tasks, task, word)) {
+        e->tasks.lost[task] = *death;
+        (void)take_back(e, task);
+    }
 }
 
 bool

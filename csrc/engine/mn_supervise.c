@@ -179,13 +179,13 @@ grant_one(struct mn_engine *e)
 /* A task's word may name the dead and be damaged: who says by his own entry that he is at it has
  * to be gone before another is. */
 static void
-doubt_words_of(struct mn_engine *e, uint32_t w)
+doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
 {
     for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, i);
         if (mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w
             && mn_anybody_else_says(&e->shm, i, w)) {
-            mn_quarantine_task(e, i, word, MN_DAMAGE_WORD);
+            mn_quarantine_of_the_dead(e, i, word, death);
         }
     }
 }
@@ -206,7 +206,7 @@ sweep(struct mn_engine *e, uint32_t w)
         }
     }
     mn_leases_forget(&e->leases, w);
-    doubt_words_of(e, w);
+    doubt_words_of(e, w, &death);
     mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death);
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->abandoned) {

@@ -732,6 +732,35 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
+/* Of two who are about to claim a task one does, and dies at it, while the other is held up. That one
+ * is no liar, and nobody else is at the task before it is through. */
+static void
+about_to_claim_what_the_dead_had(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    uint32_t none;
+    plan_both(&s);
+    uint32_t task = claim(&s.w[1]), other = claim(&s.w[0]);
+    CHECK_EQ(rig_run(&s.w[0], other), 0);
+    mn_a64_store_relaxed(&s.w[0].side.me->running, (uint64_t)task + 1);
+    die(&s, 1);
+    mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+    look_at_claims(&s, 2);
+    (void)rig_step(e);
+    CHECK(!mn_crew_is_damaged(&e->crew, 0));
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+    mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
+    (void)rig_step(e);
+    CHECK_EQ(claim(&s.w[0]), task);
+    CHECK_EQ(rig_run(&s.w[0], task), 0);
+    CHECK_EQ(e->crew.ndeaths, 1);
+    CHECK_EQ(e->tasks.retries, 1);
+    take(&s, &s.b);
+    take(&s, &s.other);
+    tear_down(&s);
+}
+
 /* A task's word names one who dies, and another is at it: that one first has to be gone. */
 static void
 a_word_that_names_the_dead_may_lie(void)
@@ -746,6 +775,8 @@ a_word_that_names_the_dead_may_lie(void)
     mn_a64_store_relaxed(word, mn_a64_load_relaxed(word) | UINT64_C(1) << 16);
     die(&s, 1);
     mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+    look_at_claims(&s, 9);
     CHECK(mn_crew_is_damaged(&e->crew, 0));
     CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
     die(&s, 0);
@@ -1149,6 +1180,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", collate_tasks_wait_for_their_parts),
     MN_TEST("plain", what_was_read_is_not_asked_for_again),
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
+    MN_TEST("plain", about_to_claim_what_the_dead_had),
     MN_TEST("plain", a_word_that_names_the_dead_may_lie),
     MN_TEST("plain", places_of_nobody),
     MN_TEST("plain", entries_that_no_word_bears_out),

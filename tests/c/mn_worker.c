@@ -25,6 +25,7 @@ struct orders {
     const char *label;    /* where workers die; NULL: nowhere */
     const char *after;    /* ... if this was the point passed before; NULL: always */
     uint32_t every;       /* ... at about each so many visits */
+    const char *held_up;  /* where workers stop for a while, now and then; NULL: nowhere */
     uint32_t kills_a_second;
     uint64_t seed;
     mn_a32 end;
@@ -49,6 +50,10 @@ static void
 die_here(const char *name)
 {
     static const char *before = "";
+    if (orders->held_up != NULL && strcmp(name, orders->held_up) == 0
+        && mn_test_random(&dice) % 20 == 0) {
+        usleep(4000);
+    }
     if (orders->label != NULL && strcmp(name, orders->label) == 0
         && (orders->after == NULL || strcmp(before, orders->after) == 0)
         && mn_test_random(&dice) % orders->every == 0) {
@@ -246,8 +251,8 @@ report(const struct nursery *n, uint64_t taken, uint64_t lost)
 
 /* least, most: how many tasks each death takes with it. */
 static void
-die_at_with(bool parts, const char *label, const char *after, uint32_t every, uint64_t least,
-            uint64_t most)
+die_at_with(bool parts, const char *held_up, const char *label, const char *after,
+            uint32_t every, uint64_t least, uint64_t most)
 {
     static struct nursery n;
     uint64_t taken = 0;
@@ -256,6 +261,7 @@ die_at_with(bool parts, const char *label, const char *after, uint32_t every, ui
     n.rig.parts = parts;
     n.orders.label = label;
     n.orders.after = after;
+    n.orders.held_up = held_up;
     n.orders.every = every;
     start_nursery(&n);
     uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
@@ -270,7 +276,7 @@ die_at_with(bool parts, const char *label, const char *after, uint32_t every, ui
 static void
 die_at(const char *label, const char *after, uint32_t every, uint64_t least, uint64_t most)
 {
-    die_at_with(false, label, after, every, least, most);
+    die_at_with(false, NULL, label, after, every, least, most);
 }
 
 static void
@@ -289,6 +295,13 @@ static void
 die_before_done(void)
 {
     die_at("worker.done.before", NULL, 30, 1, 1);
+}
+
+/* ... while another is about to claim the same: it finds that it cannot, and is no liar. */
+static void
+die_before_done_while_another_claims(void)
+{
+    die_at_with(false, "runqueue.claim.before", "worker.done.before", NULL, 30, 1, 1);
 }
 
 static void
@@ -333,13 +346,13 @@ die_with_room(void)
 static void
 die_before_collating(void)
 {
-    die_at_with(true, "worker.done.after", NULL, 30, 0, 0);
+    die_at_with(true, NULL, "worker.done.after", NULL, 30, 0, 0);
 }
 
 static void
 die_collating(void)
 {
-    die_at_with(true, "worker.collate.claimed", NULL, 4, 1, 1);
+    die_at_with(true, NULL, "worker.collate.claimed", NULL, 4, 1, 1);
 }
 
 /* Kills from outside, at no particular point. */
@@ -464,7 +477,8 @@ waiting_for_room_ends_with_the_trainer(void)
 static const struct mn_test tests[] = {
     MN_TEST("fork", waiting_for_room_ends_with_the_trainer),
     MN_TEST("fork", die_before_claim),   MN_TEST("fork", die_after_claim),
-    MN_TEST("fork", die_before_done),    MN_TEST("fork", die_after_done),
+    MN_TEST("fork", die_before_done),    MN_TEST("fork", die_before_done_while_another_claims),
+    MN_TEST("fork", die_after_done),
     MN_TEST("fork", die_announced),      MN_TEST("fork", die_before_waking_engine),
     MN_TEST("fork", die_before_waking_trainer),
     MN_TEST("fork", die_waiting_for_room), MN_TEST("fork", die_with_room),
