@@ -24,9 +24,9 @@
 void
 mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage);
 
-/* The same for a task that one who has died was running, and that another's entry names. That one is
- * not ended: it may have been about to claim the task as the other did, and says no more of it as
- * soon as it finds that out. One that goes on saying so is ended by mn_claims.h. */
+/* The same for a task that one who has died was running, and that another's entry names. That one
+ * is not ended: it may have been about to claim the task as the other did, and says no more of it
+ * as soon as it finds that out. One that goes on saying so is ended by mn_claims.h. */
 void
 mn_quarantine_of_the_dead(struct mn_engine *e, uint32_t task, uint64_t word,
                           const struct mn_death *death);

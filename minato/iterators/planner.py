@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from .._core import Engine, Epoch
 from ..dataset_calls import offered
 from ..progress import Progress
+from ..sampler_indices import as_given
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Spares
@@ -68,7 +69,7 @@ class Draw:
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
         if self.drawn is None:
-            self.drawn = (next(self._indices),)
+            self.drawn = (as_given(next(self._indices)),)
         return self.drawn[0]
 
     def behind(self) -> int:
@@ -360,8 +361,6 @@ class Planner:
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
         if sequence is None:
             return None
-        if sent is index and type(sent) is list:
-            sent = sent.copy()  # its sampler may use it again
         return Batch(number, index, whole, self._progress, sequence, first, sent, spares)
 
     def _pass_over(self, index: Any) -> None:

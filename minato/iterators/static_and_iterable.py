@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from .._core import Block, Epoch
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
+from ..sampler_indices import as_given
 from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import Form
@@ -157,6 +158,7 @@ class StaticIterator(MinatoIterator):
 
     def _send(self, worker: int, number: int, index: Any) -> None:
         """Has a worker make a batch."""
+        index = as_given(index)  # errors name its samples
         layout = None if self._form.makes_whole(index) else self._shape.layout
         sent, spares = index, []
         lists = isinstance(index, (list, tuple)) or not self._auto_collation

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from ..errors import Failure, no_end
+from ..sampler_indices import as_given
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
 #: samples that are tried in the place of one
@@ -133,7 +134,7 @@ class Ahead:
         if self._drawn:
             return self._drawn.popleft()
         if self._raised is None:
-            return next(self._indices)
+            return as_given(next(self._indices))
         try:
             raise self._raised
         finally:
@@ -143,7 +144,7 @@ class Ahead:
         """So much of what comes next, or what there is before the sampler raises."""
         while len(self._drawn) < most and self._raised is None:
             try:
-                self._drawn.append(next(self._indices))
+                self._drawn.append(as_given(next(self._indices)))
             except Exception as error:
                 self._raised = error
         return list(islice(self._drawn, most))

@@ -732,8 +732,8 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
-/* Of two who are about to claim a task one does, and dies at it, while the other is held up. That one
- * is no liar, and nobody else is at the task before it is through. */
+/* Of two who are about to claim a task one does, and dies at it, while the other is held up. That
+ * one is no liar, and nobody else is at the task before it is through. */
 static void
 about_to_claim_what_the_dead_had(void)
 {
