@@ -174,6 +174,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             drawn = all_global() if first and self._draws_from_told else None
         if drawn is not None:
             put_global(drawn)
+        if self._tolerant is not None and self._auto_collation and not hasattr(index, "__len__"):
+            index = list(index)  # it would be used up when samples of it are named
         position, number, place = self._position, self._number, self._place
         self._pass_over(index)
         if self._seeded is not None:

@@ -14,6 +14,7 @@ from operator import getitem
 from typing import Any, Protocol
 
 from ..dataset_calls import by_sample, fetches_batches
+from ..sampler_indices import as_given
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
 from .on_error import Amiss, NotDivisible, Tolerant, split_spares
 
@@ -51,7 +52,7 @@ def fetched(
         ended(0)
         return sample
     if fetches_batches(dataset):
-        return made(seeder, (base_seed, epoch, number, OF_GETITEMS), dataset.__getitems__, index)
+        return made(seeder, (base_seed, epoch, number, OF_GETITEMS), _together, dataset, index)
     samples, dataset = [], by_sample(dataset)
     for row, i in enumerate(index):
         begins(row)
@@ -91,7 +92,7 @@ def tolerated(
     if together:
         try:
             place_of_all = base_seed, epoch, number, OF_GETITEMS
-            return made(seeder, place_of_all, dataset.__getitems__, index)
+            return made(seeder, place_of_all, _together, dataset, index)
         except Exception as error:  # of which? They are asked for one by one, with seeds of each
             try:
                 data = tolerant.samples(index, spares, get)
@@ -102,6 +103,12 @@ def tolerated(
     if not data and tolerant.amiss:
         raise AllLeftOut(tolerant.amiss)
     return data if source.auto_collation else data[0]
+
+
+def _together(dataset: Any, index: Any) -> Any:
+    """The samples of a batch, of a dataset that makes whole ones. It may do with the list what it
+    likes, and is given another if it is asked again."""
+    return dataset.__getitems__(as_given(index))
 
 
 def _one_of(dataset: Any, index: Any) -> Any:

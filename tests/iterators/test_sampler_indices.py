@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import minato
+from minato.sampler_indices import as_given
 
 SIZE, BATCH = 48, 3
 BAD = (7, 20, 21, 40)
@@ -96,3 +98,105 @@ def test_others_stand_in_for_samples_of_the_epoch(kind: str, options: dict[str, 
         asked = range(BATCH * number, BATCH * (number + 1))
         for row, index in zip(asked, batch):
             assert index == row or row in BAD and 0 <= index < SIZE and index not in BAD
+
+
+class OneDict(torch.utils.data.Sampler[dict[str, int]]):
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        query: dict[str, int] = {}
+        for index in range(10):
+            query["index"] = index
+            yield query
+
+    def __len__(self) -> int:
+        return 10
+
+
+class Queried(torch.utils.data.Dataset[Any]):
+    def __getitem__(self, query: dict[str, int]) -> int:
+        if query["index"] == 6:
+            raise ValueError("no answer")
+        return query["index"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dict_that_is_filled_anew(workers: int) -> None:
+    loader = minato.DataLoader(
+        Queried(), batch_size=None, sampler=OneDict(), on_error="replace", max_errors=1,
+        num_workers=workers,
+    )  # fmt: skip
+    got = [int(i) for i in loader]
+    assert got[:6] + got[7:] == [0, 1, 2, 3, 4, 5, 7, 8, 9] and got[6] in (5, 7)
+
+
+def test_views_do_not_take_their_tensor_along() -> None:
+    """As they are that iterating a permutation gives: each pickle would hold all of it."""
+    order = torch.randperm(10_000)
+    for index in (list(order[:8]), tuple(order[:8]), order[3], {"at": order[0]}, [(order[0], 1)]):
+        kept = as_given(index)
+        assert type(kept) is type(index) and str(kept) == str(index)
+        assert len(pickle.dumps(kept)) < 8_000
+
+
+class OnceOnly(torch.utils.data.Sampler[Any]):
+    """Its batches can be gone through once."""
+
+    def __iter__(self) -> Iterator[Iterator[int]]:
+        return (map(int, range(at, at + BATCH)) for at in range(0, SIZE, BATCH))
+
+    def __len__(self) -> int:
+        return SIZE // BATCH
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_batches_that_can_be_gone_through_once(on_error: str) -> None:
+    loader = minato.DataLoader(
+        Some((20,)), batch_sampler=OnceOnly(), on_error=on_error, max_errors=1
+    )
+    got = as_lists(loader)
+    assert len(got) == SIZE // BATCH and got[6][:2] == [18, 19]
+
+
+class Together(torch.utils.data.Dataset[Any]):
+    """Does with the list that it is given what it likes."""
+
+    generator = None
+
+    def __init__(self, bad: tuple[int, ...] = (), sorts: bool = False) -> None:
+        self.bad, self.sorts = bad, sorts
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if self.generator is None:
+            self.generator = np.random.default_rng()
+        if self.sorts:
+            indices.sort()
+        made = []
+        while indices:
+            index = indices.pop(0)
+            if index in self.bad:
+                raise ValueError(f"sample {index} is corrupt")
+            made.append(index)
+        return made
+
+
+ORDER = [5, 1, 3, 0, 7, 2, 4, 6]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("seeds", [None, True])
+def test_a_dataset_that_empties_the_list(workers: int, seeds: bool | None) -> None:
+    loader = minato.DataLoader(
+        Together(), 4, sampler=ORDER, num_workers=workers, seed_per_sample=seeds
+    )
+    assert as_lists(loader) == [ORDER[:4], ORDER[4:]]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("sorts", [False, True])
+def test_what_such_a_dataset_cannot_make_is_named(workers: int, sorts: bool) -> None:
+    loader = minato.DataLoader(
+        Together((3,), sorts), 4, sampler=ORDER, num_workers=workers,
+        on_error="skip", max_errors=1,
+    )  # fmt: skip
+    assert [sorted(batch) for batch in as_lists(loader)] == [[0, 1, 5], [2, 4, 6, 7]]
+    if workers:
+        assert [index for index, *_ in loader.stats()["failed"]["latest"]] == [3]
