@@ -402,4 +402,11 @@ class Hints:
             return
         for i in index if isinstance(index, (list, tuple)) else [index]:
             if type(i) is int and 0 <= i < self._memo.size:
-                self._memo.costs.hint(i, max(0, int(self.given(i) * 1e9)))
+                self._memo.costs.hint(i, max(0, int(self._hint_of(self.given, i) * 1e9)))
+
+    def _hint_of(self, given: Callable[[Any], float], index: int) -> float:
+        try:
+            return given(index)
+        except StopIteration as error:  # a for loop would take it for the end of the epoch
+            text = f"cost_hint({index!r}) of the dataset raised StopIteration"
+            raise RuntimeError(text) from error

@@ -156,6 +156,14 @@ def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
     assert asked[:4] == [0, 1, 2, 3]
 
 
+def test_a_guess_that_raises_stop_iteration_is_no_end() -> None:
+    loader = Loader(20)
+    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: next(iter(()))})
+    loader.inner.__dict__["dataset"] = data(loader.dataset)
+    with pytest.raises(RuntimeError, match=r"cost_hint\(0\) of the dataset raised StopIteration"):
+        planner_of(loader, Engine())
+
+
 # ---- planning anew ------------------------------------------------------------------------
 
 
