@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import os
@@ -254,14 +255,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
         batch that each has delivered; where that raises, so does this. So is a sampler,
         as of the last batch delivered; with ``scheduling="static"``, ``batching="ready"`` and
-        ``on_error="replace"`` as of the end of the epoch before, and the epoch's indices are
-        drawn again. Where torch's own workers serve the loader (DataPipes,
+        ``on_error="replace"``, and where a batch sampler of the program's draws from it, as of the
+        end of the epoch before, and the epoch's indices are drawn again. Where torch's own workers serve the loader (DataPipes,
         custom multiprocessing contexts), which count nothing, it knows the epoch and no position
         in it, and warns once.
         """
         memo = memo_of(self)
         if memo.resume is not None:
-            as_given: dict[str, Any] = memo.resume["as_given"]
+            as_given: dict[str, Any] = copy.deepcopy(memo.resume["as_given"])
             return as_given
         reason = self._why_torch()
         if reason is not None and not memo.told_uncounted:

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import pickle
 import warnings
 import zlib
@@ -339,6 +340,7 @@ def _check_fit(state: State, loader: Any) -> None:
 def opened(state: Any, loader: Any) -> State:
     """The state as iterators use it; ValueError says what is wrong with it."""
     _check_form(state)
+    state = copy.deepcopy(state)  # which the program may go on to change
     _check_fit(state, loader)
     generators = _unpack_generators(state["generators"])
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)

@@ -1243,3 +1243,19 @@ def test_spoiled_states_load_or_say_what_is_wrong(kind: str) -> None:
             refused += 1
             assert str(error), (seed, changed)
     assert refused > 100
+
+
+def test_a_state_is_the_programs() -> None:
+    """It may be changed once it is loaded, and so may what state_dict() has given."""
+    first = minato.DataLoader(range(12), 2, shuffle=True, generator=torch.Generator())
+    next(iter(first))
+    state = first.state_dict()
+    text = json.dumps(state)
+    second = minato.DataLoader(range(12), 2, shuffle=True, generator=torch.Generator())
+    second.load_state_dict(state)
+    for mine in (state, second.state_dict()):
+        mine["generators"].clear()
+        mine["delivered_beyond"].append(3)
+        mine.pop("costs")
+    assert json.dumps(second.state_dict()) == text
+    assert len(list(second)) == 5

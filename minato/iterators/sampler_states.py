@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any, NamedTuple, Protocol
 
+from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..progress import Progress
@@ -71,6 +72,9 @@ class SamplerStates:
         self._index_sampler = loader._index_sampler
         parts = (self._index_sampler, sampler_of(loader))
         self._sampler = next((part for part in parts if is_stateful(part)), None)
+        #: a batch sampler of the program's may have taken more from that one than it has given
+        inner = self._sampler is not None and self._sampler is not parts[0]
+        ahead = inner and type(parts[0]) is not BatchSampler
         #: samples of a batch; of a smaller one, which is the last, its sampler has met its end
         self._full = (batch_size_of(loader) or 0) if loader._auto_collation else None
         self._used = loader._dataset_kind == _DatasetKind.Map
@@ -79,6 +83,7 @@ class SamplerStates:
         self._each = (
             self._used
             and unit == "batch"
+            and not ahead
             and loader.on_error != "replace"
             and (loader.num_workers == 0 or loader.scheduling != "static")
         )
@@ -94,8 +99,8 @@ class SamplerStates:
             return indices
         begin = self.begin(start) or Said(0, 0, b"")
         self._memo.sampler_end = None
-        if start is not None and begin.pickled:
-            indices = self._told(start, rewind)
+        if start is not None and isinstance(begin.pickled, bytes) and begin.pickled:
+            indices = self._told(begin.pickled, start["begins"], rewind)
         if self._sampler is None and not is_stateful(indices):
             return indices
         progress.sampler = watch = _Watch(self._ask, begin, progress, self._full, self._each)
@@ -111,8 +116,8 @@ class SamplerStates:
         if start["drawn"] and not self._each:
             warnings.warn(
                 f"the state holds what the sampler has said behind {start['drawn']} of its "
-                "indices, and this loader (scheduling='static', batching='ready' or "
-                "on_error='replace') needs all of the epoch's: the sampler is not told that, and "
+                "indices, and this loader (scheduling='static', batching='ready', "
+                "on_error='replace', or a batch sampler of its own) needs all of the epoch's: the sampler is not told that, and "
                 "begins as the program has left it. Put it there, or resume with the options "
                 "that the state was taken with",
                 stacklevel=2,
@@ -128,18 +133,20 @@ class SamplerStates:
         parts: tuple[Any, ...] = (self._sampler, iterator)
         return pickle.dumps([part.state_dict() if is_stateful(part) else None for part in parts])
 
-    def _told(self, start: dict[str, Any], rewind: Callable[[], None]) -> Iterator[Any]:
+    def _told(self, pickled: bytes, begins: bool, rewind: Callable[[], None]) -> Iterator[Any]:
         rewind()  # and then it is told, as its state may hold generators of its own
-        tell(self._sampler, start["sampler"], "sampler")
-        if start["begins"]:
+        sampler, iterator = pickle.loads(pickled)
+        tell(self._sampler, sampler, "sampler")
+        if begins:
             # It was at its end. Most say so again, and then begin anew; one that has begun anew
             # already is told once more, because it has given an index now.
             if next(iter(self._index_sampler), self) is not self:
                 rewind()
-                tell(self._sampler, start["sampler"], "sampler")
+                sampler, _ = pickle.loads(pickled)  # it may count in what it was told
+                tell(self._sampler, sampler, "sampler")
         indices: Iterator[Any] = iter(self._index_sampler)
-        if not start["begins"]:
-            tell(indices, start["iterator"], "iterator of the sampler")
+        if not begins:
+            tell(indices, iterator, "iterator of the sampler")
         return indices
 
 

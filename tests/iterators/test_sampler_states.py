@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -411,3 +412,77 @@ def test_damaged_states(said: Any) -> None:
     next(iter(loader))
     with pytest.raises(ValueError, match="the state is damaged"):
         loader.load_state_dict({**loader.state_dict(), "sampler": said})
+
+
+class Buckets:
+    """Has no state, and takes more of its sampler than it has given."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = iter(self.sampler)
+        while taken := list(itertools.islice(indices, 9)):
+            for first in range(0, len(taken), 3):
+                yield taken[first : first + 3]
+
+    def __len__(self) -> int:
+        return len(list(iter(Buckets(range(N)))))
+
+
+@pytest.mark.parametrize("kind", [Counts, Stale])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_that_reads_ahead(kind: Any, workers: int) -> None:
+    """What its sampler says is ahead of what it has given."""
+
+    def loader() -> Any:
+        return minato.DataLoader(Noisy(), batch_sampler=Buckets(kind()), num_workers=workers)
+
+    first = loader()
+    states, batches = [json.dumps(first.state_dict())], []
+    for _ in range(2):
+        for batch in first:
+            batches.append(batch[:, 0].tolist())
+            states.append(json.dumps(first.state_dict()))
+    for done, state in enumerate(states):
+        other = loader()
+        other.load_state_dict(json.loads(state))
+        rest = [b[:, 0].tolist() for _ in range(2) for b in other]
+        assert rest[: len(batches) - done] == batches[done:]
+
+
+class Keeps(Counts):
+    """Counts in what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"done": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["done"] < N:
+            self.state["done"] += 1
+            yield self.state["done"] - 1
+        self.state["done"] = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("done", [0, 2, 6])
+def test_a_state_is_not_the_samplers(workers: int, done: int) -> None:
+    loader = make(Keeps, workers)
+    whole = [b[:, 0].tolist() for b in loader]
+    it = iter(loader)
+    for _ in range(done):
+        next(it)
+    state = loader.state_dict()
+    text = json.dumps(state)
+    for _ in range(2):
+        other = make(Keeps, workers)
+        other.load_state_dict(state)
+        assert [b[:, 0].tolist() for b in other] == whole[done:]
+        assert json.dumps(state) == text
