@@ -101,12 +101,14 @@ all_wait(struct mn_engine *e)
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
             && running != 0) {
             if (mn_claims_bear_out(e, w, running)) {
+                e->idle_ns = 0;
                 return false;
             }
             claims = true;
         }
     }
     if (!trainer_waits(e)) {
+        e->idle_ns = 0;
         return false;
     }
     if (!claims && !idle_worker_has_work(e)) {

@@ -1070,6 +1070,34 @@ room_is_not_given_past_the_limit_beside_idle_workers(void)
     mn_engine_close(e);
 }
 
+/* It is looked at just between two tasks, twice, and makes a long one meanwhile. */
+static void
+room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = two_workers(&r, w);
+    struct rig_block b[4];
+    uint32_t task, first;
+    for (uint32_t i = 0; i < 4; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
+    }
+    CHECK_EQ(mn_worker_try(&w[1].side, &first), MN_OK); /* the head */
+    CHECK_EQ(rig_run(&w[1], first), 0);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
+    (void)rig_step(e);
+    CHECK(e->idle_ns != 0);
+    e->idle_ns -= UINT64_C(3000000000); /* so long ago */
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    (void)rig_step(e);
+    CHECK_EQ(rig_run(&w[1], task), 0);
+    (void)rig_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT);
+    mn_engine_close(e);
+}
+
 /* An idle worker that never takes what is there does not hold up the others for good. */
 static void
 room_is_given_past_the_limit_beside_stopped_workers(void)
@@ -1677,6 +1705,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", descriptors_that_are_all_out),
     MN_TEST("plain", words_of_planned_tasks_are_the_trainers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
+    MN_TEST("plain", room_is_not_given_past_the_limit_beside_a_worker_that_goes_on),
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
     MN_TEST("plain", room_goes_by_the_order_over_epochs),
     MN_TEST("thread", waiting_for_room_takes_no_ring_of_idle_workers),
