@@ -689,6 +689,14 @@ MUTANTS = {
         WORKERS + "mn_process_watch.c", "(state == MN_WORKER_STARTING && !worked)",
         "(state == MN_WORKER_STARTING && (worked || !worked))", "mn_checked_results",
         kinds=("fork",)),
+    "watch: one that has just started is a liar": Mutant(
+        WORKERS + "mn_process_watch.c", "    if (!may_be(w, state, worked)) {",
+        "    if (!may_be(w, state, mn_a32_load_acquire(&m->worked) != 0)) {",
+        "mn_checked_results", kinds=("fork",)),
+    "room: a worker that goes on has stopped": Mutant(
+        ENGINE + "mn_supervise.c",
+        "                e->idle_ns = 0;\n                return false;", "                return false;",
+        "mn_engine", kinds=("plain",)),
     "watch: who says that he is not there is not looked for": Mutant(
         WORKERS + "mn_process_watch.c", "(there || due) && !note_who(w, worker) && there",
         "there && !note_who(w, worker)", "mn_checked_results", kinds=("fork",)),

@@ -20,7 +20,7 @@ end_worker(struct mn_engine *e, uint32_t task, uint32_t worker)
 static bool
 is_let_go(struct mn_engine *e, uint32_t task)
 {
-    bool gone = true, damaged = e->tasks.lost[task].status >= MN_STATUS_DAMAGED;
+    bool gone = true, damaged = e->tasks.results[task].damaged;
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         uint64_t running = mn_a64_load_acquire(&mn_worker_at(&e->shm, w)->running); /* [A2], [A4] */
         if (running == (uint64_t)task + 1 || running > e->shm.ctl->ntasks) {
@@ -55,6 +55,7 @@ mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_da
     if (!mn_tasks_quarantine(&e->tasks, task, word)) {
         return;
     }
+    e->tasks.results[task].damaged = true;
     e->tasks.lost[task] = (struct mn_death){UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
     if (named) {
         end_worker(e, task, mn_word_worker(word));
@@ -67,6 +68,7 @@ mn_quarantine_of_the_dead(struct mn_engine *e, uint32_t task, uint64_t word,
                           const struct mn_death *death)
 {
     if (mn_tasks_quarantine(&e->tasks, task, word)) {
+        e->tasks.results[task].damaged = false;
         e->tasks.lost[task] = *death;
         (void)take_back(e, task);
     }

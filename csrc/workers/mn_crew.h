@@ -102,7 +102,7 @@ mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born);
 static inline void
 mn_crew_has_worked(struct mn_crew *c, uint32_t worker)
 {
-    mn_a32_store_relaxed(&c->members[worker].worked, 1);
+    mn_a32_store_release(&c->members[worker].worked, 1); /* it was READY before */
 }
 
 /* Counts a death, and says what there is to be said of it. Nothing of the dead is free yet.

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "base/mn_fault.h"
 #include "os/mn_proc.h"
 
 /* A read of /proc for each worker takes some ten microseconds. */
@@ -37,10 +38,9 @@ unlock(struct mn_watch *w)
 
 /* What an entry may say while its process lives. One that says STARTING is woken by nobody. */
 static bool
-may_be(const struct mn_watch *w, uint32_t worker, uint32_t state)
+may_be(const struct mn_watch *w, uint32_t state, bool worked)
 {
     bool stopped = mn_a32_load_acquire(&w->crew->shm.ctl->stop) != 0;
-    bool worked = mn_a32_load_relaxed(&w->crew->members[worker].worked) != 0;
     return (state == MN_WORKER_STARTING && !worked) || state == MN_WORKER_READY
            || (state == MN_WORKER_LEAVING && stopped);
 }
@@ -102,9 +102,12 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
 {
     struct mn_worker *k = mn_worker_at(&w->crew->shm, worker);
     struct mn_member *m = &w->crew->members[worker];
+    /* First, so that what it says is no older: it may start and work while it is looked at. */
+    bool worked = mn_a32_load_acquire(&m->worked) != 0; /* with mn_crew_has_worked */
     uint32_t state = mn_a32_load_seqcst(&k->state); /* [S2] */
+    MN_FAULT("watch.looks");
     if (m->pid == 0) {
-        bool there = may_be(w, worker, state) || state == MN_WORKER_EXITED;
+        bool there = may_be(w, state, worked) || state == MN_WORKER_EXITED;
         /* Now and then whatever it says: it may be written over before its process was seen. */
         bool gone = (there || due) && !note_who(w, worker) && there;
         if (gone && state != MN_WORKER_EXITED && is_lie(w, worker, state)) {
@@ -120,7 +123,7 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     if (m->dead) {
         return due && state != MN_WORKER_EXITED && has_ended(m->pid);
     }
-    if (!may_be(w, worker, state)) {
+    if (!may_be(w, state, worked)) {
         mn_mutex_lock(w->guard);
         mn_crew_damaged(w->crew, worker, MN_DAMAGE_STATE);
         unlock(w);

@@ -160,7 +160,7 @@ uint64_t
 mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first)
 {
     const struct mn_queue *q = mn_queue_at(shm, queue);
-    uint64_t hint = mn_a64_load_acquire(&q->hint); /* the worker's word: no more than it may be */
+    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; its word: no more than it may be */
     uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
     uint64_t n = tail > hint ? tail - hint : 0;
     *first = tail - (n < MN_QUEUE_OWN_TASKS ? n : MN_QUEUE_OWN_TASKS);

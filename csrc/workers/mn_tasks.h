@@ -70,6 +70,7 @@ struct mn_result {
     uint32_t flags;
     uint32_t worker;
     bool accepted;
+    bool damaged;          /* of a quarantined one: it is known that whoever names it may lie */
     uint32_t retries_left; /* the trainer's, as all below up to published */
     uint32_t queue;        /* of its last entry, or MN_NO_QUEUE, */
     uint64_t at;           /* and the count of that */

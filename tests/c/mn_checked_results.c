@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
+#include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_claims.h"
 #include "os/mn_clock.h"
@@ -737,28 +738,33 @@ damage_by_the_dead_is_nobody_elses(void)
 static void
 about_to_claim_what_the_dead_had(void)
 {
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    uint32_t none;
-    plan_both(&s);
-    uint32_t task = claim(&s.w[1]), other = claim(&s.w[0]);
-    CHECK_EQ(rig_run(&s.w[0], other), 0);
-    mn_a64_store_relaxed(&s.w[0].side.me->running, (uint64_t)task + 1);
-    die(&s, 1);
-    mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
-    look_at_claims(&s, 2);
-    (void)rig_step(e);
-    CHECK(!mn_crew_is_damaged(&e->crew, 0));
-    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
-    mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
-    (void)rig_step(e);
-    CHECK_EQ(claim(&s.w[0]), task);
-    CHECK_EQ(rig_run(&s.w[0], task), 0);
-    CHECK_EQ(e->crew.ndeaths, 1);
-    CHECK_EQ(e->tasks.retries, 1);
-    take(&s, &s.b);
-    take(&s, &s.other);
-    tear_down(&s);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bench s;
+        struct mn_engine *e = set_up(&s, false, 1);
+        uint32_t none;
+        plan_both(&s);
+        uint32_t task = claim(&s.w[1]), other = claim(&s.w[0]);
+        CHECK_EQ(rig_run(&s.w[0], other), 0);
+        mn_a64_store_relaxed(&s.w[0].side.me->running, (uint64_t)task + 1);
+        if (i == 1) { /* for something else that it has done */
+            mn_crew_damaged(&e->crew, 1, MN_DAMAGE_LEASE);
+        }
+        die(&s, 1);
+        mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
+        look_at_claims(&s, 2);
+        (void)rig_step(e);
+        CHECK(!mn_crew_is_damaged(&e->crew, 0));
+        CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
+        mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
+        (void)rig_step(e);
+        CHECK_EQ(claim(&s.w[0]), task);
+        CHECK_EQ(rig_run(&s.w[0], task), 0);
+        CHECK_EQ(e->crew.ndeaths, 1);
+        CHECK_EQ(e->tasks.retries, 1);
+        take(&s, &s.b);
+        take(&s, &s.other);
+        tear_down(&s);
+    }
 }
 
 /* A task's word names one who dies, and another is at it: that one first has to be gone. */
@@ -1063,6 +1069,43 @@ a_worker_that_starts_once_more(void)
     close_with(e, zygote);
 }
 
+static struct bench *starting;
+
+/* It has started meanwhile, and what it has made was read. */
+static void
+start_and_work(const char *label)
+{
+    if (strcmp(label, "watch.looks") == 0
+        && mn_a32_load_relaxed(&starting->w[0].side.me->state) == MN_WORKER_STARTING) {
+        mn_a32_store_seqcst(&starting->w[0].side.me->state, MN_WORKER_READY);
+        CHECK_EQ(rig_run(&starting->w[0], claim(&starting->w[0])), 0);
+        take(starting, &starting->b);
+    }
+}
+
+/* Whoever looks is held up after it has seen that the worker starts. */
+static void
+a_worker_that_starts_while_it_is_looked_at(void)
+{
+    struct bench s;
+    struct mn_engine *e = set_up(&s, false, 1);
+    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    mn_a32_store_seqcst(&s.w[0].side.me->state, MN_WORKER_STARTING);
+    mn_watch_look(&e->watch, SECOND_NS);
+    plan_both(&s);
+    starting = &s;
+    mn_fault_hook = start_and_work;
+    mn_watch_look(&e->watch, 2 * SECOND_NS);
+    mn_fault_hook = NULL;
+    CHECK_EQ(mn_a32_load_relaxed(&s.w[0].side.me->state), MN_WORKER_READY);
+    mn_watch_look(&e->watch, 3 * SECOND_NS);
+    CHECK_EQ(e->crew.ndeaths, 0);
+    CHECK_EQ(kill(worker, SIGTERM), 0);
+    CHECK_EQ(end_of(worker), SIGTERM);
+    close_with(e, zygote);
+}
+
 /* What the dead has made, and is read only as it is swept, says nothing of who starts next. */
 static void
 a_worker_that_starts_after_another(void)
@@ -1164,6 +1207,7 @@ zygotes_that_do_not_answer(void)
 static const struct mn_test tests[] = {
     MN_TEST("fork", processes_that_are_lied_about),
     MN_TEST("fork", a_worker_that_starts_once_more),
+    MN_TEST("fork", a_worker_that_starts_while_it_is_looked_at),
     MN_TEST("fork", a_worker_that_starts_after_another),
     MN_TEST("fork", a_place_of_one_who_is_gone),
     MN_TEST("fork", zygotes_that_do_not_answer),
