@@ -91,7 +91,14 @@ class Supervisor:
     def told(self) -> dict[str, Any] | None:
         """For stats(), while there are workers."""
         pool = self.pool
-        return engine_stats(pool, self.served) if pool is not None and self.living() else None
+        if pool is None or not self.living():
+            return None
+        try:
+            return engine_stats(pool, self.served)
+        except RuntimeError:
+            if self.living():
+                raise
+            return None  # garbage was collected meanwhile, and it was the iterator
 
     def living(self) -> bool:
         """Whether there is an engine that can be asked."""

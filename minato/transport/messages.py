@@ -67,6 +67,13 @@ def _rebuild_flipped(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.flip(array, axes)
 
 
+def _rebuild_packed(array: np.ndarray) -> np.ndarray:
+    """As a field of records that are packed: its strides are no multiples of its items."""
+    field: np.ndarray = np.empty(array.shape, [("value", array.dtype), ("", "u1")])["value"]
+    field[...] = array
+    return field
+
+
 def _rebuild_writable(
     buffer: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
 ) -> np.ndarray:
@@ -117,7 +124,7 @@ class _Pickler(ForkingPickler):
         if kind is np.ndarray and not obj.dtype.hasobject:
             return self._array(obj)
         if kind is torch.UntypedStorage and obj.device.type == "cpu":
-            data = torch.empty(0, dtype=torch.uint8).set_(obj)
+            data = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj)
             return _rebuild_storage, (_as_bytes(data), obj.nbytes())
         return NotImplemented
 
@@ -132,6 +139,8 @@ class _Pickler(ForkingPickler):
             if not self.samples:
                 return np.ascontiguousarray(array).__reduce_ex__(5)
             return _rebuild_flipped, (np.ascontiguousarray(np.flip(array, axes)), axes)
+        if self.samples and any(stride % (array.itemsize or 1) for stride in array.strides):
+            return _rebuild_packed, (np.ascontiguousarray(array),)
         if not array.dtype.isnative and array.dtype.kind in "iufcMmU":
             if self.samples and array.flags.forc:
                 return NotImplemented

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -107,3 +109,39 @@ def test_garbage_that_is_collected_shuts_the_loader_down(
     with pytest.raises(RuntimeError, match="engine is closed|shut down"):
         engine.next(0) if method == "next" else engine.memory()
     assert not hook
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between bytecodes")
+@pytest.mark.parametrize("method", ["workers", "envelopes", "reports", "lost", "spans"])
+def test_garbage_that_is_collected_in_a_report_is_the_iterator(method: str) -> None:
+    """Making an object may collect it, and that closes the engine."""
+    made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE, collate_fn=list)
+    iterator = iter(made)
+    engine = iterator._engine
+    block = engine.next(PATIENCE)
+    arguments = [] if method == "workers" else [block]
+    kept: list[Any] = []
+
+    def collect_in_it(_frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") == method:
+            kept.append([([], {}, ()) for _ in range(200)])  # none is to be had without memory
+            gc.enable()
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    gc.set_threshold(1)
+    ask = getattr(engine, method)
+    iterator.itself = iterator
+    del iterator
+    sys.setprofile(collect_in_it)
+    try:
+        report = ask(*arguments)
+    finally:
+        sys.setprofile(None)
+        gc.set_threshold(*thresholds)
+        gc.enable()
+    assert report or method == "lost"
+    gc.collect()
+    with pytest.raises(RuntimeError, match="engine is closed"):
+        ask(*arguments)

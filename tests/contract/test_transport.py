@@ -117,3 +117,15 @@ def test_what_cannot_become_a_tensor_is_refused_each_time(loader: Kind) -> None:
     samples = [np.arange(3, dtype=">i4"), np.arange(3)[::-1]] * 3
     iterator = iter(loader(Listed(samples), num_workers=1))
     assert drain(iterator) == [("error", ValueError)] * 6
+
+
+@pytest.mark.parametrize("odd", [
+    lambda: np.ones((1, 4), np.float32)[::-1],
+    lambda: np.ones((1, 4), [("x", "<f4"), ("y", "u1")])["x"],
+], ids=["an axis of one", "a packed record"])  # fmt: skip
+def test_strides_that_torch_refuses_are_refused_later_too(loader: Kind, odd: Any) -> None:
+    samples = [np.ones((1, 4), np.float32) for _ in range(40)] + [odd()]
+    iterator = iter(loader(Listed(samples), batch_size=4, num_workers=1))
+    found = drain(iterator)
+    assert len(found) == 11 and found[-1] == ("error", ValueError)
+    assert all(isinstance(batch, torch.Tensor) for batch in found[:-1])

@@ -38,6 +38,23 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
         return result;                                                                  \
     }
 
+/* Of one that reports: it reads memory that close() ends, and makes objects as it goes. Up to 3.11
+ * making one may collect garbage at once, and that may be the iterator, which closes the engine. */
+#if PY_VERSION_HEX >= 0x030C0000
+#define MN_REPORT_ALONE(method) MN_METHOD_ALONE(method)
+#else
+#define MN_REPORT_ALONE(method)                                                         \
+    static PyObject *method##_alone(PyObject *self, PyObject *arg)                      \
+    {                                                                                   \
+        int collects = PyGC_Disable();                                                  \
+        PyObject *result = method(self, arg);                                           \
+        if (collects) {                                                                 \
+            (void)PyGC_Enable();                                                        \
+        }                                                                               \
+        return result;                                                                  \
+    }
+#endif
+
 /* Of one with METH_FASTCALL. */
 #define MN_FAST_METHOD_ALONE(method)                                                    \
     static PyObject *method##_alone(PyObject *self, PyObject *const *args,              \

@@ -361,21 +361,16 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
             return 0;
         }
     }
-    if (n->bytes == 0) {
-        return 1;
-    }
-    if (PyArray_IS_C_CONTIGUOUS(a)) {
-        copy_values(en, n, PyArray_DATA(a), NULL);
-        return 1;
-    }
-    int64_t strides[MN_LAYOUT_MAX_DIMS];
+    int64_t strides[MN_LAYOUT_MAX_DIMS], item = PyArray_ITEMSIZE(a);
     for (int i = 0; i < n->ndim; i++) {
         strides[i] = PyArray_STRIDE(a, i);
-        if (strides[i] < 0) {
-            return 0; /* torch refuses negative strides, in its own words */
+        if (strides[i] < 0 || strides[i] % item != 0) {
+            return 0; /* torch refuses these, in its own words, also of an axis of one */
         }
     }
-    copy_values(en, n, PyArray_DATA(a), strides);
+    if (n->bytes != 0) {
+        copy_values(en, n, PyArray_DATA(a), PyArray_IS_C_CONTIGUOUS(a) ? NULL : strides);
+    }
     return 1;
 }
 
