@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
 
 import minato
+from minato.seeding.order_generators import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -559,3 +560,16 @@ def test_other_samplers_are_not_told_of(sampler: Any, workers: int, recwarn: Any
         torch.rand(1), random.random(), np.random.rand()
         loader.state_dict()
     assert not [w for w in recwarn if "global generator" in str(w.message)]
+
+
+def test_the_programs_default_device_is_not_the_generators() -> None:
+    """A base seed that torch draws on another device moves none of these."""
+    loader = minato.DataLoader(range(8), 4, generator=torch.Generator())
+    sources = Sources(loader)
+    before = sources.capture()
+    with torch.device("meta"):
+        assert Sources(minato.DataLoader(range(8), 4)).drew({}) in (True, False)
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
+        assert not sources.drew(before)
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
+        assert sources.drew(before)

@@ -68,7 +68,7 @@ class Resident:
             self._voxels.append(voxels)
             self.nbytes += volume.nbytes
         self.cases = len(rows)
-        self.tables.append(self._copied(torch.tensor(rows, dtype=torch.int64)))
+        self.tables.append(self._copied(torch.tensor(rows, dtype=torch.int64, device="cpu")))
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         _being_read[id(tensor)] = tensor

@@ -69,7 +69,7 @@ def random_bits() -> int:
         import torch
     except ImportError:
         return random.getrandbits(64)
-    number = torch.empty((), dtype=torch.int64).random_(-(2**63), None).item()
+    number = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None).item()
     return int(number) & MASK
 
 

@@ -290,13 +290,13 @@ class Sources:
         """Whether anything but a base seed was drawn since."""
         source = torch.default_generator if self.generator is None else self.generator
         roles = {role for role, g in self.own.items() if g is source}
-        if source is torch.default_generator:
-            roles.add("torch")
+        if self.generator is None and torch.get_default_device().type == "cpu":
+            roles.add("torch")  # else torch draws the seed from another device's
         after = dict(before)
         for role in roles & before.keys():
-            seeds = torch.Generator()
+            seeds = torch.Generator(source.device)
             seeds.set_state(_tensor(before[role]))
-            torch.empty((), dtype=torch.int64).random_(generator=seeds)
+            torch.empty((), dtype=torch.int64, device=source.device).random_(generator=seeds)
             after[role] = _get_state(seeds)
         return self.capture() != after
 

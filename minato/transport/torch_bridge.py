@@ -37,7 +37,7 @@ def tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torc
     Its storage belongs to it alone and has its exact size.
     """
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     tensor = torch.frombuffer(buffer, dtype=dtype).resize_(shape)
     if isinstance(buffer, _core.ArenaView):
         buffer.guard(tensor)

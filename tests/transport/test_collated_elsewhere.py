@@ -205,6 +205,17 @@ def test_the_programs_default_device_is_not_the_batches(make: Any) -> None:
         assert all(tensor.device.type == "cpu" for tensor in tensors)
 
 
+def boxes(samples: list[Any]) -> Any:
+    return torch.zeros(0, 4), torch.tensor(samples)
+
+
+def test_nor_is_it_that_of_empty_tensors() -> None:
+    iterator = iter(minato.DataLoader(range(8), 4, num_workers=2, collate_fn=boxes))
+    with torch.device("meta"):
+        batches = list(iterator)
+    assert [tensor.device.type for batch in batches for tensor in batch] == ["cpu"] * 4
+
+
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 @pytest.mark.parametrize("writable", [True, False])
 def test_arrays_arrive_in_c_order_unless_they_are_fortrans(scheduling: str, writable: bool) -> None:
