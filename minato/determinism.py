@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .dataset_calls import fetches_batches
+from .errors import add_note
 from .loader import DataLoader
 from .seeding.generators import find_all, make_seeder
 from .workers.fetching import fetched
@@ -133,7 +134,7 @@ def check_determinism(
             batch_size=None,
             num_workers=1,
             collate_fn=_same,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
             multiprocessing_context=multiprocessing_context,
         )
         made: tuple[list[_Sample], list[str], list[str]]
@@ -182,6 +183,23 @@ def _same(data: Any) -> Any:
     return data
 
 
+def _show(dataset: Any) -> None:
+    """To whoever asks get_worker_info() for it, and may change it there."""
+    info = get_worker_info()
+    if info is not None:
+        object.__setattr__(info, "dataset", dataset)  # it refuses that otherwise
+
+
+class _Init:
+    def __init__(self, worker_init_fn: Callable[[int], None]) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, number: int) -> None:
+        probe: Any = get_worker_info()
+        _show(probe.dataset.dataset)
+        self.worker_init_fn(number)
+
+
 class _Probe(Dataset[Any]):
     """One item: all samples, made in the given order, as digests of their fields."""
 
@@ -196,6 +214,7 @@ class _Probe(Dataset[Any]):
         return 1
 
     def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str]]:
+        _show(self.dataset)
         seeder = make_seeder(self.dataset)
         hidden = _hidden_generators(self.dataset)
         before = {name: _fingerprint(g) for name, g in hidden.items()}
@@ -205,7 +224,13 @@ class _Probe(Dataset[Any]):
             position.append(position[-1] + len(unit))
         for number in self.order:
             unit = self.units[number]
-            samples = fetched(seeder, self, unit, (_BASE_SEED, 0, number, position[number]))
+            try:
+                samples = fetched(seeder, self, unit, (_BASE_SEED, 0, number, position[number]))
+            except Exception as error:
+                add_note(error, f"It was raised for sample index {str(unit).strip('[]')}.")
+                raise
+            if not isinstance(samples, list) or len(samples) != len(unit):
+                samples = [samples] * len(unit)  # a batch: what differs may be any of them
             made[number] = [_digests(sample) for sample in samples]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
@@ -289,7 +314,7 @@ def _digests(sample: Any, path: str = "") -> _Sample:
 
 def _leaf(value: Any) -> bytes:
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        data = value.detach().cpu().contiguous()
+        data = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         text = f"{data.dtype} {tuple(data.shape)}".encode()
         raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:

@@ -164,3 +164,55 @@ def test_what_makes_no_sense_is_refused() -> None:
         minato.check_determinism(Stream())
     with pytest.raises(ValueError, match="no second order"):
         minato.check_determinism(Seeded(), samples=1)
+
+
+class Offset(Base):
+    def draw(self, index: int) -> Any:
+        dataset = torch.utils.data.get_worker_info().dataset
+        assert dataset is self
+        return index + self.offset
+
+
+def set_offset(_number: int) -> None:
+    torch.utils.data.get_worker_info().dataset.offset = 3
+
+
+def test_worker_init_fn_finds_the_dataset() -> None:
+    assert minato.check_determinism(Offset(), worker_init_fn=set_offset)
+
+
+def test_the_sample_that_fails_is_named() -> None:
+    class Fails(Base):
+        def draw(self, index: int) -> Any:
+            if index == 13:
+                raise KeyError("no such case")
+            return index
+
+    with pytest.raises(KeyError) as raised:
+        minato.check_determinism(Fails())
+    notes = "".join(getattr(raised.value, "__notes__", []))
+    assert "sample index 13." in str(raised.value) + notes
+
+
+def test_tensors_with_lazy_bits() -> None:
+    class Lazy(Base):
+        def draw(self, index: int) -> Any:
+            value = torch.full((2,), complex(index, 1)).conj()
+            return [value, value.imag]
+
+    assert minato.check_determinism(Lazy())
+
+
+class Whole(Base):
+    """Makes batches and no lists of samples."""
+
+    drawn = 0
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.drawn += len(indices)
+        return {"index": torch.tensor(indices), "drawn": self.drawn, "c": 0}
+
+
+def test_batches_that_are_no_lists() -> None:
+    report = minato.check_determinism(Whole())
+    assert set(report.fields) == {"['drawn']"}
