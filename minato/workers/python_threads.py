@@ -9,12 +9,14 @@ process: the generators of ``random``, NumPy and torch, signal handlers, thread 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
@@ -89,6 +91,23 @@ class _Runner(Runner):
             self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
 
 
+class Modes:
+    """What a forked worker has of the thread that made the loader, and a thread would not."""
+
+    def __init__(self) -> None:
+        self._inference = torch.is_inference_mode_enabled()
+        self._grad = torch.is_grad_enabled()
+        self._context = contextvars.copy_context()  # NumPy keeps what errstate() says there
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs it in a thread."""
+        self._context.copy().run(self._in_torchs, work)
+
+    def _in_torchs(self, work: Callable[[], None]) -> None:
+        with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
+            work()
+
+
 def _work(
     job: Job, number: int, blocked: set[int | signal.Signals], one_thread: Callable[[], None]
 ) -> None:
@@ -131,10 +150,11 @@ class PythonPool(ThreadPool):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         shared = Job(memory=Memory(engine), one_thread=True, blocked=frozenset(), **job)
 
-        one_thread = library_threads.limit_of_threads()
+        one_thread, modes = library_threads.limit_of_threads(), Modes()
 
         def work_of(number: int) -> Callable[[], None]:
-            return functools.partial(_work, shared, number, blocked, one_thread)
+            work = functools.partial(_work, shared, number, blocked, one_thread)
+            return functools.partial(modes.run, work)
 
         super().__init__(engine, workers, [work_of(n) for n in range(engine.segment.workers)])
 

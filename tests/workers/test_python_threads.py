@@ -701,3 +701,27 @@ def test_exit_in_the_middle_of_a_sample(wait: str, then: str) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert ("end" in done.stdout) == ("exit" not in then)
+
+
+class Layers(Dataset):
+    def __init__(self) -> None:
+        self.net = torch.nn.Linear(2, 2)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        zero = np.zeros(())
+        return self.net(torch.ones(2)), torch.is_inference_mode_enabled(), zero / zero
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_modes_are_those_of_the_thread_that_makes_the_loader(mode: Any) -> None:
+    with mode(), np.errstate(all="ignore"):
+        for made, inference, _ in threaded(Layers(), 4, seed_per_sample=False):
+            assert not made.requires_grad
+            assert inference.all().item() is (mode is torch.inference_mode)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with torch.no_grad(), np.errstate(all="raise"), pytest.raises(FloatingPointError):
+            list(threaded(Layers(), 4, seed_per_sample=False))
+    assert torch.is_grad_enabled()
