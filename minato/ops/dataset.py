@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _KEYINGS = {"epoch": 0, "sample": 1}
+#: attributes that samples are made by
+_MADE_OF = {"cases", "pipeline", "seed", "keyed_by", "repeat", "with_index"}
 
 
 def _case_paths(case: Any) -> tuple[str, str | None]:
@@ -115,12 +117,22 @@ class VolumeDataset:
     _tail = 0  # operators at the end that are left out, see _unfinished
     _places = False  # samples have the place of their crop, and no voxels, see _windows
     _native: _ops.Cases | None = None  # made when it is first needed
+    _resident: dict[str, Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _MADE_OF:
+            self._forget()
+
+    def _forget(self) -> None:
+        """What was made of the attributes is made anew when it is needed."""
+        vars(self).pop("_native", None)
+        vars(self)["_resident"] = {}  # by device: its cases there, or why they are not
 
     def _start(self) -> None:
         self._sample_seed = _SampleSeed()
-        vars(self).pop("_native", None)
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
-        self._resident: dict[str, Any] = {}  # by device: its cases there, or why they are not
+        self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

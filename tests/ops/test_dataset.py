@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from attack.support import in_child
 
+import minato
 from minato import ops
 
 from . import reference
@@ -375,3 +376,20 @@ def test_shapes_that_padding_and_factors_leave_known(files):
                           ops.Resample(factors=(0.5, 1, 2))])
     image, label = ops.VolumeDataset(files, fixed)[0]
     assert image.shape == label.shape == (1, 6, 12, 24)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_attributes_may_be_changed(files, copied):
+    dataset = ops.VolumeDataset(files, strong(), seed=11)
+    before = dataset[1]
+    dataset.pipeline, dataset.seed = strong(7), 12
+    dataset.repeat = 2
+    image, label = dataset[5]
+    assert image.shape == label.shape == (1, 7, 7, 7) and len(dataset) == 6
+    for made in (dataset, copied(dataset)):
+        for loader in (minato.DataLoader(made, num_workers=1), minato.DataLoader(made)):
+            rows = list(loader)
+            assert torch.equal(rows[5][0][0], image) and torch.equal(rows[5][1][0], label)
+    dataset.pipeline, dataset.seed = strong(), 11
+    for one, other in zip(dataset[1], before):
+        assert torch.equal(one, other)
