@@ -357,6 +357,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     f"loader: {reason}. Leave device out and copy batches in your program, or "
                     "use num_workers=0"
                 )
+            if asks_for_torchs_workers(self) is None and CORE:
+                options.told_of_torchs_workers(reason)
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return torchs_iterator(self)
         self.check_worker_number_rationality()

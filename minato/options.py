@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.context as mp_context
 import re
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -229,6 +230,23 @@ class Options:
         self._check_tolerance(loader)
         self._check_batching(loader)
         self._check_worker_type(loader)
+
+    def told_of_torchs_workers(self, reason: str) -> None:
+        """They serve the loader for no reason of its arguments: ValueError where its batches would
+        be others, and a warning of what else has no effect."""
+        why = f"where torch's own workers serve: {reason}"
+        if self.on_error != "raise":
+            raise ValueError(f"on_error={self.on_error!r} has no effect {why}. Leave it out.")
+        asked = {
+            "memory_limit": self.memory_limit is not None,
+            "max_retries": self.max_retries > 1,
+            "autoscale": self.autoscale,
+            "seed_per_sample": self.seed_per_sample,
+            "prefetch_next_epoch": self.prefetch_next_epoch,
+            "batching": self.batching == "ready",
+        }
+        if ignored := [name for name in asked if asked[name]]:
+            warnings.warn(f"{', '.join(ignored)}: without effect {why}", stacklevel=4)
 
     def _check_ignored(self, loader: Any) -> None:
         threshold, bounds = self.straggler_threshold, self.autoscale or (0, 0)

@@ -295,3 +295,19 @@ def test_retries_are_for_deaths_not_for_errors(own: Kind) -> None:
     iterator = iter(own(Failing(4, {1}, count), num_workers=1, max_retries=retries))
     assert drain(iterator) == [0, ("error", ValueError), 2, 3]
     assert calls.value == 1
+
+
+def test_options_without_effect_where_torchs_workers_serve(monkeypatch: Any) -> None:
+    """Because its code was replaced, by a profiler say."""
+    from torch.utils.data._utils import fetch
+
+    from minato import DataLoader
+
+    really = fetch._MapDatasetFetcher.fetch
+    made = DataLoader(Numbers(8), 4, num_workers=1, max_retries=3, memory_limit="1GiB")
+    tolerant = DataLoader(Numbers(8), 4, num_workers=1, on_error="skip")
+    monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", lambda s, i: really(s, i))
+    with pytest.warns(UserWarning, match="memory_limit, max_retries: without effect .* replaced"):
+        assert len(list(made)) == 2
+    with pytest.raises(ValueError, match="on_error='skip' has no effect .* replaced"):
+        iter(tolerant)
