@@ -689,6 +689,12 @@ MUTANTS = {
         WORKERS + "mn_process_watch.c", "(state == MN_WORKER_STARTING && !worked)",
         "(state == MN_WORKER_STARTING && (worked || !worked))", "mn_checked_results",
         kinds=("fork",)),
+    "autoscale: the last worker may be asked to leave": Mutant(
+        ENGINE + "mn_autoscale.c", " && staying(e) > e->cfg.min_workers",
+        " && staying(e) < UINT32_MAX", "mn_engine", kinds=("plain",)),
+    "crew: a worker that has worked and left ends no row": Mutant(
+        WORKERS + "mn_crew.c", "    else if (tasks != m->tasks) {", "    else if (0) {", "mn_crew",
+        kinds=("plain",)),
     "watch: one that has just started is a liar": Mutant(
         WORKERS + "mn_process_watch.c", "    if (!may_be(w, state, worked)) {",
         "    if (!may_be(w, state, mn_a32_load_acquire(&m->worked) != 0)) {",

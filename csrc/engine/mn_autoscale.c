@@ -130,6 +130,19 @@ end_one(struct mn_engine *e)
     return false;
 }
 
+/* Workers that are here or are to come, and that nobody has asked to leave; without standbys. Fewer
+ * than are counted where a place was given up: its workers have died, or could not be made. */
+static uint32_t
+staying(const struct mn_engine *e)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
+        n += mn_crew_stays(&e->crew, w)
+             && !is_standby(e->autoscale, e->cfg.max_workers, (int32_t)w);
+    }
+    return n;
+}
+
 static void
 move_to(struct mn_engine *e, int32_t target)
 {
@@ -138,7 +151,7 @@ move_to(struct mn_engine *e, int32_t target)
         e->active++;
         wake = true;
     }
-    while ((int32_t)e->active > target && end_one(e)) {
+    while ((int32_t)e->active > target && staying(e) > e->cfg.min_workers && end_one(e)) {
         e->active--;
     }
     mn_plan_set_active(e->plan, e->active);

@@ -138,9 +138,10 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 int64_t
 mn_engine_span_begin(struct mn_engine *e);
 
-/* The wait ends, with a batch or without. */
+/* The wait ends, with a batch or without. held: the caller has one that it was to give then, and
+ * gives it the next time. */
 void
-mn_engine_span_end(struct mn_engine *e, bool got);
+mn_engine_span_end(struct mn_engine *e, bool got, bool held);
 
 /* Both at once: the caller is given a batch that was prefetched. */
 void

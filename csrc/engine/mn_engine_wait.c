@@ -180,13 +180,13 @@ mn_engine_span_begin(struct mn_engine *e)
 }
 
 void
-mn_engine_span_end(struct mn_engine *e, bool got)
+mn_engine_span_end(struct mn_engine *e, bool got, bool held)
 {
     struct mn_waits *w = &e->waits;
     mn_mutex_lock(&e->mutex);
     given(e, got);
-    if (w->served && !got) {
-        (void)mn_plan_prefetched(e->plan, 1); /* it has it still */
+    if (w->served && !got && held) {
+        (void)mn_plan_prefetched(e->plan, 1);
     }
     w->spanned = w->asking = w->served = false;
     mn_mutex_unlock(&e->mutex);
@@ -196,7 +196,7 @@ void
 mn_engine_handed(struct mn_engine *e)
 {
     (void)mn_engine_span_begin(e);
-    mn_engine_span_end(e, true);
+    mn_engine_span_end(e, true, false);
 }
 
 int

@@ -147,6 +147,7 @@ grant_one(struct mn_engine *e)
     }
     mn_arena_wait_for_room(&e->arena, false);
     if (oldest == n) {
+        e->idle_ns = 0;
         return false;
     }
     struct mn_worker *k = mn_worker_at(&e->shm, oldest);

@@ -83,6 +83,9 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
             .now_ns = now_ns};
         again = mn_respawn_died(&m->respawn, &how);
     }
+    else if (tasks != m->tasks) { /* it has worked: those to come are another row */
+        m->respawn = (struct mn_respawn){0};
+    }
     m->tasks = tasks;
     m->damage = MN_SOUND;
     m->asked = false;
@@ -115,6 +118,12 @@ bool
 mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker)
 {
     return c->members[worker].wanted;
+}
+
+bool
+mn_crew_stays(const struct mn_crew *c, uint32_t worker)
+{
+    return c->members[worker].wanted && !c->members[worker].asked;
 }
 
 void

@@ -127,6 +127,10 @@ mn_crew_want(struct mn_crew *c, uint32_t worker);
 bool
 mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker);
 
+/* That, and nobody has asked it to leave. */
+bool
+mn_crew_stays(const struct mn_crew *c, uint32_t worker);
+
 /* The user ends this worker: there will be no other in its place. */
 void
 mn_crew_retire(struct mn_crew *c, uint32_t worker);

@@ -130,7 +130,8 @@ class Prefetcher:
     def _end_wait(self) -> None:
         supervisor = self._supervisor
         if supervisor.living():
-            self.engine.wait_ends(self._got)
+            # Without one, and with none here: an interrupt has lost what was received.
+            self.engine.wait_ends(self._got, bool(self.queue))
             if supervisor.trace is not None:
                 supervisor.trace.news()
         self._waits = False
@@ -147,8 +148,8 @@ class Prefetcher:
         return min(most, whole)
 
     def _handed_out(self) -> tuple[Any, Any]:
+        self.engine.delivered()  # first: of one that an interrupt leaves that may be said twice
         what, data = self.queue.popleft()
-        self.engine.delivered()
         if self._supervisor.trace is not None:
             self._supervisor.trace.news()
         if isinstance(data, Raised):

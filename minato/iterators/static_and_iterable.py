@@ -124,7 +124,7 @@ class StaticIterator(MinatoIterator):
             raise
         finally:
             if self._living():
-                self._engine.wait_ends(not self._progress.finished)
+                self._engine.wait_ends(not self._progress.finished, False)
                 if self._supervisor.trace is not None:
                     self._supervisor.trace.news()
         return data

@@ -274,6 +274,29 @@ who_dies_while_starting_for_seconds_is_not_replaced(void)
     tear_down(&s);
 }
 
+/* ... and so does one that has worked, and was asked to leave: long after that one dies. */
+static void
+who_has_worked_and_left_begins_another_row(void)
+{
+    struct bench s;
+    set_up(&s, 2);
+    s.fake.unready = true;
+    for (uint32_t death = 0; death < 3; death++) {
+        (void)die(&s, 1, 1, false); /* the first was READY */
+    }
+    s.t->workers[1].began = 1; /* this one comes to be, too */
+    mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 100);
+    mn_crew_ask_to_leave(&s.crew, 1, MN_LEAVE_SHRINK);
+    (void)die(&s, 1, 0, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 2);
+    s.now_ns += 40000 * MS;
+    mn_crew_want(&s.crew, 1);
+    fake_look(&s.fake.executor);
+    (void)die(&s, 1, 1, false);
+    CHECK_EQ(mn_crew_live(&s.crew), 3);
+    tear_down(&s);
+}
+
 /* Somebody else has done that, as a rule: whoever kills at random hits several in a row. */
 static void
 who_is_killed_while_starting_is_replaced_for_longer(void)
@@ -544,6 +567,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", who_dies_while_starting_for_seconds_is_not_replaced),
     MN_TEST("plain", who_is_killed_while_starting_is_replaced_for_longer),
     MN_TEST("plain", who_cannot_be_made_is_given_up_by_count),
+    MN_TEST("plain", who_has_worked_and_left_begins_another_row),
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
     MN_TEST("plain", a_stopped_executor_is_ended_if_somebody_is_to_come),

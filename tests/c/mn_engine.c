@@ -158,6 +158,27 @@ slow_samples_are_watched_without_the_mutex(void)
     mn_engine_close(e);
 }
 
+/* Of three workers two have died, and none is to come in their places. */
+static void
+the_last_worker_is_not_asked_to_leave(void)
+{
+    struct mn_engine_config cfg = {.workers = 3, .min_workers = 1, .max_workers = 4,
+                                   .arena_bytes = 64 * MIB, .window = 1};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+    for (uint32_t w = 0; w < 3; w++) {
+        mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->state,
+                            w == 1 ? MN_WORKER_READY : MN_WORKER_EXITED);
+    }
+    (void)rig_step(e);
+    CHECK_EQ(mn_crew_live(&e->crew), 1);
+    mn_mutex_lock(&e->mutex);
+    mn_autoscale_move(e, 1);
+    mn_mutex_unlock(&e->mutex);
+    CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->leave), MN_LEAVE_NOT);
+    mn_engine_close(e);
+}
+
 static void
 batch_with_more_rows_than_descriptors(void)
 {
@@ -1681,6 +1702,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", attach_refuses_another_layout),
     MN_TEST("plain", block_goes_round),
     MN_TEST("plain", slow_samples_are_watched_without_the_mutex),
+    MN_TEST("plain", the_last_worker_is_not_asked_to_leave),
     MN_TEST("plain", batch_with_more_rows_than_descriptors),
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),

@@ -69,6 +69,7 @@ class Engine:
         self.data: dict[Block, Any] = {}
         self.retired: list[Block] = []
         self.waits_ended: list[bool] = []
+        self.waits_held: list[bool] = []
         self.delivered_ahead = 0
 
     def set_form(self, layout: Any) -> None:
@@ -112,8 +113,9 @@ class Engine:
     def wait_begins(self) -> int:
         return 1_000_000
 
-    def wait_ends(self, got: bool) -> None:
+    def wait_ends(self, got: bool, held: bool) -> None:
         self.waits_ended.append(got)
+        self.waits_held.append(held)
 
     def delivered(self) -> None:
         self.delivered_ahead += 1

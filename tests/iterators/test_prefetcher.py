@@ -89,6 +89,24 @@ def test_a_wait_that_an_interrupt_kept_from_ending_is_over_with_the_next_call(at
     assert engine.waits_ended == [at == "wait_ends"]
 
 
+def test_what_an_interrupt_has_lost_is_not_held() -> None:
+    """It counts as prefetched for as long as it is."""
+    prefetcher = prefetcher_of(receiver := Numbers(done=0))
+    engine: Any = prefetcher.engine
+    usual = receiver.receive
+
+    def interrupted(wait: bool = True) -> Any:
+        raise KeyboardInterrupt
+
+    receiver.receive = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        prefetcher.next()
+    receiver.receive = usual  # type: ignore[method-assign]
+    prefetcher.queue.append(["batch 0", 0])
+    prefetcher.next()
+    assert engine.waits_ended == [False] and engine.waits_held == [False]
+
+
 def test_what_is_complete_is_received_along() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=3))
     prefetcher.next()

@@ -359,8 +359,8 @@ static PyMethodDef engine_methods[] = {
     {"wait_begins", MN_ALONE(mn_engine_py_wait_begins), METH_NOARGS,
      PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known.\n"
                "It begins to wait for a batch; next() does it by itself")},
-    {"wait_ends", MN_ALONE(mn_engine_py_wait_ends), METH_O,
-     PyDoc_STR("wait_ends(got): with a batch or without")},
+    {"wait_ends", MN_ALONE(mn_engine_py_wait_ends), METH_VARARGS,
+     PyDoc_STR("wait_ends(got, held): with a batch or without; whether the caller has one then")},
     {"delivered", MN_ALONE(mn_engine_py_delivered), METH_NOARGS,
      PyDoc_STR("delivered(): both, for a batch that was taken before its turn")},
     {"set_page_driver", MN_ALONE(mn_engine_py_set_driver), METH_VARARGS, mn_engine_set_driver_doc},

@@ -426,14 +426,14 @@ mn_engine_py_wait_begins(PyObject *self, PyObject *ignored)
 }
 
 PyObject *
-mn_engine_py_wait_ends(PyObject *self, PyObject *got)
+mn_engine_py_wait_ends(PyObject *self, PyObject *args)
 {
     struct mn_engine *e = mn_engine_get(self);
-    int yes = PyObject_IsTrue(got);
-    if (e == NULL || yes < 0) {
+    int got, held;
+    if (e == NULL || !PyArg_ParseTuple(args, "pp:wait_ends", &got, &held)) {
         return NULL;
     }
-    mn_engine_span_end(e, yes != 0);
+    mn_engine_span_end(e, got != 0, held != 0);
     Py_RETURN_NONE;
 }
 
