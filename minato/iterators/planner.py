@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch.utils.data import Subset
+
 from .._core import Engine, Epoch
 from ..dataset_calls import offered
 from ..progress import Progress
@@ -389,11 +391,19 @@ class Planner:
             raise
 
 
+def _hints_of(dataset: Any) -> Callable[[Any], float] | None:
+    """The dataset's ``cost_hint``, through torch's ``Subset``."""
+    if type(dataset) is not Subset:
+        return offered(dataset, "cost_hint")
+    inner, indices = _hints_of(dataset.dataset), dataset.indices
+    return None if inner is None else lambda index: inner(indices[index])
+
+
 class Hints:
     """The user's guess of what samples cost, until they were seen."""
 
     def __init__(self, loader: Any, memo: Memo) -> None:
-        self.given: Callable[[Any], float] | None = offered(loader.dataset, "cost_hint")
+        self.given = _hints_of(loader.dataset)
         self._memo = memo
 
     def take(self, index: Any) -> None:

@@ -135,6 +135,8 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
     """
     if loader.worker_type in ("process", "thread"):
         return None
+    if loader.worker_type is None and loader.max_retries > 1:
+        return None  # workers that can be killed, and samples that are tried again
     reason, cause = why_not(loader), None
     if reason is None:
         try:

@@ -461,9 +461,10 @@ def test_who_serves(files) -> None:
         loader = minato.DataLoader(dataset, num_workers=1)
         list(loader)
         assert loader.stats()["worker_type"] == "native"
-    asked = minato.DataLoader(plain(files), num_workers=1, worker_type="process")
-    list(asked)
-    assert asked.stats()["worker_type"] == "process"
+    for options in ({"worker_type": "process"}, {"max_retries": 2}):  # threads know no retries
+        asked = minato.DataLoader(plain(files), num_workers=1, **options)
+        list(asked)
+        assert asked.stats()["worker_type"] == "process"
     without = minato.DataLoader(plain(files))
     list(without)
     assert without.stats()["worker_type"] is None
