@@ -228,7 +228,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 runs[name][loader].append(run)
                 times = " ".join(f"{n / run['groups']:.2f}" for n in run["opened"])
                 print(f"{name}, {loader}: opened {times}", file=sys.stderr, flush=True)
-            if len({run["digests"][0] for cells in runs[name].values() for run in cells}) != 1:
+            every = [run for cells in runs[name].values() for run in cells]
+            if len({digest for run in every for digest in run["digests"]}) != 1:
                 raise AssertionError(f"{name}: loaders deliver different samples")
     return {"machine": common.machine(), "quiet": quiet.report(), "runs": runs,
             "bounds": bounds, "missing": missing}  # fmt: skip

@@ -168,6 +168,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error(f"--patch must be multiples of {divisor} for {len(preset.filters)} filters")
     asked = [name for name in ("eval_every", "eval_start", "target_dice")
              if getattr(args, name) is not None]
+    if args.eval_start is not None and preset.eval_every == 0:
+        parser.error("--eval-start says where evaluations begin: say --eval-every, too")
     if args.no_eval and asked:
         parser.error(f"--no-eval and --{asked[0].replace('_', '-')} exclude each other")
     if not 0 <= args.python_ms < float("inf"):

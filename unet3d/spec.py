@@ -49,7 +49,7 @@ class Preset:
     accumulate: int
     workers: int
     eval_every: int  # epochs between evaluations; 0: after the last epoch only
-    eval_start: int  # first epoch that may be evaluated
+    eval_start: int  # the first of those; 0: none before so many
     eval_samples: int  # in an epoch of the two above; 0: an epoch as it is
     overlap: float  # of the evaluation's sliding windows
     target_dice: float  # training stops once the mean Dice reaches it
@@ -72,7 +72,7 @@ PRESETS = {
     "quick": Preset(
         patch=(32, 32, 32), filters=(8, 16, 32), batch_size=2,
         epochs=8, repeat=8, learning_rate=0.05, initial_rate=1e-3,
-        warmup_epochs=0, accumulate=1, workers=2, eval_every=0, eval_start=1,
+        warmup_epochs=0, accumulate=1, workers=2, eval_every=0, eval_start=0,
         eval_samples=0, overlap=0.25, target_dice=1.01, diverged_dice=0.0, bounds=True,
         drop_last=False,
     ),

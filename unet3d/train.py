@@ -30,7 +30,7 @@ from unet3d import checkpoint, mlperf, records, resume, sampling, spec
 from unet3d.bench import bounds, pagecache
 from unet3d.bench.meters import DeliveryHash, DeviceCopies, EpochClock, PythonWork, wait_summary
 from unet3d.bench.usage import UsageSampler, usage_of_all
-from unet3d.data import VolumeDataset, list_cases, mix, split
+from unet3d.data import ExpertVolumes, VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
 from unet3d.losses import dice_ce_loss
@@ -369,6 +369,10 @@ class Trainer:
         if getattr(dataset, "keep_boxes", False):  # a copy: the run finds its boxes by itself
             dataset = pickle.loads(pickle.dumps(dataset))
             dataset.warm()
+        elif self.args.loader == "pytorch-expert":
+            dataset = ExpertVolumes(dataset)
+            for index in order[:BOUND_SAMPLES]:
+                dataset[index]  # its boxes are known from then on
         synthetic = build("synthetic", dataset, batch_size=self.preset.batch_size,
                           sampler=self.sampler, workers=0, device=self.device)
         image, label, _ = next(iter(synthetic))
@@ -415,7 +419,7 @@ class Trainer:
         if epoch == preset.epochs:
             return True
         return bool(self.eval_every) and epoch >= self.eval_start \
-            and epoch % self.eval_every == 0
+            and (epoch - self.eval_start) % self.eval_every == 0
 
     def _reached(self) -> bool:
         """Whether the last epoch that was finished reached the target."""

@@ -450,6 +450,17 @@ def test_evaluations_follow_the_samples_of_an_epoch(samples, start, every):
     assert quick.evaluations(samples) == (2, 5)
 
 
+def test_the_first_evaluation_is_where_it_is_said(data_folder, tmp_path):
+    assert run(data_folder, tmp_path, "--no-bounds", "--epochs", "6", "--eval-start", "2",
+               "--eval-every", "3", loader="minato") == 0
+    rows = [json.loads(line[9:]) for line in (tmp_path / "mlperf.log").read_text().splitlines()]
+    evaluated = [r["metadata"]["epoch_num"] for r in rows if r["key"] == "eval_accuracy"]
+    assert evaluated == [2, 5, 6]
+    with pytest.raises(SystemExit):
+        settings.parse("", ["--data", "d", "--out", "o", "--loader", "pytorch",
+                            "--eval-start", "2"])
+
+
 def mlperf_events(out):
     rows = [json.loads(line[9:]) for line in (out / "mlperf.log").read_text().splitlines()]
     return {row["key"]: row for row in rows}
@@ -638,11 +649,14 @@ def test_a_cache_that_is_not_warm_is_told(tmp_path, capsys, monkeypatch):
 
 def test_each_kind_of_work_has_bounds_of_its_own():
     bounds = {"reference": {"work_bound_s": 4.0, "synthetic_bound_s": 1.0},
-              "native": {"work_bound_s": 0.5, "synthetic_bound_s": 1.0}, "dali": {}}
+              "native": {"work_bound_s": 0.5, "synthetic_bound_s": 1.0}, "dali": {},
+              "pytorch-expert": {"work_bound_s": 0.3, "synthetic_bound_s": 0.2}}
     largest = {name: compare.own_bounds(name, bounds).get("bound_s") for name in (
-        "minato", "pytorch", "minato-native", "pytorch-native", "dali", "synthetic")}
+        "minato", "pytorch", "minato-native", "pytorch-native", "pytorch-expert", "dali",
+        "synthetic")}
     assert largest == {"minato": 4.0, "pytorch": 4.0, "minato-native": 1.0,
-                       "pytorch-native": 1.0, "dali": None, "synthetic": 1.0}
+                       "pytorch-native": 1.0, "pytorch-expert": 0.3, "dali": None,
+                       "synthetic": 1.0}
 
 
 def _result(content, indices="aa", seeding="sample"):

@@ -288,6 +288,8 @@ def test_work_of_all_samples_replaces_the_estimate():
         "work_bound_s": 3.0, "core_bound_s": 5.0, "copy_bound_s": 0.1}
     assert compare.bounds_of(result, profile) == {
         "work_bound_s": 4.0, "core_bound_s": 5.0 + 2 / cores, "copy_bound_s": 0.1}
+    assert compare.bounds_of(result, profile, 2) == {
+        "work_bound_s": 2.0, "core_bound_s": 5.0 - 2 / cores, "copy_bound_s": 0.1}
 
 
 def test_a_ceiling_is_no_lower_than_what_was_reached():

@@ -165,14 +165,17 @@ def counted_epochs(cache: str, runs: Sequence[dict[str, Any]]) -> list[dict[str,
     return epochs
 
 
-def bounds_of(result: dict[str, Any], profile: slow.Profile | None) -> dict[str, float]:
-    """The bounds that a run measured, with the work of all samples where it is known."""
+def bounds_of(result: dict[str, Any], profile: slow.Profile | None,
+              processes: int = 1) -> dict[str, float]:
+    """The bounds that a run measured, with the work of all samples where it is known: that is
+    shared by the workers of all processes."""
     row, config = result["epochs"][-1], result["config"]
     found = {name: row[name] for name in row if name.endswith("_bound_s")}
     if profile is None or "work_bound_s" not in found:
         return found
     workers, whole = config["workers"], profile.work_s(range(len(profile.costs)))
     if workers > 0:
+        whole /= processes
         if "core_bound_s" in found:
             found["core_bound_s"] += (whole - found["work_bound_s"] * workers) / available_cores()
         found["work_bound_s"] = whole / workers
@@ -201,6 +204,8 @@ def read_batches(folder: Path, epoch: int) -> list[list[int]]:
 
 def work_of(loader: str) -> str:
     """Loaders with the same name for it have the same work to do, and so the same bounds."""
+    if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident")):
+        return loader  # reads less of its files
     return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
 
 
@@ -255,8 +260,8 @@ def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
     """How the slow samples lie in the batches of the profiled epoch, over all runs."""
     for row in rows:
         row["slow_shares"] = None
-        if loaders.samples_of(row["loader"]) != "reference":
-            continue  # other draws, other slow samples
+        if loaders.samples_of(row["loader"]) != "reference" or row["loader"] == "pytorch-expert":
+            continue  # other draws or other work, other slow samples
         found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
                                              profile.epoch)) for n in range(repeats)]
         row["slow_shares"] = found[0]
@@ -415,41 +420,49 @@ def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence
 
 
 def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
-            common: Sequence[str], profile: slow.Profile | None,
-            processes: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run everything below `out`; returns the table's rows, and every run's epochs by cache
-    and loader. Raises ComparisonError."""
+            common: Sequence[str], profile: slow.Profile | None, files: Sequence[Path],
+            processes: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    """Run everything below `out`; returns the table's rows, every run's epochs by cache and
+    loader, and how much of the files was cached around the warm runs. Raises ComparisonError."""
     module = program(workload)[0]
     extra = ["--no-eval"] if workload == "unet3d" else []
-    # The bounds are those of the machine and the work: measured in one run for each kind of it.
+    # The bounds are those of the machine and the work: measured in one run for each kind of it,
+    # which does not count, because it begins with warm libraries.
     measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
     measures.setdefault("reference", "synthetic")
-    rows, every = [], {}
+    rows, every, found = [], {}, []
     for cache in caches:
+        if cache == "warm":
+            warm_up(files)
+            found.append(cached(files, "before"))
+        measured = {work: run_once(module, loader, cache, out / f"{cache}-{loader}-bounds",
+                                   [*common, *extra, "--epochs", "1", "--bounds"], processes)
+                    for work, loader in measures.items() if loader in names}
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for repeat in range(repeats):
             turn = repeat % len(names)
             for loader in [*names[turn:], *names[:turn]]:
                 print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
                       file=sys.stderr, flush=True)
-                first = repeat == 0 and measures[work_of(loader)] == loader
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
                 results[loader].append(run_once(
                     module, loader, cache, folder,
-                    [*common, *extra, "--bounds" if first else "--no-bounds"],
-                    processes))
+                    [*common, *extra, "--no-bounds"], processes))
         check_same_work(results)
         bounds = {}
         for work, loader in measures.items():
             known = profile if work == "reference" else None
-            bounds[work] = bounds_of(results[loader][0], known) if loader in results else {}
+            bounds[work] = (bounds_of(measured[work], known, processes) if work in measured
+                            else {})
             if "synthetic" in results and bounds[work]:
                 bounds[work] = lower_ceiling(bounds[work], results["synthetic"])
         rows += summarise(cache, results, bounds)
         every[cache] = results
+        if cache == "warm":
+            found.append(cached(files, "after"))
     if profile is not None:
         add_slow_shares(rows, out, repeats, profile)
-    return rows, every
+    return rows, every, found
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -513,10 +526,8 @@ def main(argv: list[str] | None = None) -> int:
         profile, files = measure_work(args.workload, common, caches, args.epochs)
         args.out.mkdir(parents=True, exist_ok=True)
         check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
-        found = [cached(files, "before")] if "warm" in caches else []
-        rows, every = compare(args.workload, args.loaders, caches, args.repeats, args.out,
-                              common, profile, args.processes)
-        found += [cached(files, "after")] if "warm" in caches else []
+        rows, every, found = compare(args.workload, args.loaders, caches, args.repeats, args.out,
+                                     common, profile, files, args.processes)
     except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
