@@ -199,9 +199,10 @@ def test_with_xdist_the_others_are_run(tmp_path: Path) -> None:
 
 
 CRASHES = """
-import os
+import os, time
 
 def test_it():
+    time.sleep(1)  # xdist has sent the next files by then: to one that has ended it cannot
     os._exit(1)
 
 def test_after_it():
