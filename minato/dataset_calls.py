@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import Subset
+
+_T = TypeVar("_T")
 
 
 def offered(dataset: Any, name: str) -> Callable[..., Any] | None:
@@ -14,6 +16,14 @@ def offered(dataset: Any, name: str) -> Callable[..., Any] | None:
         method = getattr(dataset, name)
         return method if callable(method) else None
     return None
+
+
+def through_subset(
+    subset: Subset[Any], inner: Callable[[Any], _T] | None
+) -> Callable[[Any], _T] | None:
+    """The same by the subset's indices. inner: what its dataset says of an index, if it does."""
+    indices = subset.indices
+    return None if inner is None else lambda index: inner(indices[index])
 
 
 def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:

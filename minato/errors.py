@@ -136,6 +136,12 @@ def thread_impossible(reason: str) -> str:
     return f"worker_type='thread' cannot serve this loader: {reason}."
 
 
+def stopped(call: str) -> RuntimeError:
+    """In place of the StopIteration of a call of the dataset's: a for loop would take that for the
+    end of the epoch."""
+    return RuntimeError(f"{call} of the dataset raised StopIteration")
+
+
 def no_end(error: Exception) -> Exception:
     """An error to raise out of next(), where a for loop would take StopIteration for the end."""
     if not isinstance(error, StopIteration):

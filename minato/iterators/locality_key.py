@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from ..dataset_calls import offered
-from ..errors import add_note
+from ..dataset_calls import offered, through_subset
+from ..errors import add_note, stopped
 
 Key = Callable[[Any], Hashable]
 
@@ -22,17 +22,10 @@ Key = Callable[[Any], Hashable]
 def key_of(dataset: Any) -> Key | None:
     """The dataset's ``locality_key``, through torch's ``Subset`` and ``ConcatDataset``."""
     if type(dataset) is Subset:
-        return _of_subset(dataset)
+        return through_subset(dataset, key_of(dataset.dataset))
     if type(dataset) is ConcatDataset:
         return _of_parts(dataset)
     return offered(dataset, "locality_key")
-
-
-def _of_subset(subset: Subset[Any]) -> Key | None:
-    inner, indices = key_of(subset.dataset), subset.indices
-    if inner is None:
-        return None
-    return lambda index: inner(indices[index])
 
 
 def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
@@ -99,9 +92,8 @@ class Groups:
             key = self._key(index)
             hash(key)
             return key
-        except StopIteration as error:  # a for loop would take it for the end of the epoch
-            text = f"locality_key({index!r}) of the dataset raised StopIteration"
-            raise RuntimeError(text) from error
+        except StopIteration as error:
+            raise stopped(f"locality_key({index!r})") from error
         except Exception as error:
             add_note(error, f"It was raised for locality_key({index!r}) of the dataset.")
             raise

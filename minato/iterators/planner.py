@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import Subset
 
 from .._core import Engine, Epoch
-from ..dataset_calls import offered
+from ..dataset_calls import offered, through_subset
+from ..errors import stopped
 from ..progress import Progress
 from ..sampler_indices import as_given
 from ..transport.rows_or_whole import Form
@@ -71,7 +72,8 @@ class Draw:
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
         if self.drawn is None:
-            self.drawn = (as_given(next(self._indices)),)
+            self.drawn = (next(self._indices),)  # first: an interrupt does not lose it then
+            self.drawn = (as_given(self.drawn[0]),)
         return self.drawn[0]
 
     def behind(self) -> int:
@@ -393,10 +395,9 @@ class Planner:
 
 def _hints_of(dataset: Any) -> Callable[[Any], float] | None:
     """The dataset's ``cost_hint``, through torch's ``Subset``."""
-    if type(dataset) is not Subset:
-        return offered(dataset, "cost_hint")
-    inner, indices = _hints_of(dataset.dataset), dataset.indices
-    return None if inner is None else lambda index: inner(indices[index])
+    if type(dataset) is Subset:
+        return through_subset(dataset, _hints_of(dataset.dataset))
+    return offered(dataset, "cost_hint")
 
 
 class Hints:
@@ -412,11 +413,8 @@ class Hints:
             return
         for i in index if isinstance(index, (list, tuple)) else [index]:
             if type(i) is int and 0 <= i < self._memo.size:
-                self._memo.costs.hint(i, max(0, int(self._hint_of(self.given, i) * 1e9)))
-
-    def _hint_of(self, given: Callable[[Any], float], index: int) -> float:
-        try:
-            return given(index)
-        except StopIteration as error:  # a for loop would take it for the end of the epoch
-            text = f"cost_hint({index!r}) of the dataset raised StopIteration"
-            raise RuntimeError(text) from error
+                try:
+                    seconds = self.given(i)
+                except StopIteration as error:
+                    raise stopped(f"cost_hint({i!r})") from error
+                self._memo.costs.hint(i, max(0, int(seconds * 1e9)))

@@ -131,10 +131,10 @@ class Ahead:
         return self
 
     def __next__(self) -> Any:
+        self.following(1)
         if self._drawn:
             return self._drawn.popleft()
-        if self._raised is None:
-            return as_given(next(self._indices))
+        assert self._raised is not None
         try:
             raise self._raised
         finally:
@@ -144,7 +144,8 @@ class Ahead:
         """So much of what comes next, or what there is before the sampler raises."""
         while len(self._drawn) < most and self._raised is None:
             try:
-                self._drawn.append(as_given(next(self._indices)))
+                self._drawn.append(next(self._indices))  # first, for interrupts
+                self._drawn[-1] = as_given(self._drawn[-1])
             except Exception as error:
                 self._raised = error
         return list(islice(self._drawn, most))

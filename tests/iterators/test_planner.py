@@ -271,6 +271,9 @@ def test_an_interrupt_at_any_call_plans_nothing_twice(options: Any, again: bool)
             planner.plan_again()
         planner.fill()
         assert [batch.number for batch in planner.planned.values()] == [*range(8)]
+        assert [batch.indices for batch in planner.planned.values()] == [
+            [2 * number, 2 * number + 1] for number in range(8)
+        ]
         assert list(planner.planned) == [plan.sequence for plan in engine.plans]
         if calls[0] < call:
             break
