@@ -690,8 +690,8 @@ MUTANTS = {
         "(state == MN_WORKER_STARTING && (worked || !worked))", "mn_checked_results",
         kinds=("fork",)),
     "autoscale: the last worker may be asked to leave": Mutant(
-        ENGINE + "mn_autoscale.c", " && staying(e) > e->cfg.min_workers",
-        " && staying(e) < UINT32_MAX", "mn_engine", kinds=("plain",)),
+        ENGINE + "mn_autoscale.c", " && left > e->cfg.min_workers",
+        " && left < UINT32_MAX", "mn_engine", kinds=("plain",)),
     "crew: a worker that has worked and left ends no row": Mutant(
         WORKERS + "mn_crew.c", "    else if (tasks != m->tasks) {", "    else if (0) {", "mn_crew",
         kinds=("plain",)),

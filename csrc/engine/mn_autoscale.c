@@ -151,8 +151,10 @@ move_to(struct mn_engine *e, int32_t target)
         e->active++;
         wake = true;
     }
-    while ((int32_t)e->active > target && staying(e) > e->cfg.min_workers && end_one(e)) {
+    uint32_t left = (int32_t)e->active > target ? staying(e) : 0;
+    while ((int32_t)e->active > target && left > e->cfg.min_workers && end_one(e)) {
         e->active--;
+        left--;
     }
     mn_plan_set_active(e->plan, e->active);
     if (wake) {

@@ -1063,6 +1063,25 @@ two_workers(struct rig *r, struct rig_worker *w)
     return e;
 }
 
+/* Of so many batches the first is done, the worker of the second waits for room past the limit, and
+ * the other worker may go on without. */
+static void
+second_waits_for_room(struct rig *r, struct rig_worker *w, uint32_t batches)
+{
+    struct rig_block b[4];
+    uint32_t task;
+    CHECK(batches <= 4);
+    for (uint32_t i = 0; i < batches; i++) {
+        CHECK_EQ(rig_plan(r, 1, &b[i]), MN_OK);
+    }
+    CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK); /* the head */
+    CHECK_EQ(rig_run(&w[1], task), 0);
+    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
+    want_room(&w[0], 8 * MIB);
+    mn_a64_store_seqcst(&r->e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
+    (void)rig_step(r->e);
+}
+
 /* A worker that waits for room needs none while another may go on without. */
 static void
 room_is_not_given_past_the_limit_beside_idle_workers(void)
@@ -1070,17 +1089,8 @@ room_is_not_given_past_the_limit_beside_idle_workers(void)
     struct rig r;
     struct rig_worker w[2];
     struct mn_engine *e = two_workers(&r, w);
-    struct rig_block b[3];
-    uint32_t task, first;
-    for (uint32_t i = 0; i < 3; i++) {
-        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
-    }
-    CHECK_EQ(mn_worker_try(&w[1].side, &first), MN_OK); /* the head */
-    CHECK_EQ(rig_run(&w[1], first), 0);
-    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
-    want_room(&w[0], 8 * MIB);
-    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
-    (void)rig_step(e);
+    uint32_t task;
+    second_waits_for_room(&r, w, 3);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT); /* the third is queued */
     CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
     (void)rig_step(e);
@@ -1098,17 +1108,8 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     struct rig r;
     struct rig_worker w[2];
     struct mn_engine *e = two_workers(&r, w);
-    struct rig_block b[4];
-    uint32_t task, first;
-    for (uint32_t i = 0; i < 4; i++) {
-        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
-    }
-    CHECK_EQ(mn_worker_try(&w[1].side, &first), MN_OK); /* the head */
-    CHECK_EQ(rig_run(&w[1], first), 0);
-    CHECK_EQ(mn_worker_try(&w[0].side, &task), MN_OK);
-    want_room(&w[0], 8 * MIB);
-    mn_a64_store_seqcst(&e->shm.ctl->wanted, MN_WANT_CHANGE); /* the trainer sleeps */
-    (void)rig_step(e);
+    uint32_t task;
+    second_waits_for_room(&r, w, 4);
     CHECK(e->idle_ns != 0);
     e->idle_ns -= UINT64_C(3000000000); /* so long ago */
     CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
