@@ -153,12 +153,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """As ``--dist loadfile``, but for what comes after the end of a process: pytest-xdist then
     also hands out again the test that it was running, and files that were through. Nobody ends
-    a test of theirs, which is when the next file is handed out: the run would wait for ever."""
+    a test of theirs, which is when the next file is handed out: the run would wait for ever.
+    And one that was handed a file just as it ended is an error of pytest-xdist's own."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it is not installed everywhere
+        def _assign_work_unit(self, node: Any) -> None:
+            with contextlib.suppress(OSError):  # it has ended: its files come back with remove_node
+                super()._assign_work_unit(node)
+
         def remove_node(self, node: Any) -> str | None:
             files = self.assigned_work.pop(node)
             left = [(tests, test) for tests in files.values() for test in tests if not tests[test]]

@@ -199,10 +199,9 @@ def test_with_xdist_the_others_are_run(tmp_path: Path) -> None:
 
 
 CRASHES = """
-import os, time
+import os
 
 def test_it():
-    time.sleep(1)  # xdist has sent the next files by then: to one that has ended it cannot
     os._exit(1)
 
 def test_after_it():
@@ -210,9 +209,24 @@ def test_after_it():
 """
 
 
-def test_with_xdist_all_files_are_run_after_a_crash(tmp_path: Path) -> None:
+#: a file is handed out when the process that is to have it has ended, and nobody has seen that yet
+SLOW = """
+import os, psutil
+from xdist.workermanage import WorkerController
+
+WorkerController.shutting_down = property(lambda node: node._shutdown_sent)
+
+def pytest_runtest_logreport(report):
+    if "PYTEST_XDIST_WORKER" not in os.environ and report.nodeid.startswith("test_a"):
+        psutil.wait_procs(psutil.Process().children(), timeout=60)
+"""
+
+
+@pytest.mark.parametrize("plugin", ["", SLOW], ids=["fast", "slow"])
+def test_with_xdist_all_files_are_run_after_a_crash(tmp_path: Path, plugin: str) -> None:
     """One that was through before it must not be waited for."""
     pytest.importorskip("xdist")
+    (tmp_path / "conftest.py").write_text(plugin)
     for name in ("a", "c", "d"):
         (tmp_path / f"test_{name}.py").write_text("def test_it(): pass\ndef test_two(): pass\n")
     (tmp_path / "test_b.py").write_text(CRASHES)
