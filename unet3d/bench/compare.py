@@ -260,7 +260,7 @@ def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
     """How the slow samples lie in the batches of the profiled epoch, over all runs."""
     for row in rows:
         row["slow_shares"] = None
-        if loaders.samples_of(row["loader"]) != "reference" or row["loader"] == "pytorch-expert":
+        if row["loader"] == "synthetic" or work_of(row["loader"]) != "reference":
             continue  # other draws or other work, other slow samples
         found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
                                              profile.epoch)) for n in range(repeats)]
@@ -433,7 +433,8 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
     rows, every, found = [], {}, []
     for cache in caches:
         if cache == "warm":
-            warm_up(files)
+            if "cold" in caches:  # whose runs have thrown them out
+                warm_up(files)
             found.append(cached(files, "before"))
         measured = {work: run_once(module, loader, cache, out / f"{cache}-{loader}-bounds",
                                    [*common, *extra, "--epochs", "1", "--bounds"], processes)
