@@ -256,9 +256,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batch that each has delivered; where that raises, so does this. So is a sampler,
         as of the last batch delivered; with ``scheduling="static"``, ``batching="ready"`` and
         ``on_error="replace"``, and where a batch sampler of the program's draws from it, as of the
-        end of the epoch before, and the epoch's indices are drawn again. Where torch's own workers serve the loader (DataPipes,
-        custom multiprocessing contexts), which count nothing, it knows the epoch and no position
-        in it, and warns once.
+        end of the epoch before, and the epoch's indices are drawn again. Where torch's own workers
+        serve the loader (DataPipes, custom multiprocessing contexts), which count nothing, it knows
+        the epoch and no position in it, and warns once.
         """
         memo = memo_of(self)
         if memo.resume is not None:

@@ -235,21 +235,15 @@ class Options:
         """They serve the loader for no reason of its arguments: ValueError where its batches would
         be others, and a warning of what else has no effect."""
         why = f"where torch's own workers serve: {reason}"
-        if self.on_error != "raise":
+        ignored = self._asked_of_any() + self._asked_of_balanced()
+        if "on_error" in ignored:
             raise ValueError(f"on_error={self.on_error!r} has no effect {why}. Leave it out.")
-        asked = {
-            "memory_limit": self.memory_limit is not None,
-            "max_retries": self.max_retries > 1,
-            "autoscale": self.autoscale,
-            "seed_per_sample": self.seed_per_sample,
-            "prefetch_next_epoch": self.prefetch_next_epoch,
-            "batching": self.batching == "ready",
-        }
-        if ignored := [name for name in asked if asked[name]]:
+        if ignored := [name for name in ignored if name != "device"]:  # that copies nothing then
             warnings.warn(f"{', '.join(ignored)}: without effect {why}", stacklevel=4)
 
-    def _check_ignored(self, loader: Any) -> None:
-        threshold, bounds = self.straggler_threshold, self.autoscale or (0, 0)
+    def _asked_of_balanced(self) -> list[str]:
+        """What was asked for that only workers have who get samples as they are free."""
+        threshold = self.straggler_threshold
         asked = {
             "seed_per_sample": self.seed_per_sample,
             "max_retries": self.max_retries > 1,
@@ -257,12 +251,23 @@ class Options:
             "straggler_threshold": threshold is not None and threshold != "auto",
             "prefetch_next_epoch": self.prefetch_next_epoch,
         }
-        ignored = [name for name in asked if asked[name]]
+        return [name for name in asked if asked[name]]
+
+    def _asked_of_any(self) -> list[str]:
+        """What was asked for that all of minato's workers have."""
+        asked = {
+            "memory_limit": self.memory_limit is not None,
+            "device": self.device is not None,
+            "on_error": self.on_error != "raise",
+            "batching": self.batching == "ready",
+        }
+        return [name for name in asked if asked[name]]
+
+    def _check_ignored(self, loader: Any) -> None:
+        ignored, bounds = self._asked_of_balanced(), self.autoscale or (0, 0)
         if (reason := asks_for_torchs_workers(loader)) is not None:
             why = f"where torch's own workers serve: {reason}"
-            ignored += [n for n in ("memory_limit", "device") if getattr(self, n) is not None]
-            ignored += ["on_error"] if self.on_error != "raise" else []
-            ignored += ["batching"] if self.batching == "ready" else []
+            ignored += self._asked_of_any()
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker goes through it by itself, with a random "
@@ -275,7 +280,7 @@ class Options:
             )
         else:
             why = "without autoscale=(low, high), which says how many standby workers there may be"
-            alone = asked["straggler_threshold"] and bounds[0] == bounds[1]
+            alone = "straggler_threshold" in ignored and bounds[0] == bounds[1]
             ignored = ["straggler_threshold"] if alone else []
         if ignored:
             name = ignored[0]

@@ -117,9 +117,9 @@ class SamplerStates:
             warnings.warn(
                 f"the state holds what the sampler has said behind {start['drawn']} of its "
                 "indices, and this loader (scheduling='static', batching='ready', "
-                "on_error='replace', or a batch sampler of its own) needs all of the epoch's: the sampler is not told that, and "
-                "begins as the program has left it. Put it there, or resume with the options "
-                "that the state was taken with",
+                "on_error='replace', or a batch sampler of its own) needs all of the epoch's: the "
+                "sampler is not told that, and begins as the program has left it. Put it there, or "
+                "resume with the options that the state was taken with",
                 stacklevel=2,
             )
             return None
