@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from typing import Any
@@ -137,6 +138,39 @@ def test_a_slow_consumer_fills_no_memory(kind: str, keep: bool) -> None:
         assert sorted(seen) == list(range(72))
         assert peak <= LIMIT + SIZE * MIB // 4 + HEAD, f"{peak / MIB:.1f} MiB"
     assert peak >= LIMIT // 2  # or the limit has limited nothing
+
+
+class Held(Blocks):
+    """One sample is not made before it may be."""
+
+    def __init__(self, n: int, held: int) -> None:
+        super().__init__(n)
+        self.held, self.may = held, multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert index != self.held or self.may.wait(DEADLINE_S)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_others_leave_room_for_the_batch_that_is_next(in_order: bool) -> None:
+    """Its last sample comes when the others have what they get, and the program has room made
+    for the batch that it takes: together they are no more than one batch over the limit."""
+    data = Held(72, SIZE * 2 - 1)
+    it = iter(make(data, in_order=in_order, multiprocessing_context="fork"))
+    watch = Watch(it)
+    try:
+        seen = indices(next(it))  # from now on it is known what a batch takes
+        watch.rest()
+        data.may.set()
+        watch.rest()
+        for batch in it:
+            seen += indices(batch)
+            del batch
+    finally:
+        peak = watch.end()
+    assert sorted(seen) == list(range(72))
+    assert LIMIT // 2 <= peak <= LIMIT + SIZE * MIB // 4 + HEAD, f"{peak / MIB:.1f} MiB"
 
 
 def test_over_the_limit_the_program_gets_copies() -> None:

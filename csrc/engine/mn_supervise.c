@@ -134,6 +134,15 @@ is_head(const struct mn_engine *e, uint64_t sequence)
     return b == NULL || sequence <= b->sequence;
 }
 
+/* Whether a worker at another batch than the head would take what the head may come to need: as
+ * in policy_memory.h, for results whose size nobody knew when their task started. */
+static bool
+exceeds(const struct mn_engine *e, uint64_t len, bool head)
+{
+    uint64_t room = head || e->plan == NULL ? 0 : mn_plan_batch_bytes(e->plan);
+    return mn_arena_exceeds(&e->arena, len + room);
+}
+
 /* One grant: the oldest batch that waits. Over the limit only when nobody could go on
  * otherwise, so that one huge result passes alone and nothing hangs. */
 static bool
@@ -164,10 +173,10 @@ grant_one(struct mn_engine *e)
         return true;
     }
     uint64_t len = want > e->leases.grain ? want : e->leases.grain;
-    if (mn_arena_exceeds(&e->arena, len)) {
+    bool head = is_head(e, sequence_of(e, oldest));
+    if (exceeds(e, len, head)) {
         len = want;
-        if (mn_arena_exceeds(&e->arena, len) && !is_head(e, sequence_of(e, oldest))
-            && !all_wait(e)) {
+        if (!head && exceeds(e, len, head) && !all_wait(e)) {
             mn_arena_wait_for_room(&e->arena, true);
             return false;
         }

@@ -1051,9 +1051,9 @@ lease_of(const struct rig_worker *w)
 }
 
 static struct mn_engine *
-two_workers(struct rig *r, struct rig_worker *w)
+two_workers(struct rig *r, struct rig_worker *w, uint64_t limit)
 {
-    struct mn_engine *e = open_engine(2, MIB, 4, true);
+    struct mn_engine *e = open_engine(2, limit, 4, true);
     *r = (struct rig){.e = e, .scale = 100};
     for (uint32_t i = 0; i < 2; i++) {
         attach(e, i, &w[i], r);
@@ -1088,7 +1088,7 @@ room_is_not_given_past_the_limit_beside_idle_workers(void)
 {
     struct rig r;
     struct rig_worker w[2];
-    struct mn_engine *e = two_workers(&r, w);
+    struct mn_engine *e = two_workers(&r, w, MIB);
     uint32_t task;
     second_waits_for_room(&r, w, 3);
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_WANT); /* the third is queued */
@@ -1107,7 +1107,7 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
 {
     struct rig r;
     struct rig_worker w[2];
-    struct mn_engine *e = two_workers(&r, w);
+    struct mn_engine *e = two_workers(&r, w, MIB);
     uint32_t task;
     second_waits_for_room(&r, w, 4);
     CHECK(e->idle_ns != 0);
@@ -1120,13 +1120,43 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     mn_engine_close(e);
 }
 
+/* What a batch's rows take is left to the head, whose worker may come for it later. */
+static void
+room_is_left_for_the_head(void)
+{
+    enum { ROW = MIB / 2 };
+    struct rig r;
+    struct rig_worker w[2];
+    struct rig_block b[2];
+    uint32_t task;
+    struct mn_engine *e = two_workers(&r, w, 3 * MIB);
+    uint64_t row_bytes[1] = {ROW};
+    struct mn_form rows = {
+        .kind = MN_KIND_ROWS, .layout = 1, .nfields = 1, .row_bytes = row_bytes};
+    mn_engine_set_form(e, &rows);
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
+        CHECK_EQ(mn_worker_try(&w[i].side, &task), MN_OK);
+    }
+    uint64_t free_bytes = e->arena.limit - used(e);
+    CHECK(free_bytes > ROW && free_bytes % 4096 == 0);
+    want_room(&w[1], free_bytes - ROW + 1);
+    (void)rig_step(e);
+    CHECK_EQ(lease_of(&w[1]), MN_LEASE_WANT);
+    want_room(&w[0], free_bytes);
+    (void)rig_step(e);
+    CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
+    CHECK_EQ(lease_of(&w[1]), MN_LEASE_WANT);
+    mn_engine_close(e);
+}
+
 /* An idle worker that never takes what is there does not hold up the others for good. */
 static void
 room_is_given_past_the_limit_beside_stopped_workers(void)
 {
     struct rig r;
     struct rig_worker w[2];
-    struct mn_engine *e = two_workers(&r, w);
+    struct mn_engine *e = two_workers(&r, w, MIB);
     struct rig_block b[2];
     uint32_t task;
     r.number = 1;
@@ -1154,7 +1184,7 @@ room_goes_by_the_order_over_epochs(void)
 {
     struct rig r;
     struct rig_worker w[2];
-    struct mn_engine *e = two_workers(&r, w);
+    struct mn_engine *e = two_workers(&r, w, MIB);
     struct rig_block b[2];
     uint32_t task;
     r.number = 900;
@@ -1200,7 +1230,7 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
 {
     struct rig r;
     struct rig_worker w[2];
-    struct mn_engine *e = two_workers(&r, w);
+    struct mn_engine *e = two_workers(&r, w, MIB);
     struct waiter waiter = {&w[0].side, 1};
     struct mn_thread thread;
     CHECK_EQ(mn_thread_start(&thread, "waiter", waiter_main, &waiter), 0);
@@ -1729,6 +1759,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", words_of_planned_tasks_are_the_trainers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_a_worker_that_goes_on),
+    MN_TEST("plain", room_is_left_for_the_head),
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
     MN_TEST("plain", room_goes_by_the_order_over_epochs),
     MN_TEST("thread", waiting_for_room_takes_no_ring_of_idle_workers),
