@@ -533,6 +533,8 @@ MUTANTS = {
         "(uintptr_t)addr & ~mask;\n    uintptr_t end", "mn_memfd"),
     "create leaks on failure": Mutant(
         "csrc/os/mn_memfd.c", "            (void)close(fd);\n", "", "mn_memfd"),
+    "proc: a child takes itself for its parent": Mutant(
+        "csrc/os/mn_proc.c", "pthread_atfork(NULL, NULL, mn_proc_note_self)", "0", "mn_proc"),
     "headless counts as dead": Mutant(
         "csrc/os/mn_proc.c", " && st->threads <= 1", "", "mn_proc"),
     "zombie counts as alive": Mutant(

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -16,11 +17,43 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/mn_atomic.h"
+
 struct mn_proc_stat {
     char state;
     long threads;
     uint64_t start;
 };
+
+static struct {
+    mn_a32 pid; /* 0: nobody keeps it up to date */
+    pthread_once_t once;
+} mn_proc_known = {.once = PTHREAD_ONCE_INIT};
+
+static void
+mn_proc_note_self(void)
+{
+    mn_a32_store_relaxed(&mn_proc_known.pid, (uint32_t)getpid());
+}
+
+static void
+mn_proc_watch_forks(void)
+{
+    if (pthread_atfork(NULL, NULL, mn_proc_note_self) == 0) {
+        mn_proc_note_self();
+    }
+}
+
+pid_t
+mn_proc_self(void)
+{
+    pid_t pid = (pid_t)mn_a32_load_relaxed(&mn_proc_known.pid);
+    if (pid == 0) {
+        (void)pthread_once(&mn_proc_known.once, mn_proc_watch_forks);
+        pid = getpid();
+    }
+    return pid;
+}
 
 int
 mn_proc_pidfd(pid_t pid)

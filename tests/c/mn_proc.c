@@ -227,10 +227,29 @@ signals_end_the_wait(void)
     lifeline_end(&l);
 }
 
+static void
+know_themselves(void *arg)
+{
+    CHECK_EQ(mn_proc_self(), getpid());
+    if (arg != NULL) {
+        CHECK_EQ(mn_test_reap(mn_test_fork(know_themselves, NULL)), 0);
+    }
+}
+
+static void
+forks_know_themselves(void)
+{
+    int grandchild;
+    know_themselves(NULL);
+    CHECK_EQ(mn_test_reap(mn_test_fork(know_themselves, &grandchild)), 0);
+    know_themselves(NULL);
+}
+
 static const struct mn_test tests[] = {
     MN_TEST("plain", ourselves),
     MN_TEST("plain", nobody),
     MN_TEST("thread", threads_agree_when_the_process_started),
+    MN_TEST("fork", forks_know_themselves),
     MN_TEST("fork", a_life),
     MN_TEST("fork", a_headless_process_lives),
     MN_TEST("fork", signals_end_the_wait),

@@ -20,11 +20,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_forks.h"
 #include "os/mn_memory_limits.h"
+#include "os/mn_proc.h"
 #include "os/mn_thread.h"
 #include "py/module/mn_state.h"
 
@@ -91,7 +91,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     h->engine = e;
     h->off = off;
     h->bytes = bytes;
-    h->pid = getpid();
+    h->pid = mn_proc_self();
     h->pending = st->pending;
     mn_mutex_lock(&h->pending->mutex);
     h->born = h->pending->forks.count;
@@ -120,7 +120,7 @@ mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
     }
     memcpy(h->heap, data, (size_t)bytes);
     h->bytes = bytes;
-    h->pid = getpid();
+    h->pid = mn_proc_self();
     h->pending = st->pending;
     return h;
 }
@@ -207,7 +207,7 @@ unseen(struct mn_hold *h)
 void
 mn_hold_release(struct mn_hold *hold)
 {
-    if (hold->pid != getpid()) {
+    if (hold->pid != mn_proc_self()) {
         return; /* a forked copy: neither free nor lock */
     }
     bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
@@ -243,7 +243,7 @@ mn_pending_reclaim(struct mn_state *st)
     mn_mutex_unlock(&p->mutex);
     for (; h != NULL; h = next) {
         next = h->next;
-        if (h->pid == getpid() && unseen(h) && !forked(h)) {
+        if (h->pid == mn_proc_self() && unseen(h) && !forked(h)) {
             give_back(h);
         }
         else {

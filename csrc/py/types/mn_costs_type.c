@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/mn_shared_costs.h"
+#include "os/mn_proc.h"
 #include "py/module/mn_critical_section.h"
 #include "py/module/mn_state.h"
 
@@ -23,8 +23,8 @@ own(PyObject *self)
 {
     struct costs_object *o = (struct costs_object *)self;
     Py_BEGIN_CRITICAL_SECTION(self); /* the first of the child's threads does it */
-    if (o->pid != getpid() && mn_mutex_init(&o->shared.mutex) == 0) {
-        o->pid = getpid();
+    if (o->pid != mn_proc_self() && mn_mutex_init(&o->shared.mutex) == 0) {
+        o->pid = mn_proc_self();
     }
     Py_END_CRITICAL_SECTION();
     return &o->shared;
@@ -74,7 +74,7 @@ costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (o != NULL) {
         o->open = true;
-        o->pid = getpid();
+        o->pid = mn_proc_self();
     }
     return (PyObject *)o;
 }

@@ -3,10 +3,9 @@
  */
 #include "py/types/mn_engine_object.h"
 
-#include <unistd.h>
-
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_clock.h"
+#include "os/mn_proc.h"
 
 /* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
  * main thread ends the sleep by itself. */
@@ -16,7 +15,7 @@ struct mn_engine *
 mn_engine_get(PyObject *self)
 {
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    if (o->engine == NULL || o->pid != getpid()) {
+    if (o->engine == NULL || o->pid != mn_proc_self()) {
         PyErr_SetString(PyExc_RuntimeError,
                         o->engine == NULL ? "the engine is closed"
                                           : "the engine belongs to another process");

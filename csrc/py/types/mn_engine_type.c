@@ -8,10 +8,10 @@
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_memfd.h"
+#include "os/mn_proc.h"
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
@@ -91,7 +91,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .ready_bound = ready_bound,
                                    .ready_mixes = ready_mixes != 0,
                                    .keep = kept != NULL ? &keep : NULL};
-    o->pid = getpid();
+    o->pid = mn_proc_self();
     o->costs = Py_NewRef(costs);
     int rc = mn_engine_open(&o->engine, &cfg);
     if (mn_raise_errno(rc, "cannot map the memory that loader and workers share") < 0) {
@@ -106,7 +106,7 @@ engine_dealloc(PyObject *self)
 {
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     PyTypeObject *type = Py_TYPE(self);
-    if (o->engine != NULL && o->pid == getpid()) {
+    if (o->engine != NULL && o->pid == mn_proc_self()) {
         mn_engine_stop(o->engine);
         Py_BEGIN_ALLOW_THREADS
         mn_engine_close(o->engine);

@@ -5,11 +5,11 @@
  * memory/mn_pagelocks.h for what is locked, and minato/device/pagelocked_rows.py for who asks.
  */
 #include <errno.h>
-#include <unistd.h>
 
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_snapshot.h"
 #include "memory/mn_pagelocks.h"
+#include "os/mn_proc.h"
 #include "py/types/mn_engine_object.h"
 
 struct mn_pagelock {
@@ -32,7 +32,7 @@ lock_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     struct mn_pagelock *p = (struct mn_pagelock *)self;
-    if (p->pid == getpid()) { /* a forked copy neither locks nor frees */
+    if (p->pid == mn_proc_self()) { /* a forked copy neither locks nor frees */
         Py_BEGIN_ALLOW_THREADS /* the driver may be at work for somebody else */
         let_go(p->engine, p->at, p->bytes);
         Py_END_ALLOW_THREADS
@@ -140,7 +140,7 @@ mn_engine_py_lock_pages(PyObject *self, PyObject *args)
     Py_END_ALLOW_THREADS
     struct mn_pagelock *p = rc == 0 ? PyObject_New(struct mn_pagelock, st->pagelock_type) : NULL;
     if (p != NULL) {
-        *p = (struct mn_pagelock){p->ob_base, e, at, bytes, getpid()};
+        *p = (struct mn_pagelock){p->ob_base, e, at, bytes, mn_proc_self()};
         return (PyObject *)p;
     }
     if (rc == 0) {
