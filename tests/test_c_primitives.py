@@ -708,6 +708,9 @@ MUTANTS = {
     "room: none is left for the head": Mutant(
         ENGINE + "mn_supervise.c", "room = head || e->plan == NULL ? 0 :",
         "room = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
+    "room: a first batch is taken for one result": Mutant(
+        ENGINE + "mn_supervise.c", "known : tasks * want;", "known : want;", "mn_engine",
+        kinds=("plain",)),
     "watch: who says that he is not there is not looked for": Mutant(
         WORKERS + "mn_process_watch.c", "(there || due) && !note_who(w, worker) && there",
         "there && !note_who(w, worker)", "mn_checked_results", kinds=("fork",)),

@@ -291,7 +291,8 @@ mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off)
         const struct mn_result *r = &e->tasks.results[tasks[i]];
         bytes += r->accepted && r->flags == MN_FLAG_ENVELOPE ? r->env_len : 0;
     }
-    e->flight.mean_envelope_bytes = (3 * e->flight.mean_envelope_bytes + bytes) / 4;
+    uint64_t mean = e->flight.mean_envelope_bytes;
+    e->flight.mean_envelope_bytes = mean == 0 ? bytes : (3 * mean + bytes) / 4;
 }
 
 void

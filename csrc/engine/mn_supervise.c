@@ -36,13 +36,19 @@ wants_lease(struct mn_engine *e, uint32_t w)
     return mn_leases_wanted(&e->leases, w);
 }
 
-/* Place in the order of delivery of the batch a waiting worker is at, for "oldest first". */
+/* The batch that a waiting worker is at; NULL: it says none that there is. */
+static const struct mn_batch *
+batch_of(struct mn_engine *e, uint32_t w)
+{
+    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* by [L2] */
+    return running != 0 && running <= e->shm.ctl->ntasks ? e->flight.by_task[running - 1] : NULL;
+}
+
+/* Its place in the order of delivery, for "oldest first". */
 static uint64_t
 sequence_of(struct mn_engine *e, uint32_t w)
 {
-    uint64_t running = mn_a64_load_relaxed(&mn_worker_at(&e->shm, w)->running); /* by [L2] */
-    const struct mn_batch *b =
-        running != 0 && running <= e->shm.ctl->ntasks ? e->flight.by_task[running - 1] : NULL;
+    const struct mn_batch *b = batch_of(e, w);
     return b != NULL ? b->sequence : UINT64_MAX;
 }
 
@@ -134,13 +140,17 @@ is_head(const struct mn_engine *e, uint64_t sequence)
     return b == NULL || sequence <= b->sequence;
 }
 
-/* Whether a worker at another batch than the head would take what the head may come to need: as
- * in policy_memory.h, for results whose size nobody knew when their task started. */
-static bool
-exceeds(const struct mn_engine *e, uint64_t len, bool head)
+/* What the head may come to need, which workers at other batches leave free: as in
+ * policy_memory.h, for results whose size nobody knew when their task started. Before any batch
+ * was delivered, as much as the worker's own takes if all of its results are like this one. */
+static uint64_t
+room_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
 {
-    uint64_t room = head || e->plan == NULL ? 0 : mn_plan_batch_bytes(e->plan);
-    return mn_arena_exceeds(&e->arena, len + room);
+    uint64_t rows = mn_plan_batch_bytes(e->plan), mean = e->flight.mean_envelope_bytes;
+    const struct mn_batch *b = batch_of(e, w);
+    uint64_t tasks = b != NULL ? mn_block_at(&e->shm, b->block_off)->ntasks : 1;
+    uint64_t known = rows > mean ? rows : mean;
+    return known != 0 ? known : tasks * want;
 }
 
 /* One grant: the oldest batch that waits. Over the limit only when nobody could go on
@@ -174,9 +184,10 @@ grant_one(struct mn_engine *e)
     }
     uint64_t len = want > e->leases.grain ? want : e->leases.grain;
     bool head = is_head(e, sequence_of(e, oldest));
-    if (exceeds(e, len, head)) {
+    uint64_t room = head || e->plan == NULL ? 0 : room_for_head(e, oldest, want);
+    if (mn_arena_exceeds(&e->arena, len + room)) {
         len = want;
-        if (!head && exceeds(e, len, head) && !all_wait(e)) {
+        if (!head && mn_arena_exceeds(&e->arena, len + room) && !all_wait(e)) {
             mn_arena_wait_for_room(&e->arena, true);
             return false;
         }

@@ -1120,27 +1120,27 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     mn_engine_close(e);
 }
 
-/* What a batch's rows take is left to the head, whose worker may come for it later. */
+/* The worker of the second batch wants all that is free but so much, and then the head's does. */
 static void
-room_is_left_for_the_head(void)
+room_is_left(const struct mn_form *form, uint64_t left)
 {
-    enum { ROW = MIB / 2 };
     struct rig r;
     struct rig_worker w[2];
     struct rig_block b[2];
     uint32_t task;
     struct mn_engine *e = two_workers(&r, w, 3 * MIB);
-    uint64_t row_bytes[1] = {ROW};
-    struct mn_form rows = {
-        .kind = MN_KIND_ROWS, .layout = 1, .nfields = 1, .row_bytes = row_bytes};
-    mn_engine_set_form(e, &rows);
+    mn_engine_set_form(e, form);
     for (uint32_t i = 0; i < 2; i++) {
-        CHECK_EQ(rig_plan(&r, 1, &b[i]), MN_OK);
-        CHECK_EQ(mn_worker_try(&w[i].side, &task), MN_OK);
+        CHECK_EQ(rig_plan(&r, 2, &b[i]), MN_OK);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        do {
+            CHECK_EQ(mn_worker_try(&w[i].side, &task), MN_OK);
+        } while (e->flight.by_task[task]->sequence != i);
     }
     uint64_t free_bytes = e->arena.limit - used(e);
-    CHECK(free_bytes > ROW && free_bytes % 4096 == 0);
-    want_room(&w[1], free_bytes - ROW + 1);
+    CHECK(free_bytes > left && free_bytes % 4096 == 0);
+    want_room(&w[1], free_bytes - left + 1);
     (void)rig_step(e);
     CHECK_EQ(lease_of(&w[1]), MN_LEASE_WANT);
     want_room(&w[0], free_bytes);
@@ -1148,6 +1148,19 @@ room_is_left_for_the_head(void)
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
     CHECK_EQ(lease_of(&w[1]), MN_LEASE_WANT);
     mn_engine_close(e);
+}
+
+/* What a batch's rows take is left to the head, whose worker may come for it later. Before any
+ * batch was made it is taken for what this one will take. */
+static void
+room_is_left_for_the_head(void)
+{
+    uint64_t row_bytes[1] = {MIB / 4};
+    struct mn_form rows = {
+        .kind = MN_KIND_ROWS, .layout = 1, .nfields = 1, .row_bytes = row_bytes};
+    struct mn_form none = {.kind = MN_KIND_SAMPLES};
+    room_is_left(&rows, MIB / 2);
+    room_is_left(&none, 2 * MIB);
 }
 
 /* An idle worker that never takes what is there does not hold up the others for good. */
