@@ -279,6 +279,13 @@ def test_assertions_are_compiled_in(libraries: list[Path]) -> None:
     assert b"csrc/engine/mn_engine_plan.c" in core.read_bytes()
 
 
+def test_costs_are_fetched_ahead(libraries: list[Path]) -> None:
+    """Compilers leave out what only asks for memory to be in cache. It is 100 ns a sample."""
+    (core,) = (library for library in libraries if library.name.startswith("_core"))
+    code = run("objdump", "-d", "--no-show-raw-insn", core).stdout
+    assert re.search(r":\s+(prefetch\w+|prfm)\s", code)
+
+
 def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:
     source = tmp_path / "bad.c"
     source.write_text("static int counter = 1;\nint f(void) { return counter++; }\n")
