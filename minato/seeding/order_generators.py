@@ -193,6 +193,8 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
 def _samplers_of(loader: Any) -> Found:
     """A loader's samplers, and those that they hold."""
     ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
+    if sampler_of_torch(loader):  # they draw from what they call their generator
+        return dict(ways), {}
     return _search(ways, _is_sampler)
 
 
