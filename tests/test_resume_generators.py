@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+)
 
 import minato
 from minato.seeding.order_generators import Sources
@@ -403,6 +409,22 @@ def test_a_samplers_generator_is_found(kind: str, epoch: int, workers: int) -> N
     again.load_state_dict(state)
     assert lists(again) == rest
     assert lists(again) == after
+
+
+def test_a_generator_of_the_programs_on_torchs_batch_sampler_hides_none() -> None:
+    def make(seed: int) -> Any:
+        sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(seed))
+        batches: Any = BatchSampler(sampler, 4, False)
+        batches.generator = torch.Generator()  # from which nobody draws
+        return minato.DataLoader(range(24), batch_sampler=batches, num_workers=2)
+
+    loader = make(1)
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    again = make(2)
+    again.load_state_dict(state)
+    assert lists(again) == lists(iterator)
 
 
 class DrawsFromTorchs(Draws):

@@ -193,8 +193,8 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
 def _samplers_of(loader: Any) -> Found:
     """A loader's samplers, and those that they hold."""
     ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
-    if sampler_of_torch(loader):  # they draw from what they call their generator
-        return dict(ways), {}
+    if sampler_of_torch(loader) and _generator_of(loader.batch_sampler) is None:
+        return dict(ways), {}  # they draw from what they call their generator
     return _search(ways, _is_sampler)
 
 
