@@ -708,6 +708,9 @@ MUTANTS = {
     "room: none is left for the head": Mutant(
         ENGINE + "mn_supervise.c", "room = head || e->plan == NULL ? 0 :",
         "room = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
+    "room: left for a head that has it": Mutant(
+        ENGINE + "mn_supervise.c", "->nfields != 0) {", "->nfields != 0 && 0) {", "mn_engine",
+        kinds=("plain",)),
     "room: a first batch is taken for one result": Mutant(
         ENGINE + "mn_supervise.c", "known : tasks * want;", "known : want;", "mn_engine",
         kinds=("plain",)),

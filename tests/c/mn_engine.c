@@ -1120,24 +1120,31 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     mn_engine_close(e);
 }
 
-/* The worker of the second batch wants all that is free but so much, and then the head's does. */
-static void
-room_is_left(const struct mn_form *form, uint64_t left)
+/* A worker each at two batches of these forms, the first of which is the head. */
+static struct mn_engine *
+at_two_batches(struct rig *r, struct rig_worker *w, const struct mn_form *head,
+               const struct mn_form *second)
 {
-    struct rig r;
-    struct rig_worker w[2];
     struct rig_block b[2];
     uint32_t task;
-    struct mn_engine *e = two_workers(&r, w, 3 * MIB);
-    mn_engine_set_form(e, form);
+    struct mn_engine *e = two_workers(r, w, 3 * MIB);
     for (uint32_t i = 0; i < 2; i++) {
-        CHECK_EQ(rig_plan(&r, 2, &b[i]), MN_OK);
-    }
-    for (uint32_t i = 0; i < 2; i++) {
+        mn_engine_set_form(e, i == 0 ? head : second);
+        CHECK_EQ(rig_plan(r, 2, &b[i]), MN_OK);
         do {
             CHECK_EQ(mn_worker_try(&w[i].side, &task), MN_OK);
         } while (e->flight.by_task[task]->sequence != i);
     }
+    return e;
+}
+
+/* The second's worker gets what is free, but not what it is to leave; the head's gets all. */
+static void
+room_is_left(const struct mn_form *head, const struct mn_form *second, uint64_t left)
+{
+    struct rig r;
+    struct rig_worker w[2];
+    struct mn_engine *e = at_two_batches(&r, w, head, second);
     uint64_t free_bytes = e->arena.limit - used(e);
     CHECK(free_bytes > left && free_bytes % 4096 == 0);
     want_room(&w[1], free_bytes - left + 1);
@@ -1148,10 +1155,16 @@ room_is_left(const struct mn_form *form, uint64_t left)
     CHECK_EQ(lease_of(&w[0]), MN_LEASE_GRANTED);
     CHECK_EQ(lease_of(&w[1]), MN_LEASE_WANT);
     mn_engine_close(e);
+
+    e = at_two_batches(&r, w, head, second);
+    want_room(&w[1], free_bytes - left);
+    (void)rig_step(e);
+    CHECK_EQ(lease_of(&w[1]), MN_LEASE_GRANTED);
+    mn_engine_close(e);
 }
 
-/* What a batch's rows take is left to the head, whose worker may come for it later. Before any
- * batch was made it is taken for what this one will take. */
+/* What a batch's rows take is left to a head that has none, whose worker may come for it later.
+ * Before any batch was made it is taken for what this one will take. */
 static void
 room_is_left_for_the_head(void)
 {
@@ -1159,8 +1172,9 @@ room_is_left_for_the_head(void)
     struct mn_form rows = {
         .kind = MN_KIND_ROWS, .layout = 1, .nfields = 1, .row_bytes = row_bytes};
     struct mn_form none = {.kind = MN_KIND_SAMPLES};
-    room_is_left(&rows, MIB / 2);
-    room_is_left(&none, 2 * MIB);
+    room_is_left(&none, &rows, MIB / 2);
+    room_is_left(&none, &none, 2 * MIB);
+    room_is_left(&rows, &rows, 0);
 }
 
 /* An idle worker that never takes what is there does not hold up the others for good. */

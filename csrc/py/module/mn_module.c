@@ -9,6 +9,7 @@
 
 #include "os/mn_cpu_limits.h"
 #include "os/mn_memory_limits.h"
+#include "os/mn_proc.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 
@@ -143,6 +144,7 @@ core_exec(PyObject *module)
     struct mn_state *st = mn_state_of(module);
     import_array1(-1);
     mn_faults_arm();
+    (void)mn_proc_self(); /* before anybody forks beside a thread of ours */
     st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
     st->str_is_neg = PyUnicode_InternFromString("is_neg");
     st->str_is_conj = PyUnicode_InternFromString("is_conj");
