@@ -8,8 +8,9 @@
  * threads have ended. A process whose first thread alone has ended is alive.
  * Reaping is the parent's business; nothing here reaps.
  * What asks with every batch whether it still is in the process that made it asks mn_proc_self():
- * a system call costs a quarter of a microsecond on some machines. It is written once, and again by
- * the handler of fork() in a child, before anything else runs there; any thread may read it.
+ * a system call costs a quarter of a microsecond on some machines. The number is written at the
+ * first call, and in a child by a handler of fork(), before fork() returns there; any thread may
+ * read it.
  *
  *   mn_proc_pidfd    close(fd)
  */

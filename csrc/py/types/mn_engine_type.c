@@ -8,6 +8,7 @@
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_memfd.h"
