@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
 from .device.provider import target
+from .frameworks import begins_instead, is_strict
 from .iterators.across_iterators import memo_of
 from .iterators.inline import InlineIterator
 from .observe.stats import collect
@@ -288,7 +289,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         balanced = self.num_workers > 0 and self.scheduling != "static"
         return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], strict: bool | None = None) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers;
@@ -303,6 +304,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         generators as they are. Where torch's own workers serve the loader, an epoch that was left in
         the middle begins anew, with a warning.
 
+        Args:
+            state: what ``state_dict()`` has returned.
+            strict: what happens when the state does not fit this loader. ``True``: ValueError.
+                ``False``: one warning, and the epoch begins as the program has set it up, as with
+                torch's loader. ``None``: as ``False`` if a framework such as Lightning
+                calls (one of ``minato.frameworks.FRAMEWORKS``), and as ``True`` if other code does.
+
         Raises:
             ValueError: for what is no state of this class, or of another loader.
         """
@@ -310,7 +318,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if state == {}:
             memo.resume = memo.progress = memo.sampler_end = None
             return
-        resume = opened(state, self)
+        try:
+            resume = opened(state, self)
+        except ValueError as error:
+            if is_strict(strict, self):
+                raise
+            warnings.warn(begins_instead(error), stacklevel=2)
+            return
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
