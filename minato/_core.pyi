@@ -530,7 +530,13 @@ class Worker:
 @final
 class NativeWorker:
     def __new__(
-        cls, segment: Segment, number: int, capsule: object, stream: int, indices: object = None
+        cls,
+        segment: Segment,
+        number: int,
+        capsule: object,
+        stream: int,
+        ranks: tuple[int, int, int],
+        indices: object = None,
     ) -> NativeWorker: ...
     def next(self) -> Task | Literal[False]: ...
     def mark(self, row: int, /) -> None: ...
@@ -557,6 +563,7 @@ class Seeder:
         force: Literal["setstate"] | None = None,
     ) -> Seeder: ...
     def seed(self, base_seed: int, epoch: int, position: int, domain: int = 0) -> None: ...
+    def share(self, ranks: tuple[int, int, int], /) -> None: ...
     def watch(
         self,
         dicts: Sequence[dict[Any, Any]],

@@ -83,6 +83,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``cost_hint(index) -> seconds``, a first guess of what a sample costs, and
             ``locality_key(index)``, any hashable: samples of the same key that follow each
             other share what is opened for them, and are made by one worker).
+        seed_rank: whose random numbers this process draws when several ranks load. ``None``: those
+            of the sampler's rank, where the sampler (or batch sampler) says how it deals samples
+            to ranks, as ``DistributedSampler`` does: a sample is then seeded by its position in
+            the whole epoch. Elsewhere the rank of this process counts, by ``torch.distributed``
+            or the launcher's environment variables. An int from 0 on: that rank. Ranks that must
+            load identical batches (one tensor-parallel group) and have samplers that name no
+            rank give the same number.
         memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
             with workers, batches that the program keeps included; past half of it batches
             are copied to ordinary memory. ``None``: half of what is available,
@@ -142,6 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     scheduling: str = "balanced"
     seed_per_sample: bool | None = None
+    seed_rank: int | None = None
     memory_limit: int | str | None = None
     max_retries: int = 1
     batching: str = "sampler"
@@ -175,6 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         in_order: bool = True,
         scheduling: str = os.environ.get("MINATO_SCHEDULING", "balanced"),
         seed_per_sample: bool | None = None,
+        seed_rank: int | None = None,
         memory_limit: int | str | None = None,
         max_retries: int = 1,
         batching: str = "sampler",
@@ -189,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = Options(
             scheduling=scheduling,
             seed_per_sample=seed_per_sample,
+            seed_rank=seed_rank,
             memory_limit=memory_limit,
             max_retries=max_retries,
             batching=batching,

@@ -98,6 +98,7 @@ class Options:
 
     scheduling: str
     seed_per_sample: bool | None
+    seed_rank: int | None
     memory_limit: int | str | None
     max_retries: int
     batching: str
@@ -160,6 +161,7 @@ class Options:
                 "seed_per_sample=True needs scheduling='balanced': static scheduling keeps "
                 "torch's random stream of each worker"
             )
+        self._check_seed_rank()
         retries = self.max_retries
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise ValueError(
@@ -179,6 +181,20 @@ class Options:
             )
         if self.prefetch_next_epoch and not persistent_workers:
             raise ValueError("prefetch_next_epoch needs persistent_workers=True")
+
+    def _check_seed_rank(self) -> None:
+        rank = self.seed_rank
+        if rank is None:
+            return
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < 2**31:
+            raise ValueError(
+                f"seed_rank option should be None or a rank (an int from 0 on), but got {rank!r}"
+            )
+        if self.seed_per_sample is False:
+            raise ValueError(
+                f"seed_rank={rank} has no effect with seed_per_sample=False: samples are not "
+                "seeded one by one then. Leave one of them out."
+            )
 
     def _check_autoscale(self, num_workers: int) -> None:
         bounds: Any = self.autoscale
@@ -246,6 +262,7 @@ class Options:
         threshold = self.straggler_threshold
         asked = {
             "seed_per_sample": self.seed_per_sample,
+            "seed_rank": self.seed_rank is not None,
             "max_retries": self.max_retries > 1,
             "autoscale": self.autoscale,
             "straggler_threshold": threshold is not None and threshold != "auto",

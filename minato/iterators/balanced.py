@@ -115,6 +115,7 @@ class BalancedIterator(MinatoIterator):
             offer=self._offer,
             dataset=self._dataset,
             collate_fn=self._collate_fn,
+            ranks=self._position.ranks.for_seeds(),
             on_error=self._options.on_error,
             **self._pool_options(),
         )

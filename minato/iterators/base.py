@@ -38,6 +38,7 @@ from ..errors import Failure
 from ..options import Options
 from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
+from ..seeding.ranks import ranks_of
 from ..transport.layouts import is_default_collate
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
@@ -174,6 +175,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
             seed_per_sample=balanced and options.seeds,
+            ranks=self._position.ranks.for_seeds(),
             user_epoch=memo.user_epoch,
             dataset=self._dataset,
             collate_fn=self._collate_fn,
@@ -236,10 +238,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         memo = memo_of(loader)
         with memo.until_begun(loader):
             if self._owner == os.getpid() and not self._shutdown:
-                if memo is self._position.memo:
+                ranks = self._position.ranks if first_iter else ranks_of(loader)
+                if memo is self._position.memo and ranks == self._position.ranks:
                     self._begin(loader, first_iter)
                     return
-                self._shutdown_workers()  # of the loader that this one is a copy of
+                # These workers belong to the loader that this one is a copy of, or seed the
+                # samples of another rank.
+                self._shutdown_workers()
             # In a fork workers, and all that is known of them, are the parent's. Where they had to
             # be ended for an error, the program has no other way to have this loader's made anew.
             self._grant(0)

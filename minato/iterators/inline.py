@@ -111,7 +111,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._spares = Spares(self._auto_collation) if replaces else None
             self._allowed = position.allowed = ErrorsAllowed(loader, Options.of(loader), position)
         if loader.seed_per_sample and CORE:
-            self._seeded = SeededFetcher(self._dataset_fetcher, self._tolerant)
+            self._seeded = SeededFetcher(
+                self._dataset_fetcher, position.ranks.for_seeds(), self._tolerant
+            )
             self._dataset_fetcher = self._seeded
         elif self._tolerant is not None:
             self._dataset_fetcher = TolerantFetcher(self._dataset_fetcher, self._tolerant)

@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..progress import Progress, length_of
 from ..seeding import base_seed
 from ..seeding.order_generators import Sources, all_global, global_generators, put_global
+from ..seeding.ranks import ranks_of
 from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
@@ -36,6 +37,7 @@ class Position:
         #: what load_state_dict() said, until the epoch that it is for has begun
         self.start: State | None = memo.take()
         self._length = length_of(loader)
+        self.ranks = ranks_of(loader)  # that share the epoch
         self.epoch = 0  # of the seeds
         self.base_seed = 0
         self.errors = 0  # batches that raised

@@ -58,11 +58,14 @@ class SeededHere:
 class SeededFetcher:
     """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
 
-    def __init__(self, fetcher: Any, tolerant: Tolerant | None = None) -> None:
+    def __init__(
+        self, fetcher: Any, ranks: tuple[int, int, int], tolerant: Tolerant | None = None
+    ) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
         self.spares: list[Any] = []  # for the batch fetched next
         self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, hooks=True)
+        self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 
     def fetch(self, index: Any) -> Any:

@@ -57,6 +57,7 @@ class Job:
     auto_collation: bool
     drop_last: bool
     seed_per_sample: bool
+    ranks: tuple[int, int, int]  # that share the epoch, as Seeder.share() takes them
     user_epoch: int  # 1 + what the dataset was told before it was sent; 0: nothing
     dataset: Any = None
     collate_fn: Any = None

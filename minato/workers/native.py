@@ -197,7 +197,13 @@ class _Runner:
     """Answers what a worker's C loop hands to Python."""
 
     def __init__(
-        self, dataset: Any, collate_fn: Any, hook: Any, number: int, on_error: str = RAISE
+        self,
+        dataset: Any,
+        collate_fn: Any,
+        hook: Any,
+        ranks: tuple[int, int, int],
+        number: int,
+        on_error: str = RAISE,
     ) -> None:
         self.tolerant = None if on_error == RAISE else Tolerant(on_error, self._failure)
         self.dataset = dataset
@@ -206,6 +212,7 @@ class _Runner:
         self.seeder: Any = None
         if hook is not None:
             self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
+            self.seeder.share(ranks)
 
     def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
         rows = range(task.row0, task.row0 + task.nrows)
@@ -314,6 +321,7 @@ class NativePool(ThreadPool):
         options: dict[str, Any],
         dataset: Any,
         collate_fn: Any,
+        ranks: tuple[int, int, int],
         on_error: str = RAISE,
     ) -> None:
         engine = _core.Engine(workers, 0, False, memory_limit, **options)
@@ -321,9 +329,9 @@ class NativePool(ThreadPool):
 
         def work_of(number: int) -> Callable[[], None]:
             worker = _core.NativeWorker(
-                segment, number, offer.capsule, STREAM_HOOK, offer.indices
+                segment, number, offer.capsule, STREAM_HOOK, ranks, offer.indices
             )
-            runner = _Runner(dataset, collate_fn, offer.hook, number, on_error)
+            runner = _Runner(dataset, collate_fn, offer.hook, ranks, number, on_error)
             return functools.partial(_work, worker, runner)
 
         super().__init__(engine, workers, [work_of(number) for number in range(segment.workers)])

@@ -93,6 +93,8 @@ class Runner:
         self.init_states = init_states.UNCHANGED
         try:
             self._begin(number)
+            if self.seeder is not None:
+                self.seeder.share(job.ranks)
             if job.dataset_kind == _DatasetKind.Iterable:
                 self.snapshots = Snapshots(self.where)
             self.prepared = True

@@ -24,7 +24,7 @@ from .datasets import (
 from .support import Kind, assert_same, drain, flat
 
 OWN = {
-    "scheduling": "balanced", "seed_per_sample": None, "memory_limit": None,
+    "scheduling": "balanced", "seed_per_sample": None, "seed_rank": None, "memory_limit": None,
     "max_retries": 1,
 }
 

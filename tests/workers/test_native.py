@@ -11,6 +11,7 @@ import errno
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ import pytest
 import torch
 from attack import support
 from ops.native import RUN, Field, Native  # tests/ops
-from torch.utils.data import Subset
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
@@ -165,6 +166,20 @@ def test_same_bytes_whoever_makes_them(files, options) -> None:
     if "keyed_by" not in options:  # torch gives samples no seeds
         assert epochs(torch.utils.data.DataLoader, num_workers=2) == want
         assert epochs(minato.DataLoader, num_workers=0) == want
+
+
+def test_native_samples_are_seeded_by_the_samplers_rank(files) -> None:
+    data = volumes(files, keyed_by="sample", repeat=2)
+
+    def loaded(kind: str, sampler: Any) -> list[bytes]:
+        torch.manual_seed(1)
+        loader = minato.DataLoader(data, 1, sampler=sampler, num_workers=2, worker_type=kind)
+        return [digest(batch) for batch in loader]
+
+    whole = loaded("native", SequentialSampler(data))
+    for kind, rank in itertools.product(("native", "process"), range(2)):
+        sampler = DistributedSampler(data, 2, rank, shuffle=False)
+        assert loaded(kind, sampler) == whole[rank::2]
 
 
 @pytest.mark.parametrize("keyed_by", ["epoch", "sample"])

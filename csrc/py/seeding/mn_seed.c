@@ -17,6 +17,7 @@
 struct mn_seeder {
     PyObject_HEAD
     const struct mn_seed_isa *isa;
+    struct mn_seed_share share; /* of the epoch, that this process makes */
     PyObject *plan_bitgen;      /* minato.seeding.generator_states', for exchanged ones */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
@@ -75,6 +76,7 @@ new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
         return NULL;
     }
     self->isa = mn_seed_isa_pick(1);
+    self->share = MN_SEED_WHOLE;
     self->plan_bitgen = PyObject_GetAttrString(seeding, "plan_bitgen");
     if (self->plan_bitgen == NULL || load_targets(self, entries, 0) < 0) {
         Py_DECREF(self);
@@ -186,7 +188,8 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
-    struct mn_seed_key key = mn_seed_key_make(base_seed, epoch, position, domain);
+    struct mn_seed_key key =
+        mn_seed_key_of_share(&self->share, base_seed, epoch, position, domain);
     Py_ssize_t n = self->ntargets;
     if (n == 0 || w->dicts == NULL || self->targets[n - 1].sink.kind != MN_SEED_HOOK) {
         return seed_all(self, key);
@@ -340,6 +343,35 @@ seeder_seed(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+int
+mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share)
+{
+    unsigned long long rank, world, block;
+    if (!PyTuple_Check(ranks)) {
+        PyErr_SetString(PyExc_TypeError, "ranks must be a tuple (rank, world, block)");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(ranks, "KKK;ranks must be (rank, world, block)", &rank, &world,
+                          &block)) {
+        return -1;
+    }
+    if (block == 0 || (world > 0 && rank >= world)) {
+        PyErr_SetString(PyExc_ValueError, "rank must be below world, and block positive");
+        return -1;
+    }
+    *share = (struct mn_seed_share){.rank = rank, .world = world, .block = block};
+    return 0;
+}
+
+static PyObject *
+seeder_share(PyObject *self, PyObject *ranks)
+{
+    if (mn_seed_share_parse(ranks, &((struct mn_seeder *)self)->share) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- looking at it ------------------------------------------------------------------ */
 
 static PyObject *
@@ -406,6 +438,12 @@ PyDoc_STRVAR(seed_doc,
 "Put every generator into the state that belongs to one sample (domain 0), or to\n"
 "__getitems__ (1) or collate_fn (2) of one batch.  All four are unsigned, 64 bits\n"
 "(domain 32); OverflowError otherwise.  What a hook raises passes through.");
+PyDoc_STRVAR(share_doc,
+"share($self, ranks, /)\n--\n\n"
+"Positions given to seed() are from now on those of one rank among several. ranks: (rank, world,\n"
+"block), a tuple of int: the sampler deals blocks of so many consecutive samples to world ranks\n"
+"in turn. world 0: it does not say, and the rank counts as part of the base seed.\n"
+"ValueError where rank is not below world, or block is 0.");
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() looks at these dicts, and whether values of these types are others, and at\n"
@@ -438,6 +476,7 @@ PyDoc_STRVAR(type_doc,
 static PyMethodDef seeder_methods[] = {
     {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
      seed_doc},
+    {"share", seeder_share, METH_O, share_doc},
     {"watch", seeder_watch, METH_VARARGS, watch_doc},
     {"renew", seeder_renew, METH_NOARGS, renew_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},

@@ -16,6 +16,9 @@
  * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds
  * an attribute.
  *
+ * A Seeder knows which ranks share the epoch (struct mn_seed_share): positions that it is given
+ * are those of its own rank.
+ *
  * Both ways to the same generator end in the same state.  A Seeder belongs to one
  * thread at a time; the generators are protected as their libraries do it.
  */
@@ -38,6 +41,10 @@ mn_seed_add_types(PyObject *module);
 int
 mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t position,
                uint32_t domain);
+
+/* Reads a tuple (rank, world, block). 0, or -1 with an exception. */
+int
+mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share);
 
 /* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet.
  * seeder must be a Seeder (unchecked). 1: it is seeded from now on, and the sample is to be

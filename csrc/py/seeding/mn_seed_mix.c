@@ -41,6 +41,20 @@ mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
     return key;
 }
 
+struct mn_seed_key
+mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint64_t epoch,
+                     uint64_t position, uint32_t domain)
+{
+    uint64_t block = domain == MN_SEED_SAMPLE ? share->block : 1;
+    if (share->world == 0) {
+        base_seed ^= mix64(share->rank); /* mix64(0) is 0 */
+    }
+    else if (share->world > 1) {
+        position = (position / block * share->world + share->rank) * block + position % block;
+    }
+    return mn_seed_key_make(base_seed, epoch, position, domain);
+}
+
 struct mn_seed_stream
 mn_seed_stream_make(struct mn_seed_key key, uint64_t number)
 {

@@ -23,6 +23,10 @@
  *
  * Word i does not depend on how many words are asked for, and not on the instruction
  * set: both variants below are one body compiled twice.
+ *
+ * When several ranks load one epoch, no two of them may use the same key. Where the sampler
+ * says how it deals samples to ranks, the key takes the sample's position in the whole epoch;
+ * elsewhere it takes the rank beside the base seed (struct mn_seed_share).
  */
 #ifndef MN_SEED_MIX_H
 #define MN_SEED_MIX_H
@@ -54,6 +58,22 @@ struct mn_seed_stream {
     uint64_t seed;              /* 63 bits, for whatever takes a number as its seed */
 };
 
+/* Which part of an epoch this process makes when several ranks load it.
+ *
+ * world > 0: the sampler deals blocks of consecutive samples to the ranks in turn, so the
+ * position of each sample in the whole epoch is known, and the key takes that. Batches count
+ * likewise: batch n of this rank is batch n * world + rank of the epoch.
+ * world == 0: only the rank is known. The key takes it with the base seed; rank 0 changes
+ * nothing. */
+struct mn_seed_share {
+    uint64_t rank;
+    uint64_t world; /* ranks that the sampler deals to, or 0 */
+    uint64_t block; /* consecutive samples that one rank gets at a time, from 1 on */
+};
+
+/* The share of a process that loads the whole epoch: it changes nothing. */
+#define MN_SEED_WHOLE ((struct mn_seed_share){.rank = 0, .world = 1, .block = 1})
+
 /* How words are written: one uint32_t each, or each in the low half of a uint64_t
  * (torch's state keeps them so). */
 struct mn_seed_isa {
@@ -64,6 +84,11 @@ struct mn_seed_isa {
 struct mn_seed_key
 mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
                  uint32_t domain);
+
+/* The same for a position among those of this rank. */
+struct mn_seed_key
+mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint64_t epoch,
+                     uint64_t position, uint32_t domain);
 
 struct mn_seed_stream
 mn_seed_stream_make(struct mn_seed_key key, uint64_t number);

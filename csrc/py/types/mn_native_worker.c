@@ -89,7 +89,8 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     uint64_t seed = 0, hi, lo;
     if (p->keying == MN_KEYED_BY_SAMPLE) {
         struct mn_seed_key key =
-            mn_seed_key_make(b->base_seed, b->epoch, b->position + row, MN_SEED_SAMPLE);
+            mn_seed_key_of_share(&n->share, b->base_seed, b->epoch, b->position + row,
+                                 MN_SEED_SAMPLE);
         seed = mn_seed_stream_make(key, n->stream).seed;
     }
     mn_native_key(p->keying, p->seed, epoch_of(p, b), index, seed, &hi, &lo);

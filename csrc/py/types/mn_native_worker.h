@@ -13,12 +13,14 @@
 
 #include <minato/ops.h>
 
+#include "py/seeding/mn_seed_mix.h"
 #include "workers/mn_worker_clock.h"
 
 #define MN_NATIVE_TEXT 512 /* bytes of an error text, as MN_OPS_TEXT: the same words */
 
 struct mn_native {
     const struct mn_native_pipeline *pipeline;
+    struct mn_seed_share share; /* of the epoch, that this process makes */
     uint64_t stream; /* of the seeds that a sample's key comes from (py/seeding/mn_seed_mix.h) */
     /* Of a subset: the pipeline's index of each of its samples. NULL: all, as they are. */
     const int64_t *indices;

@@ -8,6 +8,7 @@
 #include "py/types/mn_index.h"
 #include "py/types/mn_native_worker.h"
 #include "py/ops/mn_ops_raise.h"
+#include "py/seeding/mn_seed.h"
 #include "py/module/mn_named_tuples.h"
 #include "workers/mn_thread_entry.h"
 
@@ -88,14 +89,16 @@ take_indices(struct mn_native_object *o, PyObject *indices)
 static PyObject *
 native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"segment", "number", "capsule", "stream", "indices", NULL};
+    static char *names[] = {"segment", "number", "capsule", "stream", "ranks", "indices", NULL};
     struct mn_state *st = mn_state_of_type(type);
-    PyObject *segment, *capsule, *indices = Py_None;
+    PyObject *segment, *capsule, *ranks, *indices = Py_None;
     unsigned int number;
     unsigned long long stream;
+    struct mn_seed_share share;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOK|O", names, st->segment_type,
-                                        &segment, &number, &capsule, &stream, &indices)) {
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOKO|O", names, st->segment_type,
+                                        &segment, &number, &capsule, &stream, &ranks, &indices)
+        || mn_seed_share_parse(ranks, &share) < 0) {
         return NULL;
     }
     const struct mn_native_pipeline *p = pipeline_of(capsule);
@@ -105,7 +108,7 @@ native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
-    o->native = (struct mn_native){.pipeline = p, .stream = stream};
+    o->native = (struct mn_native){.pipeline = p, .share = share, .stream = stream};
     o->segment = Py_NewRef(segment);
     o->capsule = Py_NewRef(capsule);
     if (indices != Py_None && take_indices(o, indices) < 0) {
@@ -276,9 +279,10 @@ static PyType_Slot native_slots[] = {
     {Py_tp_new, native_new},
     {Py_tp_dealloc, native_dealloc},
     {Py_tp_methods, native_methods},
-    {Py_tp_doc, PyDoc_STR("NativeWorker(segment, number, capsule, stream, indices=None): a "
-                          "thread's side of the loader's mapping. stream: of the seeds of "
-                          "samples. indices: a subset's, int64.")},
+    {Py_tp_doc, PyDoc_STR("NativeWorker(segment, number, capsule, stream, ranks, indices=None): "
+                          "a thread's side of the loader's mapping. stream: of the seeds of "
+                          "samples. ranks: as Seeder.share() takes them. indices: a subset's, "
+                          "int64.")},
     {0, NULL},
 };
 

@@ -1,0 +1,155 @@
+"""Which ranks share an epoch, and which of its samples this process makes.
+
+Ranks that draw the same random numbers waste each other's augmentation. So a sample's seed takes
+its position in the whole epoch where the sampler says how it deals samples to ranks, and the rank
+of the process elsewhere. Nothing here communicates: a loader that only one rank iterates, for
+validation say, does not wait for the others.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+#: how samplers spell (number of ranks, own rank): torch and what derives from it, MMEngine
+_OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"))
+#: Accelerate's and Transformers' shards, which deal whole batches
+_OF_SHARDS = ("num_processes", "process_index")
+#: how launchers spell the same in the environment: torchrun, Open MPI, the MPIs with Hydra, Slurm
+_OF_LAUNCHERS = (
+    ("WORLD_SIZE", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_NTASKS", "SLURM_PROCID"),
+)
+#: samplers within samplers that are looked into
+_DEPTH = 8
+
+
+class Ranks(NamedTuple):
+    """The share of an epoch that one process makes.
+
+    Attributes:
+        rank: this process's number among them, from 0 on.
+        world: how many there are.
+        block: consecutive samples of the epoch that one rank gets at a time, where the sampler
+            says how it deals them; None: it does not.
+    """
+
+    rank: int
+    world: int
+    block: int | None
+
+    @property
+    def dealt(self) -> bool:
+        """Whether each sample's position in the whole epoch is known."""
+        return self.block is not None
+
+    def for_seeds(self) -> tuple[int, int, int]:
+        """As ``Seeder.share()`` takes it."""
+        return (self.rank, 0, 1) if self.block is None else (self.rank, self.world, self.block)
+
+
+#: of a process that loads the whole epoch
+ALONE = Ranks(0, 1, 1)
+
+
+def ranks_of(loader: Any) -> Ranks:
+    """Which share of an epoch this process makes, by the loader's sampler, or else by
+    ``torch.distributed`` or the launcher's environment variables. ``loader.seed_rank`` takes the
+    place of the rank.
+
+    Raises:
+        ValueError: seed_rank is not among the ranks that the sampler deals to.
+    """
+    ranks = _of_sampler(loader) or _of_process()
+    chosen = loader.seed_rank
+    if chosen is None:
+        return ranks
+    if ranks.world > 1 and ranks.dealt and chosen >= ranks.world:
+        raise ValueError(
+            f"seed_rank={chosen}, but the loader's sampler deals samples to {ranks.world} ranks: "
+            f"give a number below {ranks.world}"
+        )
+    if ranks.world > 1 and ranks.dealt:
+        return ranks._replace(rank=chosen)
+    return Ranks(chosen, max(ranks.world, chosen + 1), None)
+
+
+def _of_sampler(loader: Any) -> Ranks | None:
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return _of_part(loader.dataset, False)
+    for part, gives_batches in _parts(loader):
+        ranks = _of_part(part, gives_batches)
+        if ranks is not None:
+            return ranks
+    return None
+
+
+def _parts(loader: Any) -> Iterator[tuple[Any, bool]]:
+    """The loader's batch sampler and those inside it, then its sampler and those inside that. And
+    whether each gives batches."""
+    part, gives_batches = loader.batch_sampler, True
+    if part is None:
+        part, gives_batches = loader.sampler, False
+    for _ in range(_DEPTH):
+        if part is None:
+            return
+        yield part, gives_batches
+        inner = _attribute(part, "batch_sampler") if gives_batches else None
+        if inner is None:
+            inner, gives_batches = _attribute(part, "sampler"), False
+        part = inner
+
+
+def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
+    for world_name, rank_name in (*_OF_SAMPLERS, _OF_SHARDS):
+        world, rank = _number(part, world_name), _number(part, rank_name)
+        if world is None or rank is None or not 0 <= rank < world:
+            continue
+        block = None
+        if gives_batches or world_name == _OF_SHARDS[0]:
+            block = _number(part, "batch_size")
+            if block is not None and _attribute(part, "split_batches"):
+                block //= world  # each batch is cut into one piece a rank
+        # Without a size the positions are no real ones, but no two ranks have the same.
+        return Ranks(rank, world, block if block is not None and block > 0 else 1)
+    return None
+
+
+def _attribute(part: Any, name: str) -> Any:
+    try:
+        return getattr(part, name, None)
+    except Exception:  # a property of the program's that torch would not ask for
+        return None
+
+
+def _number(part: Any, name: str) -> int | None:
+    value = _attribute(part, name)
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _of_process(environ: Mapping[str, str] = os.environ) -> Ranks:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+        return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
+    for world_name, rank_name in _OF_LAUNCHERS:
+        texts = environ.get(world_name, "").strip(), environ.get(rank_name, "").strip()
+        if all(text.isdecimal() for text in texts):
+            world, rank = map(int, texts)
+            if world > 1 and rank < world:
+                return Ranks(rank, world, None)
+            if world == 1:
+                return ALONE  # the launcher that is asked first knows best
+    return ALONE
