@@ -43,7 +43,7 @@ MOST_USED ?= lightning==2.6.6 accelerate==1.15.0 transformers==5.23.0 datasets==
   pytorch-ignite==0.5.5
 MOST_USED_VENV ?= .venv-most-used
 PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
-FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py)
+FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py ranks.py)
 RUN_FITS = test ! -e $(MOST_USED_VENV)/.ready || $(MOST_USED_VENV)/bin/python -m pytest -q -r fE \
   --disable-warnings $(BY_FILE) $(FITS)
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready

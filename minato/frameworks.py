@@ -53,3 +53,11 @@ def begins_instead(error: Exception) -> str:
         "samples may come again. To go on instead, make the loader as it was when the state was "
         "saved; to have this raised, call load_state_dict(state, strict=True)"
     )
+
+
+def goes_on_in_step(error: Exception) -> str:
+    """The warning where the state is another rank's: Lightning, for one, saves that of rank 0."""
+    return (
+        f"{error}. This rank now skips as many batches of its own: the ones that it has had, if its "
+        "order does not come from random numbers of its own"
+    )

@@ -17,13 +17,13 @@ from torch.utils.data.dataloader import _DatasetKind
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
 from .device.provider import target
-from .frameworks import begins_instead, is_strict
+from .frameworks import begins_instead, goes_on_in_step, is_strict
 from .iterators.across_iterators import memo_of
 from .iterators.inline import InlineIterator
 from .observe.stats import collect
 from .options import Options, asks_for_torchs_workers, described
-from .seeding.order_generators import Sources
-from .state import opened, state_of
+from .seeding.order_generators import Sources, set_sampler_epoch
+from .state import OfAnotherRank, opened, state_of
 from .stateful import is_stateful
 
 if CORE:
@@ -333,11 +333,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         except ValueError as error:
             if is_strict(strict, self):
                 raise
-            warnings.warn(begins_instead(error), stacklevel=2)
-            return
+            if not isinstance(error, OfAnotherRank):
+                warnings.warn(begins_instead(error), stacklevel=2)
+                return
+            resume = opened(state, self, in_step=True)
+            warnings.warn(goes_on_in_step(error), stacklevel=2)
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
+        if resume["begun"] and resume.get("sampler_epoch") is not None:
+            set_sampler_epoch(self, resume["sampler_epoch"])
         reason = self._why_torch()
         if reason is not None or not resume["begun"]:
             sources = Sources(self)

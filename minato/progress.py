@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from .seeding.ranks import Ranks
 from .stateful import Kept
 
 
@@ -30,6 +31,8 @@ class Progress:
     lives_on: bool = False  # the dataset's copy, into the next epoch
     dataset_length: int | None = None  # when the epoch began, where it says
     early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
+    sampler_epoch: int | None = None  # what the sampler was told by its own set_epoch
+    ranks: Ranks | None = None  # that share the epoch; None: not begun
     unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
 
     def delivered(self, number: int, worker: int = 0) -> None:

@@ -41,7 +41,12 @@ worker_states           of each worker what an iterable dataset says of itself, 
                         from) and ``again`` (batches delivered since); None: still at its
                         beginning. Without workers there is one, of a map-style dataset, too
 user_epoch              what ``set_epoch`` was told before the epoch began, or None
+sampler_epoch           what the sampler's own set_epoch was told before the epoch began, where the
+                        sampler keeps it as its attribute ``epoch``; else None
 dataset_length, batch_size  to recognise another loader
+rank, world             of the process that took it, and how many ranks loaded
+block                   how many consecutive samples the sampler dealt to one rank at a time;
+                        None: it did not say (see seeding/ranks.py)
 costs                   what samples have cost, by index: see pack_costs()
 """
 
@@ -60,6 +65,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of
+from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, plain
 
 #: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
@@ -156,6 +162,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "batch_size": batch_size_of(loader),
         "failed": progress.failed,
     }
+    state["sampler_epoch"] = progress.sampler_epoch
+    state.update((progress.ranks or ranks_of(loader))._asdict())
     generators = now
     stale = progress.early and progress.user_epoch != memo.user_epoch
     if stale:
@@ -257,13 +265,25 @@ def _check_form(state: Any) -> None:
         raise ValueError(f"the state is damaged: begun is {state['begun']!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
+    if state.get("sampler_epoch") is not None:  # older states have none
+        numbers.append(state["sampler_epoch"])
     numbers.append(state.get("failed", 0))  # states of before on_error have none
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is no whole number of 63 bits")
     _check_sampler(state.get("sampler"), state["delivered"])
     _check_worker_states(state.get("worker_states"))  # states of before it have none
+    if state.get("rank") is not None:  # states of before there were ranks have none
+        _check_ranks(state)
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
         raise ValueError("the state is damaged: costs are two lists")
+
+
+def _check_ranks(state: State) -> None:
+    numbers: list[Any] = [state.get(name) for name in Ranks._fields]
+    if numbers[2] is None:
+        numbers[2] = 1
+    if not _whole_numbers(numbers) or numbers[0] >= numbers[1] or numbers[2] == 0:
+        raise ValueError("the state is damaged: rank {!r} of {!r}, blocks of {!r}".format(*numbers))
 
 
 def _check_sampler(said: Any, delivered: int) -> None:
@@ -300,10 +320,15 @@ def _check_worker_states(states: Any) -> None:
                 )
 
 
+def _in_mid_epoch(state: State) -> bool:
+    counts = state["delivered_by_worker"] or []
+    return bool(state["delivered"] or state["delivered_beyond"] or any(counts))
+
+
 def _check_fit(state: State, loader: Any) -> None:
     """Only in mid-epoch: a new epoch may begin with whatever there is."""
     by_worker = state["delivered_by_worker"]
-    if not (state["delivered"] or state["delivered_beyond"] or any(by_worker or [])):
+    if not _in_mid_epoch(state):
         return
     unit = "sample" if loader.batching == "ready" and loader.num_workers > 0 else "batch"
     if state["unit"] != unit:
@@ -337,11 +362,55 @@ def _check_fit(state: State, loader: Any) -> None:
         )
 
 
-def opened(state: Any, loader: Any) -> State:
-    """The state as iterators use it; ValueError says what is wrong with it."""
+class OfAnotherRank(ValueError):
+    """The state says where another rank stood, and not where this one did."""
+
+
+def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
+    """The state for the rank that loads it. in_step: this rank has had as many batches as the one
+    that took the state, even where the sampler does not say how it deals samples to ranks."""
+    if state.get("rank") is None:  # an older one does not say
+        return state
+    theirs = Ranks(state["rank"], state["world"], state.get("block"))
+    mine, mid_epoch = ranks_of(loader), _in_mid_epoch(state)
+    if mid_epoch and theirs.world != mine.world:
+        raise ValueError(
+            f"the state was taken in mid-epoch on {theirs.world} ranks, and {mine.world} load now: "
+            "each rank has other samples, so the place of this one is not known. Resume on "
+            f"{theirs.world} ranks"
+        )
+    if theirs.rank == mine.rank:
+        return state
+    dealt = theirs.dealt and mine.dealt and theirs.block == mine.block
+    follows = dealt and not state["delivered_beyond"]  # which each rank has in an order of its own
+    if mid_epoch and not follows and not in_step:
+        raise OfAnotherRank(
+            f"the state was taken in mid-epoch by rank {theirs.rank}, and this is rank {mine.rank}, "
+            "whose place follows from it only where the sampler says how it deals samples to ranks "
+            "(as DistributedSampler does) and batches come in order. Save the state of each rank, "
+            "and load its own"
+        )
+    # What the other rank's loader and dataset said of themselves is not this rank's. Ranks that
+    # share one order shuffle with the same generators.
+    common = ("sampler", "batch_sampler", "torch", "python", "numpy")
+    generators = {
+        role: packed
+        for role, packed in state["generators"].items()
+        if dealt and role.partition(".")[0] in common
+    }
+    delivered = state["delivered"] + len(state["delivered_beyond"])
+    state = {**state, **mine._asdict(), "generators": generators, "sampler": None,
+             "worker_states": None, "delivered": delivered, "delivered_beyond": []}  # fmt: skip
+    return state if mid_epoch or dealt else {**state, "base_seed": None}
+
+
+def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
+    """The state as iterators use it; ValueError says what is wrong with it. in_step: see
+    ``_of_this_rank``."""
     _check_form(state)
     state = copy.deepcopy(state)  # which the program may go on to change
     _check_fit(state, loader)
+    state = _of_this_rank(state, loader, in_step)
     generators = _unpack_generators(state["generators"])
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
     more = {"starts": starts, "as_given": dict(state)}

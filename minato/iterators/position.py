@@ -12,7 +12,13 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..progress import Progress, length_of
 from ..seeding import base_seed
-from ..seeding.order_generators import Sources, all_global, global_generators, put_global
+from ..seeding.order_generators import (
+    Sources,
+    all_global,
+    global_generators,
+    put_global,
+    sampler_epoch,
+)
 from ..seeding.ranks import ranks_of
 from ..state import Start, State
 from ..stateful import Kept
@@ -139,6 +145,8 @@ class Position:
             progress.kept = [Kept() for _ in range(self._streams)]
         if self.here is not None:
             progress.kept = [self.here]
+        progress.ranks = self.ranks
+        progress.sampler_epoch = sampler_epoch(self.sources)
         progress.lives_on = self._lives_on
         progress.dataset_length = self._length
         # until it has begun

@@ -212,6 +212,31 @@ def sampler_of(loader: Any) -> Any:
     return loader.sampler if batches is None else getattr(batches, "sampler", None)
 
 
+def _told_of_epochs(loader: Any) -> Any:
+    """The sampler, or batch sampler, that ``set_epoch`` tells the epoch and that keeps it as its
+    attribute ``epoch``, as torch's DistributedSampler does; None without one."""
+    for part in (loader.batch_sampler, sampler_of(loader)):
+        try:
+            if callable(getattr(part, "set_epoch", None)) and type(part.epoch) is int:
+                return part
+        except Exception:  # no such attribute, or a property that raises
+            continue
+    return None
+
+
+def sampler_epoch(loader: Any) -> int | None:
+    """The epoch whose order the sampler gives, where it was told one."""
+    sampler = _told_of_epochs(loader)
+    return None if sampler is None else int(sampler.epoch)
+
+
+def set_sampler_epoch(loader: Any, epoch: int) -> None:
+    """Tells the sampler what ``sampler_epoch()`` has returned."""
+    sampler = _told_of_epochs(loader)
+    if sampler is not None and sampler.epoch != epoch:
+        sampler.set_epoch(epoch)
+
+
 def batch_size_of(loader: Any) -> int | None:
     """Samples of a batch, where the loader or its batch sampler says."""
     if loader.batch_size is not None:

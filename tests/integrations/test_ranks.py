@@ -1,0 +1,88 @@
+"""Several ranks under torchrun: no number drawn twice, and each resumes with its own samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+from .rank_programs import LENGTH, SAVED_AFTER
+
+PROGRAM = Path(__file__).with_name("rank_programs.py")
+
+#: by rank, batches of indices and of what each drew
+Batches = list[list[list[int]]]
+
+
+def run(name: str, folder: Path, world: int = 2, seeds: str = "equal") -> list[Batches]:
+    """What each rank was given."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         f"--nproc_per_node={world}", str(PROGRAM), name, seeds, str(folder)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(world)]
+
+
+def draws(batches: Batches) -> list[int]:
+    return [value for _, values in batches for value in values]
+
+
+def order(batches: Batches) -> list[int]:
+    return [index for indices, _ in batches for index in indices]
+
+
+def no_number_twice(ranks: list[Batches]) -> bool:
+    times = Counter(value for rank in ranks for value in draws(rank))
+    return len(times) == 2 * LENGTH and set(times.values()) == {1}
+
+
+@pytest.mark.parametrize("world, seeds", [(2, "equal"), (3, "equal"), (2, "different")])
+def test_no_number_is_drawn_on_two_ranks(world: int, seeds: str, tmp_path: Path) -> None:
+    ranks = run("torch", tmp_path, world, seeds)
+    assert no_number_twice(ranks)
+    assert sorted(i for rank in ranks for i in order(rank)) == sorted([*range(LENGTH)] * 2)
+
+
+def test_transformers_ranks_draw_no_number_twice(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", exc_type=ImportError)
+    ranks = run("transformers", tmp_path, 3)
+    assert no_number_twice(ranks)
+    assert sorted(i for rank in ranks for i in order(rank)) == sorted([*range(LENGTH)] * 2)
+
+
+def test_tensor_parallel_ranks_get_equal_batches(tmp_path: Path) -> None:
+    ranks = run("mesh", tmp_path, 4)
+    assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
+    assert not set(draws(ranks[0])) & set(draws(ranks[2]))
+
+
+def test_lightning_resumes_each_rank_exactly(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    whole = run("lightning", tmp_path)
+    assert no_number_twice(whole)
+    saved = run("lightning_save", tmp_path)
+    rest = run("lightning_resume", tmp_path)
+    assert [len(rank) for rank in saved] == [SAVED_AFTER] * 2
+    assert [a + b for a, b in zip(saved, rest, strict=True)] == whole
+
+
+def test_lightning_resumes_each_ranks_own_stream(tmp_path: Path) -> None:
+    """Lightning saves rank 0's state alone. It has then asked each stream for one batch more, since
+    these have no length, and that batch does not come again."""
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    whole = run("stream", tmp_path)
+    saved = run("stream_save", tmp_path)
+    rest = run("stream_resume", tmp_path)
+    for everything, before, after in zip(whole, saved, rest, strict=True):
+        assert order(before) == order(everything[:SAVED_AFTER])
+        assert order(after) == order(everything[SAVED_AFTER + 1 :])
