@@ -116,11 +116,21 @@ def never_began(pid: int | None) -> str:
     """Of the process that starts workers and inherits nothing, which ended before it had one."""
     return (
         f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "
-        "started one; what it has printed says why. With the start methods 'spawn' and "
-        "'forkserver' it imports the program anew: what the program does belongs under "
-        "if __name__ == '__main__':, and its dataset and functions at the top of a module "
-        "(a class of a notebook's cell or of a prompt cannot be found there)."
+        "started one; what it has printed says why."
     )
+
+
+def not_loaded(pid: int, error: BaseException) -> RuntimeError:
+    """Of a worker that inherits nothing, and could not get what it works with."""
+    told = RuntimeError(
+        f"DataLoader worker (pid {pid}) could not load the dataset: {type(error).__name__}: "
+        f"{' '.join(str(error).split())}. With the start methods 'spawn' and 'forkserver' each "
+        "worker imports the program anew: what the program does belongs under "
+        "if __name__ == '__main__':, and its dataset and functions at the top of a module (a "
+        "class of a notebook's cell or of a prompt cannot be found there)."
+    )
+    told.__cause__ = error
+    return told
 
 
 def native_impossible(reason: str) -> str:

@@ -167,7 +167,7 @@ has_hung(const struct mn_watch *w)
 }
 
 /* owed: it should have said or done something. One that forks has its hands full, for a while, and
- * to load the dataset may take as long as the program likes. */
+ * to begin, which imports torch, may take as long as the machine likes. */
 static void
 expect_answer(struct mn_watch *w, bool owed, bool to_come)
 {

@@ -244,14 +244,12 @@ enum mn_worker_state {
     MN_WORKER_LEAVING = 6,   /* worker: the loader has stopped, it does what ends a process */
 };
 
-/* How worker processes come to be. Where loading the dataset left behind what forks cannot
- * have, or not together, each loads its own. */
+/* How worker processes come to be. Where the zygote runs threads, which a fork would lose, each
+ * worker is an interpreter of its own. */
 enum mn_start {
-    MN_START_UNKNOWN = 0, /* the dataset is not loaded yet */
+    MN_START_UNKNOWN = 0, /* the zygote has not begun yet */
     MN_START_FORKED = 1,
     MN_START_THREADS = 2,
-    MN_START_ACCELERATOR = 3,
-    MN_START_OPENED = 4,
 };
 
 enum mn_lease_state {

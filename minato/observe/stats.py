@@ -28,8 +28,8 @@ slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in batches
 worker_type                 "process", "thread" or "native" (both threads of this process)
-worker_start                "forked": by a process that has loaded the dataset once. "each by itself:
-                            ..." and why, which takes longer. None: not known yet, or threads
+worker_start                "forked": by a process that has imported torch. "each by itself: ..." and
+                            why, which takes longer. None: not known yet, or threads
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
@@ -78,9 +78,7 @@ _STATES = ("none", "wanted", "starting", "ready", "exited", "swept", "leaving")
 _STARTS = (
     None,
     "forked",
-    "each by itself: loading the dataset left threads behind",
-    "each by itself: loading the dataset initialises an accelerator",
-    "each by itself: loading the dataset, or a module, opened a file, a socket or the like",
+    "each by itself: a package that Python or torch imports at its start has started threads",
 )
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import spawn
 from multiprocessing.reduction import DupFd
 from typing import Any, Callable
 
-import numpy  # noqa: F401  (its pool's threads are among those counted)
-
 from .. import _core
 from ..errors import add_note
-from .start_payload import Pickled
-
-
-def count_threads() -> int:
-    """Threads of this process, those of C libraries included."""
-    return len(os.listdir("/proc/self/task"))
+from .start_payload import Pickled, inheriting, main_module
 
 
 class Memory:
@@ -33,9 +26,6 @@ class Memory:
     def __setstate__(self, dup: Any) -> None:
         self._fd = dup.detach()
         self.segment = _core.Segment(self._fd)
-
-    def descriptors(self) -> set[int]:
-        return {self._fd} if self._fd >= 0 else set()
 
     def settle(self) -> None:
         """Frees the descriptor."""
@@ -62,7 +52,8 @@ class Job:
     dataset: Any = None
     collate_fn: Any = None
     worker_init_fn: Callable[[int], object] | None = None
-    pickled: Pickled | None = None  # these three, where processes do not inherit them
+    pickled: Pickled | None = None  # these three, where processes do not inherit them,
+    main: dict[str, Any] = field(default_factory=dict)  # and the main module; see main_module()
     splits: bool = False  # batches that one worker makes may be split
     collates_by_default: bool = False  # such batches, as the trainer's default_collate does
     probing: bool = False  # workers find out what sending a sample takes
@@ -79,6 +70,7 @@ class Job:
         """For processes that inherit nothing. One pickle, so identities survive."""
         parts = {"dataset": self.dataset, "collate_fn": self.collate_fn,
                  "worker_init_fn": self.worker_init_fn}  # fmt: skip
+        self.main = main_module()
         try:
             self.pickled = Pickled(tuple(parts.values()))
         except Exception as error:
@@ -92,22 +84,14 @@ class Job:
             raise
 
     def load(self) -> None:
-        """In a process that has not inherited them."""
+        """In a worker that has not inherited them."""
         if self.pickled is not None:
-            self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
-
-    def unload(self) -> None:
-        """Lets go of what loading has opened."""
-        self.dataset = self.collate_fn = self.worker_init_fn = None
-        gc.collect()
-
-    def descriptors(self) -> set[int]:
-        """Those that it holds."""
-        pickled = self.pickled.descriptors() if self.pickled is not None else set()
-        return self.memory.descriptors() | pickled
+            with inheriting():
+                spawn.prepare(self.main)
+                self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
 
     def settle(self) -> None:
-        """In zygote and workers: it will not be sent on, and its descriptors can go."""
+        """In a worker: it will not be sent on, and its descriptors can go."""
         self.memory.settle()
         if self.pickled is not None:
             self.pickled.close()

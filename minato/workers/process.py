@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils
 
+from ..errors import not_loaded
 from . import library_threads, signals
 from .job import Job
 from .runner import Runner, serve, worker_of
@@ -40,16 +41,28 @@ def _end_starter(zygote: int) -> None:
         os.kill(zygote, signal.SIGKILL)
 
 
+def load(job: Job) -> Exception | None:
+    """Imports the program and loads the dataset, as torch's workers do before anything else. What
+    it raises is for the trainer."""
+    library_threads.limit(job.one_thread)
+    np.random.seed()  # the others are not what the zygote's was, either
+    try:
+        job.load()
+    except (Exception, SystemExit) as error:
+        return not_loaded(os.getpid(), error)
+    finally:
+        signals.released(job.blocked)  # whatever handlers the program has installed
+    return None
+
+
 def main(job: Job, number: int) -> None:
     """The life of worker `number`; returns when the loader stops or is gone."""
     segment = job.memory.segment
-    if job.pickled is not None:
-        library_threads.limit(job.one_thread)
-        job.load()
+    failure = load(job) if job.pickled is not None else None
     job.settle()
     segment.dontfork()
     prepare(job, number)
-    runner = Runner(job, number)
+    runner = Runner(job, number, failure)
     worker = worker_of(job, number, runner)
     worker.ready(*runner.init_states)
     while not serve(worker, runner):

@@ -22,7 +22,7 @@ import torch
 
 from .. import _core
 from .._system_refusals import explained
-from . import grace, signals
+from . import grace, signals, start_payload
 from .job import Job, Memory
 from .zygote import FORKED, LEAVING
 from .zygote import main as run_zygote
@@ -224,7 +224,7 @@ class Pool:
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
             )
-            with _warned():
+            with _warned(), start_payload.without_main(signals.Deaf):
                 zygote.start()
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it
             self.zygote = zygote

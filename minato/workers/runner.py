@@ -71,7 +71,8 @@ class _Placed(NamedTuple):
 class Runner:
     """Answers the tasks that the core's loop hands to Python."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, job: Job, number: int, not_loaded: Exception | None = None) -> None:
+        """not_loaded: why there is no dataset, so every task fails."""
         self.job = job
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
@@ -91,7 +92,10 @@ class Runner:
         self.begin: bytes | None = None  # what is to be known of an epoch that begins
         self.again = 0  # batches that another process has delivered, and this one makes again
         self.init_states = init_states.UNCHANGED
+        self.loaded = not_loaded is None
         try:
+            if not_loaded is not None:
+                raise not_loaded
             self._begin(number)
             if self.seeder is not None:
                 self.seeder.share(job.ranks)
@@ -313,6 +317,8 @@ class Runner:
     def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""
         self.begin = None
+        if not self.loaded:
+            return OK, None
         try:
             self._make_fetcher()
             if self.prepared:  # else worker_init_fn has failed, which is called once

@@ -1,8 +1,9 @@
 """The process that forks workers, reports their deaths and reaps them.
 
 It is a process of the loader's own multiprocessing context, made at ``iter()`` and gone
-with the iterator, so its copy of the dataset is exactly as old as torch's workers' would
-be.  It alone can reap: it reports (pid, status), waits until the loader has taken the dead
+with the iterator.  Under fork it has the dataset, exactly as old as torch's workers would have
+it.  Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program's:
+each worker imports that, and loads the dataset, by itself.  It alone can reap: it reports (pid, status), waits until the loader has taken the dead
 worker's tasks back, and reaps then, so a pid names the dead worker until nobody needs it.
 """
 
@@ -16,6 +17,7 @@ import select
 import signal
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
@@ -27,12 +29,11 @@ import torch
 from .._system_refusals import NOT_STARTED
 from ..seeding import generator_states
 from . import grace, library_threads, signals
-from .job import Job, count_threads
+from .job import Job
 from .process import run as run_worker
-from .start_payload import opened_here
 
 WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
-FORKED, THREADS, ACCELERATOR, OPENED = range(1, 5)  # enum mn_start there
+FORKED, THREADS = 1, 2  # enum mn_start there
 
 #: from Python 3.13 on it is an exit function, and not the end of _bootstrap(), that does what
 #: multiprocessing registered for a process's end: to write what its queues hold, say
@@ -90,6 +91,24 @@ class _Stillborn(_Child):
         """There is nothing left of it."""
 
 
+def runs_threads() -> bool:
+    """Whether there are threads that a fork of this process would not have, and whatever belongs
+    to them would hang there: packages may start some when they are imported, or with the
+    interpreter. Those of OpenBLAS, which NumPy brings along, end when the process forks."""
+    if threading.active_count() > 1:
+        return True
+    tasks = "/proc/self/task"
+    if not os.path.exists(tasks) or len(os.listdir(tasks)) == 1:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from Python 3.12 on, of just that
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return len(os.listdir(tasks)) > 1
+
+
 @dataclass
 class _Later:
     """A replacement that is to be forked at this time: the system would not make another process
@@ -110,27 +129,12 @@ class Zygote:
         self.lived: set[int] = set()  # numbers of workers that there have been
         self.later: dict[int, _Later] = {}  # their replacements, by number
         self.terminated = False  # SIGTERM has come
-        self.start = FORKED if method == "fork" else self._load()
-        self.segment.set_start(self.start)  # under fork it was known before
+        self.start = THREADS if method != "fork" and runs_threads() else FORKED
         if self.start == FORKED:
-            job.settle()
-        else:
-            job.unload()
-
-    def _load(self) -> int:
-        """Loads the dataset; how workers are to be started. What that has left behind, or the
-        import of the main module, may not survive a fork, or not be for several processes."""
-        pickled = self.job.pickled
-        if pickled is not None and pickled.on_accelerator:
-            return ACCELERATOR  # whose memory this process, which makes no samples, needs not take
-        threads = count_threads()
-        self.job.load()
-        if torch.cuda.is_initialized():
-            return ACCELERATOR
-        if threading.active_count() > 1 or count_threads() > threads:
-            return THREADS
-        passed = {self.commands.fileno()} | self.job.descriptors()
-        return OPENED if opened_here(passed) else FORKED
+            job.memory.settle()
+            if job.pickled is not None:
+                job.pickled.load_apart()
+        self.segment.set_start(self.start)  # under fork it was known before
 
     # ---- starting --------------------------------------------------------------------
 
@@ -195,13 +199,13 @@ class Zygote:
             code = 1
             try:
                 self._in_child()
-                if ENDS_AT_EXIT:  # as multiprocessing itself forks
+                if ENDS_AT_EXIT and self.method == "fork":  # as multiprocessing itself forks
                     atexit._clear()
                     atexit.register(vars(util)["_exit_function"])
                 # multiprocessing's own preparation of a process: finalizers, stdio, name
                 code = process._bootstrap()
             finally:
-                if ENDS_AT_EXIT:
+                if ENDS_AT_EXIT or self.method != "fork":  # as an interpreter that ends
                     atexit._run_exitfuncs()
                 os._exit(code)
         return _Child(number, pid)
@@ -371,5 +375,5 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     zygote = Zygote(job, commands, method)
     if job.seed_per_sample and zygote.start == FORKED:
         generator_states.probe_globals()
-    gc.freeze()  # collections in workers then leave the shared pages of the dataset alone
+    gc.freeze()  # collections in workers then leave the pages alone that they share with it
     zygote.run()

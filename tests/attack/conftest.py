@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +34,18 @@ def seed(request: pytest.FixtureRequest) -> int:
     """The seed of random parts; printed when a test fails."""
     print(f"MINATO_TEST_SEED={SEED}")
     return SEED
+
+
+@pytest.fixture
+def started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has each interpreter that starts from now on run a text first, as packages may that bring a
+    ``.pth`` file along."""
+
+    def set_up(text: str) -> None:
+        folder = tmp_path / "site"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(text)
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    return set_up

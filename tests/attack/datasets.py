@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import sqlite3
+import tempfile
 import threading
 import time
 from typing import Any
@@ -141,6 +142,54 @@ class Does(Dataset):
         for thread in threads:
             thread.start()
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+class Decodes(Dataset):
+    """Decodes each sample into the same file of a folder that it makes where it is unpickled."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.folder = tempfile.TemporaryDirectory()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        path = os.path.join(self.folder.name, "decoded")
+        with open(path, "w") as file:
+            file.write(str(index))
+        os.sched_yield()
+        with open(path) as file:
+            return index, int(file.read() or -1)
+
+
+class Plain(Dataset):
+    """Writes to what it holds; tells how often others have in what should be its own, and all in
+    its tensor."""
+
+    def __init__(self, length: int) -> None:
+        self.mine: set[int] = set()
+        self.paths = [str(i) for i in range(2_000)]
+        self.named = {name: i for i, name in enumerate(self.paths)}
+        self.array = np.zeros(20_000)
+        self.tensor = torch.zeros(20_000)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        pid, seen = str(os.getpid()), int(self.tensor.sum())
+        others = int(self.paths[5] not in ("5", pid)) + int(self.named["5"] not in (5, pid))
+        others += int(self.array[:].sum()) - len(self.mine)
+        self.paths[5] = self.named["5"] = pid
+        self.array[index] = 1
+        self.mine.add(index)
+        self.tensor[index] = 1
+        return others, seen
 
 
 class StartsThread(Noisy):

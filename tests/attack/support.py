@@ -192,6 +192,10 @@ def resources() -> dict[str, int]:
     }
 
 
+#: for an interpreter to begin with
+A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
 def run_script(
     text: str, *arguments: str, file: Path | None = None, **options: Any
 ) -> subprocess.CompletedProcess:

@@ -22,7 +22,7 @@ import torch
 from housekeeping import ADDRESS_SANITIZER
 
 from .datasets import Noisy
-from .support import PATIENCE, alive, copied, kill, same, wait_for, worker_entries, workers_of
+from .support import A_THREAD, PATIENCE, alive, copied, kill, same, wait_for, worker_entries, workers_of
 from .test_kills import KINDS, make
 from .test_trainer_faults import POINTS as TRAINER
 
@@ -150,16 +150,13 @@ def test_a_replacement_ends_there_between_epochs(
         assert same(got, expected)
 
 
-class Opens:
-    """Whoever loads it opens a file: so each worker loads its own dataset."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (__file__,)
-
-
 @pytest.mark.parametrize("at, label", [*enumerate(WORKER)])
 def test_a_replacement_ends_there_in_mid_epoch(
-    at: int, label: str, fault: Callable[..., Path], fresh_server: None
+    at: int,
+    label: str,
+    fault: Callable[..., Path],
+    fresh_server: None,
+    started_with: Callable[[str], None],
 ) -> None:
     """All workers are killed, and one of those in their places ends there."""
     dataset, options = KINDS[WORKER[label]]
@@ -169,12 +166,13 @@ def test_a_replacement_ends_there_in_mid_epoch(
     methods = [*METHODS, "spawn each"] if at % 3 == 0 else METHODS
     for method in methods if len(TIMES) > 1 else METHODS[:1]:
         file = fault(label, 1, how, folder=method.replace(" ", "_"))
-        data = dataset()
-        data.beside = Opens() if method == "spawn each" else None
-        loader = make(data, multiprocessing_context=method.split()[0], **options)
+        each = method == "spawn each"
+        if each:
+            started_with(A_THREAD)
+        loader = make(dataset(), multiprocessing_context=method.split()[0], **options)
         iterator = iter(loader)
         got = [copied(next(iterator))]
-        assert loader.stats()["worker_start"].startswith("each" if data.beside else "forked")
+        assert loader.stats()["worker_start"].startswith("each" if each else "forked")
         before = workers_of(iterator)
         for pid in before:
             kill(pid)

@@ -11,17 +11,20 @@ import sqlite3
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
 
 import minato
-from minato.workers import start_payload
+from minato.workers.start_payload import Pickled
 
 from .datasets import (
+    Decodes,
     Images,
     Noisy,
     Opens,
+    Plain,
     Ragged,
     SharesHandle,
     SharesTensors,
@@ -31,6 +34,7 @@ from .datasets import (
     keep_list,
 )  # fmt: skip
 from .support import (
+    A_THREAD,
     SECONDS,
     alive,
     copied,
@@ -96,16 +100,31 @@ def test_datasets_with_tools_of_multiprocessing(method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_a_dataset_that_starts_a_thread(method, scheduling):
-    """Threads do not survive a fork: workers are then started one by one."""
+def test_a_dataset_that_starts_threads_has_them_in_workers(method, scheduling):
     expected = [copied(b) for b in make(Noisy(24), "fork", scheduling=scheduling)]
     loader = make(StartsThread(24), method, scheduling=scheduling)
+    assert same([copied(b) for b in loader], expected)
+    assert loader.stats()["worker_start"] == "forked"
+
+
+# ---- packages that start threads with the interpreter --------------------------------------
+
+
+@pytest.mark.parametrize("starts", [
+    "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "import _thread, time; _thread.start_new_thread(time.sleep, (600,))",
+])  # fmt: skip
+def test_a_packages_thread_makes_each_worker_start_itself(starts, started_with):
+    expected = [copied(b) for b in make(Noisy(24), "fork")]
+    started_with(starts)
+    loader = make(Noisy(24), "spawn")
     assert same([copied(b) for b in loader], expected)
     assert "threads" in loader.stats()["worker_start"]
 
 
-def test_a_directly_started_worker_is_replaced():
-    iterator = iter(make(StartsThread(400), "spawn", persistent_workers=True))
+def test_a_directly_started_worker_is_replaced(started_with):
+    started_with(A_THREAD)
+    iterator = iter(make(Noisy(400), "spawn", persistent_workers=True))
     next(iterator)
     os.kill(worker_entries(iterator)[0]["pid"], signal.SIGKILL)
     assert len(list(iterator)) == 49
@@ -150,15 +169,6 @@ def wrong(loader) -> int:
     return sum(int((square != index * index).sum()) for index, square in loader)
 
 
-def test_a_log_is_no_state_to_share(tmp_path):
-    """A main module that writes a log, as many do, does not make each worker load all anew."""
-    path = tmp_path / "run.log"
-    with open(path, "a") as log, open(path) as reader, open(path, "w") as writer:
-        assert start_payload._is_stateless(log.fileno())
-        assert not start_payload._is_stateless(reader.fileno())
-        assert not start_payload._is_stateless(writer.fileno())
-
-
 @pytest.mark.parametrize("place, method", [
     ("file", "spawn"), ("sqlite", "forkserver"), ("socket", "spawn"),
 ], indirect=["place"])  # fmt: skip
@@ -167,18 +177,12 @@ def test_what_loading_opens_is_each_workers_own(place, method):
     what, path = place
     loader = make(Opens(path, what), method)
     assert wrong(loader) == 0
-    assert "opened" in loader.stats()["worker_start"]
+    assert loader.stats()["worker_start"] == "forked"
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("place", ["nothing"], indirect=True)
-def test_workers_of_other_datasets_are_forked(place, method):
-    """What was opened and closed again, and memory that tensors share, is no reason."""
-    what, path = place
-    for dataset in (Opens(path, what, 64), SharesTensors()):
-        loader = make(dataset, method)
-        assert wrong(loader) == 0
-        assert loader.stats()["worker_start"] == "forked"
+def test_tensors_of_one_memory_stay_so_in_workers(method):
+    assert wrong(make(SharesTensors(), method)) == 0
 
 
 def test_handles_of_an_accelerators_memory_are_loaded_by_workers_alone(tmp_path, monkeypatch):
@@ -195,6 +199,129 @@ def test_handles_of_an_accelerators_memory_are_loaded_by_workers_alone(tmp_path,
     assert set(torch.cat(list(iterator)).tolist()) <= set(loaded)
     iterator._shutdown_workers()
     assert iterator._pool._shared == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_made_while_loading_is_each_workers_own(method, tmp_path, monkeypatch):
+    """One that is to go with its process goes with the worker."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    loader = make(Decodes(200), method, num_workers=4)
+    assert sum(int((number != index).sum()) for index, number in loader) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+DRAWS_FROM_A_MODULE = """
+import sys, numpy, torch, minato
+rng = numpy.random.default_rng()
+
+class Draws(torch.utils.data.Dataset):
+    drawn = 0.0
+    def __len__(self):
+        return 200
+    def __getstate__(self):
+        return "a state"
+    def __setstate__(self, state):
+        self.drawn = numpy.random.rand()
+    def __getitem__(self, index):
+        return rng.random(), self.drawn
+
+if __name__ == "__main__":
+    loader = minato.DataLoader(Draws(), 10, num_workers=2, multiprocessing_context=sys.argv[1],
+                               scheduling=sys.argv[2])
+    got = [row for batch in loader for row in zip(*(field.tolist() for field in batch))]
+    print(len({number for number, _ in got}), len({drawn for _, drawn in got}))
+"""
+
+
+@pytest.mark.parametrize("method, scheduling", [
+    ("spawn", "balanced"), ("spawn", "static"), ("forkserver", "static"),
+])  # fmt: skip
+def test_a_modules_generator_is_each_workers_own(method, scheduling, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(DRAWS_FROM_A_MODULE)
+    done = run_script("", method, scheduling, file=script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    numbers, loadings = map(int, done.stdout.split())
+    assert numbers == 200 and (scheduling == "balanced" or loadings == 2)
+
+
+UNGUARDED = """
+import sys, torch, minato
+loader = minato.DataLoader(torch.arange(4), num_workers=1, multiprocessing_context=sys.argv[1])
+print(list(loader))
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("text, told", [
+    (UNGUARDED, "if __name__ == '__main__':"),
+    ("import multiprocessing, sys\nif multiprocessing.parent_process(): sys.exit(3)\n" + UNGUARDED,
+     "SystemExit: 3"),
+])  # fmt: skip
+def test_a_program_that_workers_cannot_import_is_an_error(text, told, method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    done = run_script("", method, file=script)
+    assert done.returncode == 1
+    assert "could not load the dataset" in done.stderr and told in done.stderr
+
+
+# ---- what is large and plain ---------------------------------------------------------------
+
+
+def size_of_pickle(obj) -> int:
+    """With the memory of arrays and tensors behind it."""
+    pickled = Pickled(obj)
+    pickled.close()
+    return pickled._begins
+
+
+def test_large_plain_data_stays_out_of_the_pickle():
+    paths = [f"/data/{i}" for i in range(100_000)]
+    named = {name: (i, None, True) for i, name in enumerate(paths)}
+    for one in (paths, tuple(paths), named, b"x" * 100_000, "y" * 100_000, bytearray(100_000)):
+        assert size_of_pickle(one) < 100
+    array, tensor = np.arange(100_000), torch.arange(100_000)
+    for many in ([array] * 9, [tensor] * 9, [tensor[i:] for i in range(9)]):
+        assert size_of_pickle(many) < array.nbytes + 3_000
+    for one in ([object] * 2_000, [[i] for i in range(2_000)]):
+        assert size_of_pickle(one) > 2_000
+
+
+def test_large_plain_data_comes_back_the_same():
+    paths = [f"/data/{i}" for i in range(2_000)]
+    grid = np.arange(60_000.0).reshape(200, 300)
+    tensor = torch.arange(60_000).reshape(200, 300)
+    dates = np.arange(20_000).astype("datetime64[s]")
+    pairs = np.zeros(10_000, [("a", "i4"), ("b", "f8")])
+    given = (paths, paths, grid, grid.T, grid[::2], dates, pairs, tensor, tensor.T, tensor[3:])
+    pickled = Pickled(given)
+    for _ in range(2):
+        first, again, *arrays, whole, turned, part = pickled.load()
+        assert first == paths and again is first
+        for array, expected in zip(arrays, given[2:7], strict=True):
+            assert array.dtype == expected.dtype and np.array_equal(array, expected)
+            array[-1] = array[0]  # of this loading alone
+        assert torch.equal(turned, tensor.T) and torch.equal(part, tensor[3:])
+        whole[3, 4] += 1  # of all that load it
+        assert part[0, 4] == turned[4, 3] == whole[3, 4]
+        tensor[3, 4] += 1
+        assert torch.equal(whole, tensor)
+    pickled.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_write_to_large_data_of_their_own(method):
+    """Lists, dicts and arrays are each worker's; what a tensor holds, workers share."""
+    data = Plain(64)
+    view = data.tensor.numpy()
+    for _ in range(2):
+        got = list(make(data, method, batch_size=1))
+        assert sum(int(others) for others, _ in got) == 0
+        assert max(int(seen) for _, seen in got) >= 62
+        assert data.paths[5] == "5" and data.named["5"] == 5 and data.array.sum() == 0
+        assert view.ctypes.data == data.tensor.data_ptr() and not data.tensor.is_shared()
+        assert view.sum() == 0
 
 
 OPENED_BY_MAIN = """
@@ -221,7 +348,7 @@ def test_what_the_main_module_opens_is_each_workers_own(place, tmp_path):
     script.write_text(OPENED_BY_MAIN)
     done = run_script("", place[1], file=script)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("0 ") and "opened" in done.stdout
+    assert done.stdout == "0 forked\n"
 
 
 SHARED_BY_NAME = """
@@ -229,7 +356,7 @@ import torch
 from minato.workers.start_payload import Pickled
 from torch.multiprocessing.reductions import shared_cache
 torch.multiprocessing.set_sharing_strategy("file_system")
-numbers = torch.arange(9)
+numbers = torch.arange(9).share_memory_()
 pickled = Pickled(numbers)
 for _ in range(4):
     shared_cache.clear()  # as in a process of its own
@@ -243,9 +370,10 @@ def test_memory_shared_by_name_outlives_those_who_load_it():
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_directly_started_workers_may_die_together():
+def test_directly_started_workers_may_die_together(started_with):
     """The starter's own bookkeeping must not reap one death while it deals with another."""
-    iterator = iter(make(StartsThread(64), "spawn", persistent_workers=True))
+    started_with(A_THREAD)
+    iterator = iter(make(Noisy(64), "spawn", persistent_workers=True))
 
     def both_ready() -> list[int]:
         entries = worker_entries(iterator)

@@ -417,13 +417,13 @@ a_stopped_executor_is_ended_if_somebody_is_to_come(void)
     tear_down(&s);
 }
 
-/* Sooner where it forks them, and not while it loads the dataset; another that comes shows that it
+/* Sooner where it forks them, and not before it has begun; another that comes shows that it
  * works. */
 static void
 an_executor_that_makes_nobody_is_ended(void)
 {
-    static const uint32_t most[] = {[MN_START_FORKED] = 30, [MN_START_OPENED] = 600};
-    static const enum mn_start starts[] = {MN_START_FORKED, MN_START_OPENED};
+    static const uint32_t most[] = {[MN_START_FORKED] = 30, [MN_START_THREADS] = 600};
+    static const enum mn_start starts[] = {MN_START_FORKED, MN_START_THREADS};
     for (int n = 0; n < 2; n++) {
         struct bench s;
         struct mn_mutex guard;

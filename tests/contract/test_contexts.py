@@ -136,7 +136,7 @@ def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
                   timeout=2 if loader.is_torch else 40)
     iterator = iter(made)
     told = "timed out after 2 seconds|exited unexpectedly" if loader.is_torch else (
-        "died unexpectedly|exited unexpectedly")
+        "could not load the dataset: LookupError: cannot be loaded in a worker")
     with pytest.raises(RuntimeError, match=told):
         next(iterator)
     iterator._shutdown_workers()
