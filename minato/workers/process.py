@@ -18,16 +18,25 @@ from .job import Job
 from .runner import Runner, serve, worker_of
 
 
+def seed_of_all(base_seed: int, starts: int) -> int:
+    """The loader's seed, from which torch makes those of its workers. A worker that replaces another
+    of its number (`starts` counts them) gets another seed, so its streams do not begin again."""
+    if starts <= 1:
+        return base_seed
+    return int(np.random.SeedSequence((base_seed % 2**64, starts)).generate_state(1, np.uint64)[0] >> 2)
+
+
 def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     handling: Any = _utils.signal_handling  # torch exports it from its extension
     handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
     library_threads.limit(job.one_thread)
-    seed = job.base_seed + number
+    base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
+    seed = base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(_utils.worker._generate_state(job.base_seed, number))
+    np.random.seed(_utils.worker._generate_state(base_seed, number))
     _utils.worker._worker_info = _utils.worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
     )

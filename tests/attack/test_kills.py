@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -130,6 +131,40 @@ def test_kills_in_the_first_instants(seed):
             time.sleep(rng.random() * 0.02)
             kill(worker_entries(iterator)[worker]["pid"])
         assert same(list(iterator), expected)
+
+
+class OfStreams(torch.utils.data.Dataset):
+    """Numbers from the streams that a worker has, and what it says of their seed."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        info = torch.utils.data.get_worker_info()
+        numbers = random.getrandbits(60), np.random.randint(1 << 60), torch.randint(1 << 60, ()).item()
+        return info.id, info.seed, *numbers
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_replaces_another_has_its_own_streams(method):
+    def epoch(loader):
+        rows = [tuple(map(int, row)) for batch in loader for row in zip(*batch, strict=True)]
+        return {number: seed for number, seed, *_ in rows}, {n for _, _, *ns in rows for n in ns}
+
+    loader = minato.DataLoader(
+        OfStreams(), 4, num_workers=1, persistent_workers=True, seed_per_sample=False,
+        multiprocessing_context=method, generator=torch.Generator().manual_seed(3),
+    )  # fmt: skip
+    seeds, drawn = epoch(loader)
+    assert len(drawn) == 120 and seeds == {0: loader._iterator._pool.base_seed}
+    for times in (1, 2):
+        iterator = loader._iterator
+        kill(worker_entries(iterator)[0]["pid"])
+        wait_for(lambda: iterator._engine.segment.starts(0) == times + 1, "another")
+        again, numbers = epoch(loader)
+        assert again[0] != seeds[0] and not numbers & drawn
+        seeds, drawn = again, numbers | drawn
+    assert len(drawn) == 360
 
 
 def test_every_worker_at_once(seed):

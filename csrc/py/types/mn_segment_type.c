@@ -82,6 +82,13 @@ segment_state(PyObject *self, PyObject *arg)
     return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_acquire(&k->state)) : NULL;
 }
 
+static PyObject *
+segment_starts(PyObject *self, PyObject *arg)
+{
+    struct mn_worker *k = entry_of(self, arg);
+    return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_relaxed(&k->starts)) : NULL;
+}
+
 /* The zygote is about to fork worker w. Before the fork, so that the child finds it done. */
 static PyObject *
 segment_starting(PyObject *self, PyObject *arg)
@@ -253,6 +260,8 @@ segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef segment_methods[] = {
     {"state", segment_state, METH_O, PyDoc_STR("state(number) of a worker's entry")},
+    {"starts", segment_starts, METH_O,
+     PyDoc_STR("starts(number): how many processes there have been in its entry, with this one")},
     {"starting", segment_starting, METH_O, PyDoc_STR("starting(number): about to fork it")},
     {"not_started", segment_not_started, METH_O,
      PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
