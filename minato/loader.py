@@ -18,7 +18,7 @@ from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
 from .device.provider import target
 from .frameworks import begins_instead, goes_on_in_step, is_strict
-from .iterators.across_iterators import memo_of
+from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .observe.stats import collect
 from .options import Options, asks_for_torchs_workers, described
@@ -141,6 +141,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
             as a number (int), or as a share of the epoch (float; one is always allowed). One
             more raises the first of their errors.
+        pending_state: the state that the next iterator goes on from: ``load_state_dict()`` sets this
+            attribute and the iterator clears it. Copies, pickles and libraries that rebuild a loader
+            from its attributes hand it on, so the loader that they make goes on from there.
 
     Raises:
         ValueError: for arguments that make no sense, with torch's texts for torch's, and for
@@ -160,6 +163,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     on_error: str = "raise"
     max_errors: int | float = 0.01
     device: str | int | torch.device | None = None
+    pending_state: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -194,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: str = "raise",
         max_errors: int | float = 0.01,
         device: str | int | torch.device | None = None,
+        pending_state: dict[str, Any] | None = None,
     ) -> None:
         options = Options(
             scheduling=scheduling,
@@ -209,6 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on_error=on_error,
             max_errors=max_errors,
             device=device,
+            pending_state=pending_state,
         )
         options.check(num_workers, persistent_workers)
         options.put(self)
@@ -246,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             TypeError: for what is no whole number.
             ValueError: for one below 0 or from 2**63 on.
         """
-        epoch = _whole_epoch(epoch)
+        epoch, memo = _whole_epoch(epoch), memo_of(self)
         batches = self.batch_sampler
         told: list[Any] = []
         for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
@@ -254,7 +260,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if callable(tell) and not any(part is t for t in told):
                 tell(epoch)
                 told.append(part)
-        memo_of(self).user_epoch = epoch + 1
+        memo.user_epoch = epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest iterator stands, counted by what was handed to the caller.
@@ -327,6 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo = memo_of(self)
         if state == {}:
             memo.resume = memo.progress = memo.sampler_end = None
+            set_pending(self, None)
             return
         try:
             resume = opened(state, self)
@@ -350,6 +357,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             sources.set_dataset(resume["generators"])
         if reason is None:
             memo.resume = resume
+            set_pending(self, resume["as_given"])
             return
         again = resume["delivered"] + len(resume["delivered_beyond"])
         again += sum(resume["delivered_by_worker"] or [])

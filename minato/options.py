@@ -71,7 +71,7 @@ def described(loader: Any) -> str:
     parts.append(f"num_workers={has.get('num_workers')}")
     for field in fields(Options):
         value = getattr(loader, field.name)
-        if value != getattr(kind, field.name):
+        if field.name != "pending_state" and value != getattr(kind, field.name):
             parts.append(f"{field.name}={value!r}")
     return f"<{name} of {type(has['dataset']).__name__}{size}: {', '.join(parts)}>"
 
@@ -109,6 +109,7 @@ class Options:
     on_error: str
     max_errors: int | float
     device: str | int | torch.device | None
+    pending_state: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, loader: Any) -> Options:

@@ -412,6 +412,7 @@ def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
     _check_fit(state, loader)
     state = _of_this_rank(state, loader, in_step)
     generators = _unpack_generators(state["generators"])
+    Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
     more = {"starts": starts, "as_given": dict(state)}
     begun = state["base_seed"] is not None and state.get("begun", True)  # older ones do not say

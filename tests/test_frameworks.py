@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 import types
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 import minato
 from minato.frameworks import FRAMEWORKS
+from minato.state import pack
 
 
 def of_module(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,6 +67,10 @@ MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "another format": (made, lambda: {**STATE, "version": 99}, "format 99"),
     "incomplete": (made, lambda: {"version": STATE["version"]}, "missing"),
     "damaged": (made, lambda: {**STATE, "generators": {"torch": "?"}}, "damaged"),
+    "generator": (
+        lambda: made(shuffle=True, generator=torch.Generator()),
+        lambda: {**STATE, "generators": {"sampler": pack(b"12345678")}}, "generator 'sampler'",
+    ),
     "no state": (made, lambda: None, "version"),
 }  # fmt: skip
 
@@ -134,3 +143,118 @@ def test_framework_that_calls_the_program_is_not_the_caller() -> None:
 
     with pytest.raises(ValueError, match="batch_size"):
         of_module("lightning.pytorch.trainer", calls)(loads)
+
+
+# ---- loaders that are made of others ----------------------------------------------------------
+
+
+def rebuilt(loader: Any) -> Any:
+    """As Lightning and Ray do it: from the attributes that its constructor has a name for."""
+    names = inspect.signature(type(loader)).parameters
+    given = {name: value for name, value in vars(loader).items() if name in names}
+    del given["batch_sampler"]
+    return type(loader)(**given)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "rebuilt": rebuilt,
+    "twice": lambda loader: copy.copy(rebuilt(loader)),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("way", COPIES)
+def test_copy_of_pending_loader_goes_on_once(way: str, workers: int) -> None:
+    def shuffled() -> Any:
+        generator = torch.Generator().manual_seed(3)
+        return made(shuffle=True, num_workers=workers, generator=generator)
+
+    first = shuffled()
+    state, rest = mid_epoch(first), lists(shuffled())[1:]
+    loader = shuffled()
+    loader.load_state_dict(state)
+    again = COPIES[way](loader)
+    assert again.state_dict() == state
+    assert lists(again) == rest
+    assert again.pending_state is None and len(lists(again)) == 5
+    assert lists(loader) == rest
+
+
+class Epochs(torch.utils.data.Sampler):  # type: ignore[type-arg]
+    """The order of an epoch, which it has to be told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter([(n + self.epoch) % 20 for n in range(20)])
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_rebuilt_loaders_new_sampler_learns_the_epoch() -> None:
+    first = made(sampler=Epochs())
+    first.set_epoch(7)
+    state = mid_epoch(first)
+    loader = made(sampler=Epochs())
+    loader.load_state_dict(state)
+    loader = made(sampler=Epochs(), pending_state=loader.pending_state)
+    assert lists(loader)[0] == [11, 12, 13, 14]
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.state_dict()["user_epoch"] == 7
+
+
+def test_rebuilt_loader_that_does_not_fit_raises_once() -> None:
+    loader = made(batch_size=5, pending_state=STATE)
+    with pytest.raises(ValueError, match="batch_size"):
+        iter(loader)
+    assert lists(loader) == lists(made(batch_size=5))
+
+
+def test_rebuilt_loader_of_framework_that_does_not_fit_warns() -> None:
+    loader = made(batch_size=5, pending_state=STATE)
+
+    def starts(loader: Any) -> Any:
+        return [batch.tolist() for batch in loader]
+
+    with pytest.warns(UserWarning, match="batch_size=4, this loader has 5"):
+        found = of_module("accelerate.data_loader", starts)(loader)
+    assert found == lists(loader)
+
+
+def test_patched_torch_loader_hands_pending_state_on() -> None:
+    with minato.patch_torch():
+        loader = torch.utils.data.DataLoader(range(20), batch_size=4)  # type: ignore[arg-type]
+        loader.load_state_dict(STATE)  # type: ignore[attr-defined]
+        assert lists(rebuilt(loader)) == lists(copy.copy(loader)) == lists(loader) == lists(made())[1:]
+
+
+def test_pending_state_is_no_part_of_repr() -> None:
+    loader = made()
+    loader.load_state_dict(STATE)
+    assert repr(loader) == repr(made())
+
+
+def test_pending_state_is_dropped_by_an_empty_state() -> None:
+    loader = made()
+    loader.load_state_dict(STATE)
+    loader.load_state_dict({})
+    assert lists(copy.copy(loader)) == lists(made())
+
+
+def test_pending_state_survives_an_iterator_that_cannot_begin() -> None:
+    sampler = Epochs()
+    loader = made(num_workers=1, sampler=sampler)
+    loader.load_state_dict(STATE)
+    loader.generator = "none"
+    with pytest.raises(Exception, match="generator"):
+        iter(loader)
+    loader.generator = None
+    assert lists(copy.copy(loader)) == lists(loader) == lists(made())[1:]

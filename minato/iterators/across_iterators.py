@@ -1,7 +1,8 @@
 """What minato remembers about a loader between its iterators.
 
 Kept beside the loader and not in it: libraries copy, pickle and rebuild loaders from
-their attributes.
+their attributes. The state that its next iterator goes on from is an attribute of the loader
+(``pending_state``) for the same reason: the loader that they make goes on from it.
 """
 
 from __future__ import annotations
@@ -96,28 +97,50 @@ class Memo:
     def until_begun(self, loader: Any) -> Iterator[None]:
         """Around what takes the state to go on from: that is for the next that can begin, with the
         generators that this one has found."""
-        resume = self.resume
+        resume, pending = self.resume, pending_of(loader)
         found = Sources(loader).capture(everything=False) if resume is not None else {}
         try:
             yield
         except BaseException:
             if self.resume is None:
                 self.resume = resume
+                set_pending(loader, pending)
                 Sources(loader).set_own(found)
             raise
 
-    def take(self) -> State | None:
+    def take(self, loader: Any) -> State | None:
         """The state to go on from, once."""
         state, self.resume = self.resume, None
+        if state is not None:
+            set_pending(loader, None)
         return state
 
 
+def pending_of(loader: Any) -> dict[str, Any] | None:
+    """What ``load_state_dict()`` was given, until an iterator goes on from it."""
+    pending: dict[str, Any] | None = vars(loader).get("pending_state")
+    return pending
+
+
+def set_pending(loader: Any, state: dict[str, Any] | None) -> None:
+    """Makes that an attribute of the loader, also of one whose class refuses to be set any."""
+    try:
+        loader.pending_state = state
+    except Exception:
+        vars(loader)["pending_state"] = state
+
+
 def memo_of(loader: Any) -> Memo:
-    """The loader's memo; it lives as long as the loader."""
+    """The loader's memo; it lives as long as the loader. A copy of a loader, or one that a library
+    has made from its attributes, loads the state that it has found among them."""
     key = id(loader)
     found = _memos.get(key)
     if found is not None and found[0]() is loader:
         return found[1]
     memo = Memo(loader)
     _memos[key] = (weakref.ref(loader, lambda _: _memos.pop(key, None)), memo)
+    pending = pending_of(loader)
+    if pending is not None:
+        set_pending(loader, None)  # unless it fits
+        loader.load_state_dict(pending)
     return memo

@@ -41,7 +41,7 @@ class Position:
         self.memo = memo
         self.sources = Sources(loader)
         #: what load_state_dict() said, until the epoch that it is for has begun
-        self.start: State | None = memo.take()
+        self.start: State | None = memo.take(loader)
         self._length = length_of(loader)
         self.ranks = ranks_of(loader)  # that share the epoch
         self.epoch = 0  # of the seeds
@@ -89,7 +89,7 @@ class Position:
         if not first:
             self.sources = Sources(loader)
             self._length = length_of(loader)
-            self.start = self.memo.take()
+            self.start = self.memo.take(loader)
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
             if self.start is not None and self.start["base_seed"] is None:

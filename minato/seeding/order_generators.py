@@ -343,6 +343,18 @@ class Sources:
         """Before its iterator is made."""
         self._set(self.of_dataset, states, "dataset")
 
+    def check(self, states: dict[str, bytes]) -> None:
+        """Raises ValueError for states of other kinds of generators; leaves all as they are."""
+        found = self.capture(everything=False)
+        try:
+            self.set_own(states)
+            self.set_dataset(states)
+            with global_generators(states):
+                pass
+        finally:
+            self.set_own(found)
+            self.set_dataset(found)
+
     @staticmethod
     def _set(generators: dict[str, Any], states: dict[str, bytes], whose: str) -> None:
         for role, generator in generators.items():

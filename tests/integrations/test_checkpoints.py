@@ -127,6 +127,142 @@ def test_lightning(kind: str, tmp_path: Path) -> None:
     goes_on(run, tmp_path / f"step={FIRST}.ckpt")
 
 
+def lightning_batches(batches: Any, steps: int, folder: Path, saved: Any = None, **hooks: Any) -> Any:
+    """The batches that a fit trains on up to this step; it saves each third step."""
+    lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            self.seen.append(batch.tolist())
+            return self.net(batch.float().reshape(-1, 1)).sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=3, save_top_k=-1)
+    trainer = lightning.Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, callbacks=[keep],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    module = type("WithHooks", (Module,), hooks)()
+    trainer.fit(module, batches, ckpt_path=saved)
+    return module.seen
+
+
+class Shares(torch.utils.data.IterableDataset):
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(worker.id, len(self), worker.num_workers))
+
+
+#: what is changed between a fit and the fit that goes on from its checkpoint
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "batch size": ((range(24), {"batch_size": 4}), (range(24), {"batch_size": 3})),
+    "length": ((range(24), {"batch_size": 4}), (range(28), {"batch_size": 4})),
+    "workers": (
+        (Shares(), {"batch_size": 4, "num_workers": 2}),
+        (Shares(), {"batch_size": 4, "num_workers": 1}),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_lightning_trains_on_after_a_change_as_with_torch(change: str, tmp_path: Path) -> None:
+    def run(kind: Any) -> Any:
+        folder = tmp_path / kind.__module__
+        (data, before), (other, after) = CHANGES[change]
+        lightning_batches(kind(data, **before), 3, folder)
+        return lightning_batches(kind(other, **after), 6, folder, folder / "step=3.ckpt")
+
+    with pytest.warns(UserWarning, match="the loader cannot go on from the state"):
+        mine = run(minato.DataLoader)
+    assert mine == run(torch.utils.data.DataLoader)
+
+
+def test_lightning_trains_on_from_a_torch_loaders_checkpoint(tmp_path: Path) -> None:
+    torchs = torch.utils.data.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    lightning_batches(torchs, 3, tmp_path)
+    saved = tmp_path / "step=3.ckpt"
+    mine = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    assert lightning_batches(mine, 6, tmp_path, saved) == [
+        *([*range(n, n + 4)] for n in (0, 4, 8)),
+    ]
+
+
+def test_lightning_resumes_with_torch_once_states_are_removed(tmp_path: Path) -> None:
+    """By the line of docs/resume.md: Lightning itself refuses states for loaders without any."""
+    mine = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    lightning_batches(mine, 3, tmp_path)
+    saved = tmp_path / "step=3.ckpt"
+    torchs = torch.utils.data.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states"):
+        lightning_batches(torchs, 6, tmp_path, saved)
+
+    def on_load_checkpoint(module: Any, checkpoint: Any) -> None:
+        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+
+    seen = lightning_batches(
+        torchs, 6, tmp_path, saved, on_load_checkpoint=on_load_checkpoint
+    )
+    assert seen == [[*range(n, n + 4)] for n in (0, 4, 8)]
+
+
+def test_fabric_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) -> None:
+    fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
+    fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
+
+    def made(kind: Any, size: int) -> Any:
+        return fabric.setup_dataloaders(kind(range(24), batch_size=size))
+
+    for kind in (minato.DataLoader, torch.utils.data.DataLoader):
+        batches = made(kind, 4)
+        next(iter(batches))
+        fabric.save(tmp_path / "saved", {"loader": batches})
+        other = made(minato.DataLoader, 3)
+        with pytest.warns(UserWarning, match="the loader cannot go on from the state"):
+            fabric.load(tmp_path / "saved", {"loader": other}, weights_only=False)
+        assert len(list(other)) == 8
+
+
+def test_fabric_keeps_a_state_loaded_before_its_setup() -> None:
+    fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
+    fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
+    loader = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert len(list(fabric.setup_dataloaders(loader))) == 5
+
+
+def test_lightning_rebuild_keeps_a_pending_state() -> None:
+    """With a sampler of the same kind, as a loader of one rank gets another rank's."""
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
+
+    def made() -> Any:
+        return minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+
+    first = made()
+    next(iter(first))
+    state = first.state_dict()
+    with _replace_dunder_methods(torch.utils.data.DataLoader, "dataset"):  # a hook of the module
+        in_hook = made()
+        in_hook.load_state_dict(state)
+    outside = made()
+    outside.load_state_dict(state)
+    for loader in (in_hook, outside):
+        again = _update_dataloader(loader, torch.utils.data.SequentialSampler(range(24)))
+        assert [batch.tolist() for batch in again][0] == [4, 5, 6, 7]
+
+
 def test_fabric(tmp_path: Path) -> None:
     """A loader is saved with the model and the optimizer, by the same call."""
     fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
@@ -216,6 +352,33 @@ def test_accelerate(tmp_path: Path) -> None:
         goes_on(run, str(tmp_path / "saved"))
     finally:
         integration.uninstall()
+
+
+def test_accelerate_prepare_keeps_a_pending_state() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from minato.integrations import accelerate as integration
+
+    integration.install()
+    try:
+        loader = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+        assert prepared is not loader
+        assert [batch.tolist() for batch in prepared][0] == [4, 5, 6, 7]
+        assert len(list(prepared)) == 6
+    finally:
+        integration.uninstall()
+
+
+def test_ignite_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) -> None:
+    handlers = pytest.importorskip("ignite.handlers", exc_type=ImportError)
+    first = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
+    next(iter(first))
+    other = minato.DataLoader(range(24), batch_size=3)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="batch_size=4, this loader has 3"):
+        handlers.Checkpoint.load_objects({"loader": other}, {"loader": first.state_dict()})
+    assert len(list(other)) == 8
 
 
 def test_transformers_trainer(tmp_path: Path) -> None:
