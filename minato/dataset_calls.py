@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,10 +11,26 @@ from torch.utils.data import Subset
 _T = TypeVar("_T")
 
 
-def offered(dataset: Any, name: str) -> Callable[..., Any] | None:
-    """A method that the dataset has, not one that its ``__getattr__`` makes up."""
-    if name in getattr(dataset, "__dict__", ()) or hasattr(type(dataset), name):
-        method = getattr(dataset, name)
+def attribute(part: Any, name: str) -> Any:
+    """An attribute of an object of the program's that torch would not look for; None where it
+    has none, or where its property raises."""
+    with contextlib.suppress(Exception):
+        return getattr(part, name, None)
+    return None
+
+
+def own_attributes(part: Any) -> Any:
+    """An object's own, by name; its ``__getattr__`` is not called."""
+    try:
+        return object.__getattribute__(part, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def offered(part: Any, name: str) -> Callable[..., Any] | None:
+    """A method that a dataset or sampler has, not one that its ``__getattr__`` makes up."""
+    if name in own_attributes(part) or hasattr(type(part), name):
+        method = attribute(part, name)
         return method if callable(method) else None
     return None
 

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
+from .dataset_calls import attribute
 from .device.provider import target
 from .frameworks import begins_instead, goes_on_in_step, is_strict
 from .iterators.across_iterators import memo_of, set_pending
@@ -255,8 +256,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         epoch, memo = _whole_epoch(epoch), memo_of(self)
         batches = self.batch_sampler
         told: list[Any] = []
-        for part in (self.sampler, getattr(batches, "sampler", None), batches, self.dataset):
-            tell = getattr(part, "set_epoch", None)
+        for part in (self.sampler, attribute(batches, "sampler"), batches, self.dataset):
+            tell = attribute(part, "set_epoch")
             if callable(tell) and not any(part is t for t in told):
                 tell(epoch)
                 told.append(part)

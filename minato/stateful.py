@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .dataset_calls import offered, own_attributes
 from .errors import Failure
 
 #: nanoseconds: a snapshot that takes no longer goes with every batch
@@ -53,22 +54,12 @@ def is_stateful(part: Any) -> bool:
     MosaicML's streams do), or a module of a network, whose methods are for its weights."""
 
     def offers(name: str, *arguments: Any) -> bool:
-        if not hasattr(type(part), name) and name not in _attributes(part):
-            return False
-        method = getattr(part, name)
-        return callable(method) and _takes(method, *arguments)
+        method = offered(part, name)
+        return method is not None and _takes(method, *arguments)
 
     if isinstance(part, torch.nn.Module):
         return False
     return offers("state_dict") and offers("load_state_dict", None)
-
-
-def _attributes(part: Any) -> Any:
-    """An object's own, by name; its ``__getattr__`` is not called."""
-    try:
-        return object.__getattribute__(part, "__dict__")
-    except AttributeError:
-        return {}
 
 
 def _takes(method: Any, *arguments: Any) -> bool:
@@ -138,7 +129,7 @@ def begin_anew(dataset: Any) -> None:
     Hugging Face's datasets would begin where that state says each time that its epoch is the one of
     the state, and where the program counts no epochs, each is. Not to be called for what the
     program itself has told it."""
-    if _attributes(dataset).get("_starting_state_dict") is not None:
+    if own_attributes(dataset).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 
 
@@ -169,12 +160,12 @@ def may_be_asked(dataset: Any, fetcher: Any) -> bool:
 def _forgets(dataset: Any) -> bool:
     """A stream of Hugging Face's datasets that shuffles has taken samples into its buffer, and its
     state leaves them out: they would be lost."""
-    parts = [_attributes(dataset).get("_ex_iterable")]
+    parts = [own_attributes(dataset).get("_ex_iterable")]
     while parts:
         part = parts.pop()
         if type(part).__name__ == "BufferShuffledExamplesIterable":
             return True
-        held = _attributes(part)
+        held = own_attributes(part)
         parts += [held.get("ex_iterable"), *(held.get("ex_iterables") or ())]
         parts = [part for part in parts if part is not None]
     return False

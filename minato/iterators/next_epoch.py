@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..dataset_calls import attribute
 from ..progress import Progress
 from ..seeding.order_generators import PLAIN, Sources, attributes, sampler_of
 from .position import Position
@@ -73,7 +74,7 @@ class EpochsTold:
         if known.own != now.own:
             return True
         parts = now.samplers.values()
-        if not any(callable(getattr(part, "set_epoch", None)) for part in parts):
+        if not any(callable(attribute(part, "set_epoch")) for part in parts):
             return False  # and what else was drawn from its generators is the program's business
         held, states = self._held_by(now), now.capture(everything=False)
         if len(held) != len(self._held) or not all(map(_same, held, self._held)):

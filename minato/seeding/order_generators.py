@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..dataset_calls import attribute
 from ..stateful import is_stateful
 
 TORCH_SAMPLERS = (
@@ -209,7 +210,7 @@ def _datasets_in(dataset: Any) -> Found:
 def sampler_of(loader: Any) -> Any:
     """Where the order of samples comes from; None where a batch sampler does not say."""
     batches = loader.batch_sampler
-    return loader.sampler if batches is None else getattr(batches, "sampler", None)
+    return loader.sampler if batches is None else attribute(batches, "sampler")
 
 
 def _told_of_epochs(loader: Any) -> Any:
@@ -241,19 +242,13 @@ def batch_size_of(loader: Any) -> int | None:
     """Samples of a batch, where the loader or its batch sampler says."""
     if loader.batch_size is not None:
         return int(loader.batch_size)
-    try:
-        size = getattr(loader.batch_sampler, "batch_size", None)
-    except Exception:  # a property that refuses
-        return None
+    size = attribute(loader.batch_sampler, "batch_size")
     return size if type(size) is int and size > 0 else None
 
 
 def _generator_of(sampler: Any) -> torch.Generator | None:
-    """What it says is its own; None where that is a property that refuses."""
-    try:
-        generator = getattr(sampler, "generator", None)
-    except Exception:
-        return None
+    """What it says is its own."""
+    generator = attribute(sampler, "generator")
     return generator if isinstance(generator, torch.Generator) else None
 
 
