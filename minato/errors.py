@@ -196,6 +196,10 @@ class Failure:
             original = None
         return cls(wrapper, original, stand_in=stand_in)
 
+    def note_first(self, text: str) -> None:
+        """Adds text, which says of what sample or batch it is, before the rest of the note."""
+        self.note = f"{text}\n{self.note}".rstrip()
+
     def reraise(self) -> NoReturn:
         """Raises torch's exception; ``__cause__`` is the worker's, notes name the sample."""
         cause = None

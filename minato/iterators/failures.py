@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .._core import Block, Engine, Loss
-from ..errors import Failure, WorkerLost, describe_death, text_of
+from ..errors import Failure, WorkerLost, add_note, describe_death, text_of
 from ..workers.answers import BATCH
 from ..workers.on_error import Amiss
 
@@ -25,6 +25,18 @@ class Told(Failure):
     def reraise(self) -> NoReturn:
         """Raises it."""
         raise self.error
+
+
+def unread(error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0) -> Told:
+    """Of a result that cannot be read: of these rows of a batch, or of all of it."""
+    if not rows or not isinstance(indices, (list, tuple)):
+        add_note(error, note(number, indices))
+    elif rows == 1:
+        add_note(error, note(number, indices, row0))
+    else:
+        some = _short(list(indices[row0 : row0 + rows]))
+        add_note(error, f"minato: one of sample indices {some} of batch {number}")
+    return Told(error)
 
 
 class Amended(Failure):

@@ -25,7 +25,7 @@ from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parte
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
 from .collating import CollatesHere
-from .failures import Amended, Part, Told, lost, no_room, note, refused
+from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
@@ -313,14 +313,16 @@ class ReadyReceiver(Receiver):
             try:
                 found = received.rows(sent) if failed is None else []
             except Exception as error:
-                found, failed = [], Told(error)
+                found, failed = [], unread(
+                    error, batch.number, batch.indices, sent.row0, sent.nrows
+                )
             sound = failed is None
             for made, what, obj in found:
                 if what == REFUSED:  # what is formed no worker makes whole
                     what = ERROR
                 entries[made] = what, obj
                 if what == ERROR:
-                    obj.note = f"{note(batch.number, batch.indices, made)}\n{obj.note}".rstrip()
+                    obj.note_first(note(batch.number, batch.indices, made))
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):

@@ -34,7 +34,7 @@ from ..workers.answers import (
 )  # fmt: skip
 from ..workers.on_error import Amiss
 from .collating import CollatesHere
-from .failures import Amended, Part, Told, lost, no_room, note, refused
+from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
@@ -245,7 +245,8 @@ class Receiver:
                     if not self.planner.again:
                         self.engine.taken(block)
         except Exception as error:
-            data = Told(error)  # in its place: the end of the epoch counts on one
+            # in its place: the end of the epoch counts on one
+            data = unread(error, batch.number, batch.indices)
         return data
 
     def _interrupted(self, batch: Batch, block: Block) -> bool:
@@ -289,7 +290,7 @@ class Receiver:
         if kind == BATCH or kind == PART:
             status, data, *more = whole_batch(engine, self._costs, block)
             if status == FAILED:
-                data.note = note(batch.number, batch.indices, more[0] if more else None)
+                data.note_first(note(batch.number, batch.indices, more[0] if more else None))
             elif more:
                 self.shape.seen(more[0] >= 0)
             if type(data) is Amended:
@@ -308,9 +309,13 @@ class Receiver:
             worker = sent.worker
             if sent.pickle is None:
                 return no_room()
-            for row, what, obj in received.rows(sent):
+            try:
+                entries = received.rows(sent)
+            except Exception as error:
+                return unread(error, batch.number, batch.indices, sent.row0, sent.nrows)
+            for row, what, obj in entries:
                 if what in (ERROR, REFUSED):
-                    obj.note = f"{note(batch.number, batch.indices, row)}\n{obj.note}".rstrip()
+                    obj.note_first(note(batch.number, batch.indices, row))
                     obj.unsent = what == REFUSED
                     return obj  # the first in the order of rows, as torch has it
                 if what in (LEFT_OUT, REPLACED):

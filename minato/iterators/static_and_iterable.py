@@ -23,7 +23,7 @@ from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
-from .failures import Amended, Told, note
+from .failures import Amended, Told, note, unread
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 
@@ -196,7 +196,7 @@ class StaticIterator(MinatoIterator):
                     self._engine.let_go(sent.worker)  # it need not wait for the others
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
-            data.note = note(number, sent.index)
+            data.note_first(note(number, sent.index))
         self._got = number
         self._made_by[number] = sent.worker
         return number, data
@@ -213,7 +213,8 @@ class StaticIterator(MinatoIterator):
                 self._supervisor.trace.block(sent.index, sent.block)
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
         except Exception as error:
-            sent.answer = FAILED, Told(error)  # in its place: torch's dispatch counts on one
+            failed = Told(error) if self._iterable else unread(error, number, sent.index)
+            sent.answer = FAILED, failed  # in its place: torch's dispatch counts on one
         except BaseException:
             del self._blocks[number]
             raise

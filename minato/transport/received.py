@@ -6,6 +6,7 @@ the worker writes to memory where it must not. Then an error names the worker.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from .._core import Envelope
@@ -29,9 +30,12 @@ from . import messages
 from .layouts import Layout
 
 _UNREADABLE = (
-    "minato: while the result of DataLoader worker {} was unpickled. Where that is no class's "
-    "own error, code in the worker writes to memory where it must not"
+    "minato: DataLoader worker {} has pickled this result, and it cannot be unpickled here. Let the "
+    "classes of the objects in it be unpickled in this process, too, or return tensors, arrays and "
+    "plain values"
 )
+#: for errors that no class raises
+_DAMAGED = ". If they can be, code in the worker writes to memory where it must not"
 
 
 def nonsense(worker: int) -> RuntimeError:
@@ -47,7 +51,8 @@ def _loads(sent: Envelope) -> Any:
     try:
         return messages.loads(sent.pickle or b"", sent.buffers or [])
     except Exception as error:
-        add_note(error, _UNREADABLE.format(sent.worker))
+        damaged = isinstance(error, (pickle.UnpicklingError, EOFError))
+        add_note(error, _UNREADABLE.format(sent.worker) + (_DAMAGED if damaged else ""))
         raise
 
 
