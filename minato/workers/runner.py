@@ -86,6 +86,7 @@ class Runner:
         self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
+        self.epoch_failure: Failure | None = None  # of the dataset's set_epoch, in this epoch
         self.prepared = False  # all but the fetcher, which each epoch makes anew
         self.exhausted = False
         self.snapshots: Snapshots | None = None
@@ -238,8 +239,9 @@ class Runner:
 
     def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""
-        if self.init_failure is not None:
-            return FAILED, self.init_failure
+        failure = self.init_failure or self.epoch_failure
+        if failure is not None:
+            return FAILED, failure
         if self.exhausted:
             return EXHAUSTED, None
         self.row = ()
@@ -264,6 +266,22 @@ class Runner:
             return FAILED, self._failure(error), *self.row
         except Exception as error:
             return FAILED, self._failure(error), *self.row
+
+    def tell_epoch(self, tell: Callable[[int], Any], dataset: Any, epoch: int) -> Any:
+        """Tells the dataset of the epoch that begins. What gives that epoch's samples: the dataset,
+        or what raises the error of its set_epoch at each of them."""
+        self.epoch_failure = None
+        try:
+            tell(epoch)
+        except Exception as error:
+            self.epoch_failure = Failure.of(error, self.where)
+            self.epoch_failure.note = (
+                f"minato: set_epoch({epoch}) of the dataset raised this in a worker, where the "
+                "dataset is a copy, so the worker makes no sample of that epoch. Let set_epoch "
+                "work in worker processes, or use num_workers=0"
+            )
+        failure = self.init_failure or self.epoch_failure
+        return dataset if failure is None else _Refusing(failure)
 
     def _make_again(self, index: Any) -> None:
         """What was delivered since the snapshot that this worker goes on from. Failures too."""
@@ -355,6 +373,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
     """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
     dataset this is, which was told of the epoch."""
     dataset = by_sample(job.dataset, job.auto_collation)
+    tell = None if thread else offered(job.dataset, "set_epoch")
     worker = _core.Worker(
         job.memory.segment,
         number,
@@ -362,7 +381,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         runner.seeder,
         open_layout,
         _load_index,
-        None if thread else offered(job.dataset, "set_epoch"),
+        None if tell is None else partial(runner.tell_epoch, tell, dataset),
         job.user_epoch,
         runner.tolerant is not None,
         thread,
@@ -398,7 +417,8 @@ def serve(worker: _core.Worker, runner: Runner) -> bool:
 
 
 class _Refusing:
-    """In place of a dataset that worker_init_fn could not prepare: each sample fails so."""
+    """In place of a dataset that worker_init_fn or set_epoch could not prepare: each sample fails
+    so."""
 
     def __init__(self, failure: Failure) -> None:
         self._failure = failure

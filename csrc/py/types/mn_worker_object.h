@@ -15,7 +15,7 @@ struct mn_worker_object {
     PyObject *seeder;     /* or None */
     PyObject *open_layout; /* bytes -> Layout */
     PyObject *load_index; /* bytes -> object */
-    PyObject *set_epoch;  /* int -> None: tells the dataset, or None */
+    PyObject *set_epoch;  /* int -> dataset of that epoch: tells the dataset; or None */
     uint64_t user_epoch;  /* the last it was told, + 1 */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block with this serial */

@@ -255,7 +255,8 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     return mn_index_list(b);
 }
 
-/* A dataset that has set_epoch hears of a new epoch before its first sample. 0 or -1. */
+/* A dataset that has set_epoch hears of a new epoch before its first sample, and samples are made
+ * by what set_epoch returns: the dataset, or what raises in its place. 0 or -1. */
 static int
 tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
@@ -267,7 +268,7 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
     if (r == NULL) {
         return -1;
     }
-    Py_DECREF(r);
+    Py_SETREF(o->dataset, r);
     return o->seeder != Py_None && mn_seeder_look(o->seeder) < 0 ? -1 : 0;
 }
 
