@@ -112,7 +112,8 @@ def _taking_options(init: Any) -> Any:
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        own = {one.name: kwargs.pop(one.name) for one in options if one.name in kwargs}
+        takes = options if _torch.active else []  # a library may have kept this function
+        own = {one.name: kwargs.pop(one.name) for one in takes if one.name in kwargs}
         init(self, *args, **kwargs)
         if own:
             vars(self).update(own)

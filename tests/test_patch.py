@@ -286,3 +286,22 @@ def test_torchs_constructor_takes_minatos_options(kind: type) -> None:
         assert {"dataset", "on_error", "device"} <= set(named)
     with pytest.raises(TypeError, match="max_retries"):
         numbers(kind, max_retries=3)
+
+
+def test_undone_patch_wrapped_by_a_library_leaves_torchs_constructor() -> None:
+    """The library has kept the constructor that it found, and that is the patch's."""
+    torchs = torch.utils.data.DataLoader
+    before = torchs.__init__
+    with minato.patch_torch():
+        found = torchs.__init__
+
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+            found(self, *args, **kwargs)
+
+        torchs.__init__ = wrapped  # type: ignore[method-assign]
+    try:
+        assert torch.cat(list(torchs(range(3)))).tolist() == [0, 1, 2]  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="unexpected keyword argument 'on_error'"):
+            torchs(range(3), on_error="skip")  # type: ignore[call-arg,arg-type]
+    finally:
+        torchs.__init__ = before  # type: ignore[method-assign]
