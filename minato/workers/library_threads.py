@@ -4,7 +4,8 @@ torch sets its own pool to one thread in a worker, and so does minato.  NumPy's 
 still use every core in each worker, all at once.  Balanced scheduling says one thread to what
 BLAS and OpenMP libraries are there, and by the environment to those that come later.  Before
 worker_init_fn, so that what it says counts; what the environment says for a library counts,
-too.
+too.  Programs that a dataset starts do not inherit that environment: ``os.environ`` has none of
+it, and the worker removes it from the process before it starts the first program.
 
 Sums split over threads are rounded otherwise (``numpy.dot`` of long vectors), so
 ``scheduling="static"``, torch bit for bit, leaves them as torch does.
@@ -15,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -54,8 +57,24 @@ def limit(every_library: bool) -> None:
             if re.search(pattern, os.path.basename(path)) and given.isdisjoint(names):
                 _set_one(path, functions)
     if "OMP_NUM_THREADS" not in given:
-        for name in _LATER:
-            os.environ.setdefault(name, "1")
+        _tell_later_libraries()
+
+
+#: events of sys.addaudithook that come before a program is started
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})
+
+
+def _tell_later_libraries() -> None:
+    """By the environment as C sees it, until the process starts a program."""
+    names = [name for name in _LATER if name not in os.environ]
+    for name in names:
+        os.putenv(name, "1")
+
+    def before(event: str, _arguments: Any) -> None:
+        while names and event in _STARTS:
+            os.unsetenv(names.pop())
+
+    sys.addaudithook(before)
 
 
 def limit_of_threads() -> Callable[[], None]:

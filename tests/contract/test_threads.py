@@ -30,6 +30,11 @@ def pools(do, *arguments):
                     found.append(getattr(library, name % do)(*arguments))
     return found
 
+def variable(name):  # as a library reads it
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return (getenv(name.encode()) or b"").decode()
+
 class Asks(Dataset):
     def __len__(self):
         return 2
@@ -38,7 +43,7 @@ class Asks(Dataset):
         assert get_worker_info() is not None
         values = numpy.ones((300, 300))
         assert (values @ values).max() == 300
-        return pools("get"), torch.get_num_threads(), os.environ.get("OPENBLAS_NUM_THREADS", "")
+        return pools("get"), torch.get_num_threads(), variable("OPENBLAS_NUM_THREADS")
 
 def two(worker):
     pools("set", 2)
