@@ -62,6 +62,7 @@ class Job:
     #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
     zygote: int = 0  # its process id
+    identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}

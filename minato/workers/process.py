@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -82,6 +83,8 @@ def main(job: Job, number: int) -> None:
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
     signals.released(job.blocked)
+    *parents, first = job.identity
+    vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
     try:
         main(job, number)
     except KeyboardInterrupt:

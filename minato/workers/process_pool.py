@@ -46,6 +46,17 @@ _commands: set[Connection] = set()
 os.register_at_fork(after_in_child=_commands.clear)
 
 
+def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
+    """The identity of worker 0; the others count on from it. Programs number workers by the first
+    number of theirs, so they get the trainer's own: the zygote's, which no program sees, and those
+    that follow it."""
+    counter: Any = vars(multiprocessing.process)["_process_counter"]
+    for _ in range(workers - 1):
+        next(counter)
+    first: tuple[int, ...] = zygote._identity
+    return first
+
+
 #: that have a zygote
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -224,6 +235,7 @@ class Pool:
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
             )
+            job.identity = _identities(zygote, job.num_workers)
             with _warned(), start_payload.without_main(signals.Deaf):
                 zygote.start()
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,37 @@ import torch
 import minato
 
 SAYS = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('MKL_NUM_THREADS'))"
+
+
+class Identities(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Each sample waits for the other, so two workers make one each."""
+
+    def __init__(self, barrier: Any) -> None:
+        self.barrier = barrier
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        self.barrier.wait(60)
+        return multiprocessing.current_process()._identity  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_identities_count_on_as_torchs(method: str) -> None:
+    def first_numbers(kind: Any) -> list[int]:
+        barrier = multiprocessing.get_context(method).Barrier(2)
+        loader = kind(
+            Identities(barrier), batch_size=None, num_workers=2, multiprocessing_context=method
+        )
+        child = multiprocessing.Process()  # takes the next number
+        found = [list(loader), list(loader)]
+        assert all(len(identity) == 1 for epoch in found for identity in epoch)
+        last = child._identity[-1]  # type: ignore[attr-defined]
+        return [number - last for epoch in found for number in sorted(sum(epoch, []))]
+
+    assert first_numbers(minato.DataLoader) == first_numbers(torch.utils.data.DataLoader)
+    assert first_numbers(minato.DataLoader) == [1, 2, 3, 4]
 
 
 class Programs(torch.utils.data.Dataset):  # type: ignore[type-arg]
