@@ -192,7 +192,12 @@ class BalancedIterator(MinatoIterator):
         indices: Iterator[Any] = self._sampler_iter
         return indices
 
+    _looked_at_init = False  # once a worker has made a batch
+
     def _next_data(self) -> Any:
+        if not self._looked_at_init and self._position.progress.count:
+            self._looked_at_init = True
+            init_states.tell(self._seeded_by_init())
         while isinstance(got := self._next_batch(), Failure):
             if type(got) is not Amended:
                 self._position.errors += 1
@@ -252,10 +257,15 @@ class BalancedIterator(MinatoIterator):
 
     def _end_epoch(self) -> None:
         """Workers leave, unless they are kept; and what they know of worker_init_fn is told."""
-        asked = self._options.seed_per_sample is not None or self._worker_init_fn is None
-        looks = not asked and self._living()
-        workers = self._engine.workers() if looks else []
-        made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
+        found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
-        init_states.tell(init_states.look(workers, made_with))
+        init_states.tell(found)
+
+    def _seeded_by_init(self) -> list[str]:
+        """Generators that worker_init_fn has seeded from a number of its own, if that is told."""
+        asked = self._options.seed_per_sample is not None or self._worker_init_fn is None
+        if asked or not self._living():
+            return []
+        made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
+        return init_states.look(self._engine.workers(), made_with)

@@ -20,7 +20,7 @@ from .._core import Task
 from ..dataset_calls import by_sample, fetches_batches, offered
 from ..errors import Failure
 from ..seeding import init_states
-from ..seeding.order_generators import all_global, put_global
+from ..seeding.order_generators import put_global
 from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven
@@ -111,7 +111,7 @@ class Runner:
         """worker_init_fn, and what is to be seeded after it."""
         job = self.job
         if job.worker_init_fn is not None:
-            before = all_global() if job.seed_per_sample else {}
+            before = init_states.now() if job.seed_per_sample else {}
             self._init(number)
             if job.seed_per_sample:
                 self.init_states = init_states.left_by(before)

@@ -42,15 +42,28 @@ class Data(torch.utils.data.Dataset):
 
 
 def constant(_number: int) -> None:
-    np.random.seed(42)
+    np.random.seed(86420)
 
 
 def constants(_number: int) -> None:
-    random.seed(1)
-    torch.manual_seed(2)
+    random.seed(86421)
+    torch.manual_seed(86422)
 
 
 def own_of_each(number: int) -> None:
+    random.seed(86420 + number)
+
+
+def written(_number: int) -> None:
+    np.random.seed(42)
+
+
+def written_twice(_number: int) -> None:
+    random.seed(1)
+    torch.manual_seed(1234)
+
+
+def written_for_each(number: int) -> None:
     random.seed(42 + number)
 
 
@@ -114,7 +127,52 @@ def test_workers_of_two_seeds_in_one_state(function: Any, names: str, options: d
     assert epochs(function, 1) == []  # once
 
 
-@pytest.mark.parametrize("function", [constant, own_of_each, as_many_do])
+@pytest.mark.parametrize(
+    "function, names, options",
+    [
+        (written, "numpy.random", {}),
+        (written, "numpy.random", {"persistent_workers": True}),
+        (written, "numpy.random", {"batching": "ready", "in_order": False}),
+        (written, "numpy.random", {"multiprocessing_context": "spawn"}),
+        (written_twice, "random and torch", {}),
+        (written_for_each, "random", {"num_workers": 1}),
+        (as_many_do, "numpy.random", {}),
+    ],
+)
+def test_written_seed_is_noticed_in_first_epoch(
+    function: Any, names: str, options: dict[str, Any]
+) -> None:
+    told = epochs(function, 1, **options)
+    assert len(told) == 1 and f"seeds {names} from a number of its own" in told[0]
+    assert epochs(function, 1, **options) == []  # once
+
+
+class Gated(torch.utils.data.Dataset):
+    """All but the first two samples wait for the gate."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        assert index < 2 or self.gate.wait(60)
+        return index
+
+
+@pytest.mark.parametrize("options", [{}, {"batching": "ready", "in_order": False}], ids=str)
+def test_written_seed_is_noticed_with_the_second_batch(options: dict[str, Any]) -> None:
+    gate = torch.multiprocessing.get_context("fork").Event()
+    loader = minato.DataLoader(Gated(gate), 2, worker_init_fn=written, num_workers=1, **options)
+    iterator = iter(loader)
+    next(iterator)
+    gate.set()
+    with pytest.warns(UserWarning, match="seeds numpy.random from a number of its own"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("function", [constant, own_of_each])
 def test_two_epochs_in_one_state(function: Any) -> None:
     assert epochs(function, 1, num_workers=1) == []
     assert len(epochs(function, 1, num_workers=1)) == 1
