@@ -47,6 +47,8 @@ LISTED: dict[str, str] = {
     "nothing can be mounted here":
         "CI's containers may not make mount namespaces; what is done where /dev/shm is full does not "
         "depend on who has mounted it.",
+    "no name space can be made here":
+        "CI's containers may not make name spaces; what decides without /proc is tested in C.",
     "the package index cannot be reached":
         "Without a network only the build without isolation can be tested.",
     "not installed; the module is tested above":

@@ -55,6 +55,7 @@ PROGRAMS = {
     "mn_thread": Program(("pthread_create",)),
     "mn_proc": Program(),
     "mn_forks": Program(),
+    "mn_lifeline": Program(),
     "mn_limits": Program(),
     "mn_event": Program(("mn_futex_wait", "mn_now_ns")),
     "mn_free_extents": Program(("malloc", "calloc", "free"), without="mn_free_extents"),

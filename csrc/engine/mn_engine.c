@@ -18,7 +18,6 @@
 #include "os/mn_cpu_limits.h"
 #include "os/mn_futex.h"
 #include "os/mn_memfd.h"
-#include "os/mn_proc.h"
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
 
@@ -103,8 +102,19 @@ open_parts(struct mn_engine *e)
 }
 
 static void
+close_lifeline_end(struct mn_engine *e)
+{
+    if (e->lifeline_end >= 0) {
+        (void)close(e->lifeline_end);
+    }
+    e->lifeline_end = -1;
+}
+
+static void
 destroy(struct mn_engine *e)
 {
+    close_lifeline_end(e);
+    mn_lifeline_close(&e->lifeline);
     mn_plan_close(e->plan);
     mn_worker_views_close(&e->views);
     free(e->done.found);
@@ -129,7 +139,6 @@ publish_sizes(struct mn_engine *e)
     struct mn_ctl *c = e->shm.ctl;
     c->sizes = mn_sizes_word();
     c->trainer_pid = (uint32_t)getpid();
-    (void)mn_proc_start_time(getpid(), &c->trainer_start);
     bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else who spins holds others up */
     c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
     mn_engine_init_queues(&e->shm, &e->cfg);
@@ -162,6 +171,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     e->cfg.keep = NULL; /* the caller's */
     mn_memory_file_init(&e->file);
+    e->lifeline.fd = e->lifeline_end = -1;
     e->refs = 1;
     int rc = mn_mutex_init(&e->mutex);
     if (rc < 0) {
@@ -229,12 +239,19 @@ engine_main(void *arg)
 }
 
 int
+mn_engine_open_lifeline(struct mn_engine *e)
+{
+    return mn_lifeline_open(&e->lifeline, &e->lifeline_end);
+}
+
+int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
 {
     mn_zygote_init(&e->zygote, &e->shm, zygote_pidfd, zygote_cmd);
     /* Forked and spawned processes have their mapping by now, and holes are punched through
      * the mapping: one descriptor less for as long as the loader lives. */
     mn_memory_file_close(&e->file);
+    close_lifeline_end(e);
     MN_FAULT("engine.start");
     return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
 }
@@ -284,6 +301,7 @@ mn_engine_close(struct mn_engine *e)
         (void)mn_thread_join(&e->thread);
     }
     MN_FAULT("engine.close");
+    mn_lifeline_close(&e->lifeline);
     mn_mutex_lock(&e->mutex);
     while (e->flight.first != NULL) {
         mn_batch_drop(e, e->flight.first);

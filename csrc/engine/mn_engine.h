@@ -46,6 +46,11 @@
 int
 mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg);
 
+/* Makes the pipe by which processes that are workers see the end of this one: os/mn_lifeline.h.
+ * Once, before any of them is begun. 0 or -errno. */
+int
+mn_engine_open_lifeline(struct mn_engine *e);
+
 /* Starts the engine thread once the zygote is known. */
 int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);

@@ -28,6 +28,12 @@ mn_engine_fd(const struct mn_engine *e)
     return e->file.fd;
 }
 
+int
+mn_engine_lifeline_end(const struct mn_engine *e)
+{
+    return e->lifeline_end;
+}
+
 bool
 mn_engine_is_balanced(const struct mn_engine *e)
 {

@@ -33,6 +33,11 @@ mn_engine_mapped(const struct mn_engine *e);
 int
 mn_engine_fd(const struct mn_engine *e);
 
+/* The descriptor by which other processes see the end of this one; -1 without one, and since
+ * mn_engine_start. */
+int
+mn_engine_lifeline_end(const struct mn_engine *e);
+
 /* Whether batches are planned: it was opened with a window. */
 bool
 mn_engine_is_balanced(const struct mn_engine *e);

@@ -40,14 +40,9 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
-    uint64_t born;
-    uint32_t pid = mn_crew_seen(&e->crew, worker, &born);
+    uint32_t pid = mn_crew_pid(&e->crew, worker);
     mn_mutex_unlock(&e->mutex);
-    if (pid == 0) { /* the engine has not seen it yet */
-        const struct mn_worker *k = mn_worker_at(&e->shm, worker);
-        pid = mn_worker_pid(k, &born);
-    }
-    return pid != 0 ? mn_proc_kill((pid_t)pid, born, sig) : -ESRCH;
+    return mn_proc_kill((pid_t)pid, sig);
 }
 
 int

@@ -1,29 +1,21 @@
-/* Process liveness by pidfd and /proc.
+/* Process liveness by pidfd.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
 #include "os/mn_proc.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
-
-struct mn_proc_stat {
-    char state;
-    long threads;
-    uint64_t start;
-};
 
 static struct {
     mn_a32 pid; /* 0: nobody keeps it up to date */
@@ -62,115 +54,27 @@ mn_proc_pidfd(pid_t pid)
     return fd >= 0 ? (int)fd : -errno;
 }
 
-/* Reads a whole small file. Returns its length or -errno. */
-static int
-mn_proc_slurp(const char *path, char *text, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -errno;
-    }
-    size_t len = 0;
-    int rc = 0;
-    while (len < size - 1) {
-        ssize_t got = read(fd, text + len, size - 1 - len);
-        if (got < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            rc = -errno;
-            break;
-        }
-        if (got == 0) {
-            break;
-        }
-        len += (size_t)got;
-    }
-    (void)close(fd);
-    text[len] = '\0';
-    return rc != 0 ? rc : (int)len;
-}
-
-static int
-mn_proc_read_stat(pid_t pid, struct mn_proc_stat *out)
-{
-    char path[64];
-    char text[1024];
-    /* Its first thread's file says the same as its own. In place of a process's own, qemu-user
-     * shows one to it in which each of its threads was started at another time. */
-    (void)snprintf(path, sizeof(path), "/proc/%ld/task/%ld/stat", (long)pid, (long)pid);
-    int rc = pid > 0 ? mn_proc_slurp(path, text, sizeof(text)) : -ESRCH;
-    if (rc == -ENOENT) { /* no such process, or no /proc at all */
-        return access("/proc/self/stat", F_OK) == 0 ? -ESRCH : -ENOENT;
-    }
-    if (rc < 0) {
-        return rc;
-    }
-    /* Field 2 is the program's name in parentheses and may hold anything, parentheses
-     * included; the last one ends it. Fields 3, 20 and 22 are what we are after. */
-    char *after = strrchr(text, ')');
-    if (after == NULL
-        || sscanf(after + 1,
-                  " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s"
-                  " %ld %*s %" SCNu64,
-                  &out->state, &out->threads, &out->start)
-               != 3) {
-        return -EPROTO;
-    }
-    return 0;
-}
-
 int
-mn_proc_start_time(pid_t pid, uint64_t *ticks)
+mn_proc_alive(pid_t pid)
 {
-    struct mn_proc_stat st;
-    int rc = mn_proc_read_stat(pid, &st);
-    if (rc == 0) {
-        *ticks = st.start;
+    int fd = pid > 0 ? mn_proc_pidfd(pid) : -ESRCH;
+    if (fd < 0) {
+        return fd == -ESRCH || fd == -EINVAL ? 0 : fd; /* EINVAL: the id of a thread alone */
     }
+    int rc = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;
+    (void)close(fd);
     return rc;
 }
 
-/* A zombie with more than one thread is a process whose first thread has ended while
- * others run on and may write memory. */
-static bool
-mn_proc_stat_dead(const struct mn_proc_stat *st)
-{
-    return st->state == 'X' || (st->state == 'Z' && st->threads <= 1);
-}
-
-int
-mn_proc_alive(pid_t pid, uint64_t start)
-{
-    struct mn_proc_stat st;
-    int rc = mn_proc_read_stat(pid, &st);
-    if (rc == -ESRCH) {
-        return 0;
-    }
-    if (rc != 0) {
-        return rc;
-    }
-    return st.start == start && !mn_proc_stat_dead(&st);
-}
-
-/* What a pidfd is of is in its fdinfo, in a line of its own. */
-static pid_t
-mn_proc_of_pidfd(int fd)
-{
-    char path[64];
-    char text[1024];
-    (void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-    const char *line = fd >= 0 && mn_proc_slurp(path, text, sizeof(text)) > 0
-                           ? strstr(text, "\nPid:") : NULL;
-    long pid;
-    return line != NULL && sscanf(line, "\nPid: %ld", &pid) == 1 ? (pid_t)pid : 0;
-}
+/* of <linux/wait.h>, which older C libraries do not know */
+#define OF_PIDFD ((idtype_t)3)
 
 bool
 mn_proc_is_stopped(int fd)
 {
-    struct mn_proc_stat st;
-    return mn_proc_read_stat(mn_proc_of_pidfd(fd), &st) == 0 && st.state == 'T';
+    siginfo_t info = {0};
+    return fd >= 0 && waitid(OF_PIDFD, (id_t)fd, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0
+           && info.si_pid != 0;
 }
 
 int
@@ -180,21 +84,14 @@ mn_proc_kill_pidfd(int fd, int sig)
 }
 
 int
-mn_proc_kill(pid_t pid, uint64_t start, int sig)
+mn_proc_kill(pid_t pid, int sig)
 {
-    int fd = mn_proc_pidfd(pid);
+    int fd = pid > 0 ? mn_proc_pidfd(pid) : -ESRCH;
     if (fd < 0) {
-        return fd == -EINVAL ? -ESRCH : fd; /* EINVAL: not the id of a whole process */
+        return fd == -EINVAL ? -ESRCH : fd;
     }
-    /* The descriptor came first, so if the wanted process is there now it also was when the
-     * descriptor was made, and the descriptor is its. */
-    int rc = mn_proc_alive(pid, start);
-    if (rc == 1) {
-        rc = mn_proc_kill_pidfd(fd, sig);
-    }
-    else if (rc == 0) {
-        rc = -ESRCH;
-    }
+    bool lives = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;
+    int rc = lives ? mn_proc_kill_pidfd(fd, sig) : -ESRCH;
     (void)close(fd);
     return rc;
 }

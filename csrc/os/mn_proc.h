@@ -1,9 +1,9 @@
 /* Whether a process still lives, its end, and killing exactly it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: a process is named by (pid, start time), because a pid alone may be reused.
- * The start time is in clock ticks since boot, as /proc/PID/stat has it; two processes
- * with one pid cannot share it, as reuse takes a full turn of the pid space.
+ * Purpose: whether the process of an id lives, and signals to it, by pidfds: the system's own word,
+ * which needs no /proc.  An id alone may be reused once its process is reaped, so the caller knows
+ * that this one is not: workers/mn_records.h says why an id in a worker's entry is none that is.
  * "Dead" means that the process can no longer write memory: gone, or a zombie all of whose
  * threads have ended. A process whose first thread alone has ended is alive.
  * Reaping is the parent's business; nothing here reaps.
@@ -30,20 +30,17 @@ mn_proc_self(void);
 int
 mn_proc_pidfd(pid_t pid);
 
-/* Start time in ticks since boot. -ESRCH when there is no such process. */
+/* 1: the process lives; 0: it is dead, or there is none; or -errno when that cannot be found out
+ * (no descriptor left). */
 int
-mn_proc_start_time(pid_t pid, uint64_t *ticks);
+mn_proc_alive(pid_t pid);
 
-/* 1: the process of that pid and start time lives; 0: it does not; or -errno when that
- * cannot be found out (no /proc, no descriptor left). */
+/* Signals a process. -ESRCH when it is dead. */
 int
-mn_proc_alive(pid_t pid, uint64_t start);
+mn_proc_kill(pid_t pid, int sig);
 
-/* Signals that very process. -ESRCH when it is dead or the pid is another's by now. */
-int
-mn_proc_kill(pid_t pid, uint64_t start, int sig);
-
-/* Whether the process of a pidfd is stopped by a signal. False where that cannot be found out. */
+/* Whether the process of a pidfd, a child of this one, is stopped by a signal. False where that
+ * cannot be found out. */
 bool
 mn_proc_is_stopped(int fd);
 

@@ -38,15 +38,10 @@ mn_crew_exited(const struct mn_crew *c, uint32_t worker)
 uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker)
 {
-    uint32_t seen = c->members[worker].pid;
-    return seen != 0 ? seen : mn_a32_load_relaxed(&mn_worker_at(&c->shm, worker)->pid);
-}
-
-uint32_t
-mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born)
-{
-    *born = c->members[worker].born;
-    return c->members[worker].pid;
+    const struct mn_worker *k = mn_worker_at(&c->shm, worker);
+    uint32_t seen = c->members[worker].pid, state = mn_a32_load_acquire(&k->state);
+    bool nobody = state == MN_WORKER_EMPTY || state == MN_WORKER_WANTED;
+    return seen != 0 ? seen : nobody ? 0 : mn_worker_pid(k);
 }
 
 /* An exit code, a signal or the number of an error, whatever stands there. */

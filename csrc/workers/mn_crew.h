@@ -40,7 +40,7 @@ struct mn_executor {
     bool (*stopped)(struct mn_executor *self);
     /* It does not answer, and is to be gone. */
     void (*end)(struct mn_executor *self);
-    bool processes; /* its workers have processes of their own, which /proc knows */
+    bool processes; /* its workers have processes of their own */
 };
 
 /* What is due once the lock is let go of. Zeroed memory is nothing. */
@@ -62,10 +62,9 @@ struct mn_crew {
         bool asked;      /* to leave, by the trainer: its entry may say anything */
         bool retired;    /* by the user */
         uint64_t tasks;  /* finished in this place before the present worker came */
-        /* What is known of its process: mn_process_watch.h, whose thread alone writes it, pid and
-         * born under the lock. */
+        /* What is known of its process: mn_process_watch.h, whose thread alone writes it, pid
+         * under the lock. */
         uint32_t pid;    /* 0: not seen yet, or swept */
-        uint64_t born;   /* as mn_proc.h has it */
         bool dead;       /* it was when it was looked at last */
         mn_a32 worked;   /* a result of its was accepted: it is not starting any more */
         mn_a32 end;      /* it is to be killed; whoever found out */
@@ -90,13 +89,10 @@ mn_crew_close(struct mn_crew *c);
 bool
 mn_crew_exited(const struct mn_crew *c, uint32_t worker);
 
-/* Of its process, as it was seen while that lived: its entry may say anything. */
+/* Of its process, as it was seen while that lived: its entry may say anything. Where nobody has
+ * seen it, what the entry says, or 0 where that says that nobody is there. */
 uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker);
-
-/* The same, and when it was born; 0 where the engine's thread has not seen it yet. */
-uint32_t
-mn_crew_seen(const struct mn_crew *c, uint32_t worker, uint64_t *born);
 
 /* A result of this worker's was accepted. */
 static inline void

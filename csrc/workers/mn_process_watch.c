@@ -3,14 +3,12 @@
  */
 #include "workers/mn_process_watch.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include "base/mn_fault.h"
 #include "os/mn_proc.h"
 
-/* A read of /proc for each worker takes some ten microseconds. */
+/* A look at each worker takes a microsecond or two. */
 #define LOOK_NS UINT64_C(1000000000)
 /* A zygote that works answers in milliseconds, and where the machine swaps, or a fork of much
  * memory is under way, within seconds. Looks, not time: while the trainer itself is stopped, too,
@@ -49,17 +47,14 @@ may_be(const struct mn_watch *w, uint32_t state, bool worked)
 static bool
 note_who(struct mn_watch *w, uint32_t worker)
 {
-    const struct mn_worker *k = mn_worker_at(&w->crew->shm, worker);
-    uint64_t born;
-    uint32_t pid = mn_worker_pid(k, &born);
-    if (pid == 0 || born == 0) {
+    uint32_t pid = mn_worker_pid(mn_worker_at(&w->crew->shm, worker));
+    if (pid == 0) {
         return true; /* it is about to come */
     }
-    int rc = mn_proc_alive((pid_t)pid, born);
+    int rc = mn_proc_alive((pid_t)pid);
     if (rc == 1) {
         mn_mutex_lock(w->guard);
         w->crew->members[worker].pid = pid;
-        w->crew->members[worker].born = born;
         unlock(w);
     }
     return rc != 0;
@@ -75,25 +70,12 @@ is_lie(struct mn_watch *w, uint32_t worker, uint32_t state)
     return lie;
 }
 
-/* Where /proc does not say whether it lives, the zygote is believed. */
+/* Where no descriptor is left to find out whether it lives, the zygote is believed. */
 static bool
 has_died(const struct mn_member *m, uint32_t state)
 {
-    int rc = mn_proc_alive((pid_t)m->pid, m->born);
+    int rc = mn_proc_alive((pid_t)m->pid);
     return rc == 0 || (rc < 0 && state == MN_WORKER_EXITED);
-}
-
-/* The same without /proc, where a process may be hidden: a zygote is not killed for that. */
-static bool
-has_ended(uint32_t pid)
-{
-    int fd = mn_proc_pidfd((pid_t)pid);
-    if (fd < 0) {
-        return fd == -ESRCH;
-    }
-    bool ended = mn_proc_wait_pidfd(fd, 0) == 0;
-    (void)close(fd);
-    return ended;
 }
 
 /* Whether the zygote should have said or done something. due: it is time to look at all. */
@@ -114,14 +96,13 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
             return false;
         }
         return state == MN_WORKER_SWEPT
-               || (due && gone && state != MN_WORKER_EXITED
-                   && has_ended(mn_a32_load_relaxed(&k->pid)));
+               || (due && gone && state != MN_WORKER_EXITED);
     }
     if (!m->dead && (due || state == MN_WORKER_EXITED || mn_a32_load_acquire(&m->end) != 0)) {
         m->dead = has_died(m, state);
     }
     if (m->dead) {
-        return due && state != MN_WORKER_EXITED && has_ended(m->pid);
+        return due && state != MN_WORKER_EXITED;
     }
     if (!may_be(w, state, worked)) {
         mn_mutex_lock(w->guard);
@@ -129,7 +110,7 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
         unlock(w);
     }
     if (mn_a32_load_acquire(&m->end) != 0
-        && mn_proc_kill((pid_t)m->pid, m->born, SIGKILL) == 0) {
+        && mn_proc_kill((pid_t)m->pid, SIGKILL) == 0) {
         mn_a32_store_relaxed(&m->end, 0); /* else it is tried again */
     }
     return false;

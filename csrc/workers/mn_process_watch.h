@@ -7,9 +7,10 @@
  * process has which entry (struct mn_member), looks now and then whether it lives, takes back a
  * worker's tasks only when it does not, and kills it by what was noted.
  *
- * Files of /proc are read for it: all of this is without the lock that guards the crew (guard),
- * which is taken for what others read.  One thread, and it is the one that sweeps.  It is told
- * the time.  Native workers have no process of their own, and are not looked at.
+ * Each look is by a descriptor of the process (os/mn_proc.h), opened for it and closed, so that
+ * descriptors do not grow with workers.  All of this is without the lock that guards the crew
+ * (guard), which is taken for what others read.  One thread, and it is the one that sweeps.  It is
+ * told the time.  Native workers have no process of their own, and are not looked at.
  */
 #ifndef MN_PROCESS_WATCH_H
 #define MN_PROCESS_WATCH_H

@@ -268,9 +268,9 @@ enum mn_leave {
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
     mn_a32 state; /* enum mn_worker_state, which says who writes which */
-    /* pid, starts, tid, exit_status and born are written for a process by the zygote (pid and born
-     * by the worker, too), and by a thread itself. The trainer looks at them at any time, for
-     * statistics and to see who is there: relaxed, but for mn_worker_set_pid and mn_worker_pid. */
+    /* pid, starts, tid and exit_status are written for a process by the zygote (pid by the worker,
+     * too), and by a thread itself. The trainer looks at them at any time, for statistics and to
+     * see who is there: relaxed, but for pid, which is published by release. */
     mn_a32 pid;
     mn_a32 starts;  /* processes, or threads, that have had this slot */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
@@ -279,7 +279,6 @@ struct mn_worker {
     mn_a32 exit_status; /* before EXITED: exit code, or -signal */
     uint16_t respawn;    /* trainer, before SWEPT: fork another */
     uint16_t retired;    /* trainer: the user ended it, no replacement */
-    mn_a64 born;         /* start time of pid, as mn_proc.h has it */
     /* line: lease, by worker and trainer in turn: [L1] to [L4] */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
     struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
@@ -306,21 +305,12 @@ struct mn_worker {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 
-static inline void
-mn_worker_set_pid(struct mn_worker *k, uint32_t pid, uint64_t born)
-{
-    mn_a64_store_relaxed(&k->born, born);
-    mn_a32_store_release(&k->pid, pid);
-}
-
-/* Whose entry it is, and when that process was born. Where another is just coming, the time may be
- * that one's: the two together are nobody's then. */
+/* Whose entry it is; 0: it has not said yet. While the entry is STARTING, READY, LEAVING, EXITED or
+ * SWEPT nobody has reaped that process, so its id is no other's. */
 static inline uint32_t
-mn_worker_pid(const struct mn_worker *k, uint64_t *born)
+mn_worker_pid(const struct mn_worker *k)
 {
-    uint32_t pid = mn_a32_load_acquire(&k->pid);
-    *born = mn_a64_load_relaxed(&k->born);
-    return pid;
+    return mn_a32_load_acquire(&k->pid);
 }
 
 /* The task that a worker has begun, and when. A look, no more: it may just be over. False
@@ -382,7 +372,6 @@ struct mn_ctl {
     uint32_t spin_ns; /* how long who waits for tasks or batches spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
-    uint64_t trainer_start;
     /* line: what the trainer tells workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a

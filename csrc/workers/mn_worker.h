@@ -8,6 +8,7 @@
 #ifndef MN_WORKER_H
 #define MN_WORKER_H
 
+#include "os/mn_lifeline.h"
 #include "workers/mn_records.h"
 
 /* Who sleeps for want of work looks this often whether the trainer still lives. So long at most a
@@ -18,6 +19,7 @@ struct mn_worker_side {
     struct mn_shm shm;
     uint32_t number;
     struct mn_worker *me;
+    const struct mn_lifeline_end *trainer; /* NULL: a thread of the trainer */
     struct mn_task held; /* of the task in hand what the trainer wrote, as it was when it was
                           * claimed: what writes over the record leads nobody astray */
     uint64_t lease_off, lease_end, used_end;

@@ -5,7 +5,6 @@
 
 #include "base/mn_fault.h"
 #include "base/mn_error.h"
-#include "os/mn_proc.h"
 #include "workers/mn_worker.h"
 
 /* How often it looks meanwhile whether the trainer still lives. */
@@ -15,8 +14,7 @@
 static bool
 orphaned(const struct mn_worker_side *w)
 {
-    const struct mn_ctl *c = w->shm.ctl;
-    return mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) == 0;
+    return w->trainer != NULL && mn_lifeline_is_cut(w->trainer);
 }
 
 /* The trainer's answer, or still WANT when there will be none. */

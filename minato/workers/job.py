@@ -14,21 +14,22 @@ from .start_payload import Pickled, inheriting, main_module
 
 
 class Memory:
-    """The shared mapping on its way: inherited under fork, else by its descriptor."""
+    """The shared mapping, and what tells of the trainer's end, on their way: inherited under fork,
+    else by their descriptors."""
 
     def __init__(self, engine: Any) -> None:
         self.segment = engine.segment
         self._fd = engine.fd
 
     def __getstate__(self) -> Any:
-        return DupFd(self._fd)
+        return DupFd(self._fd), DupFd(self.segment.lifeline)
 
-    def __setstate__(self, dup: Any) -> None:
-        self._fd = dup.detach()
-        self.segment = _core.Segment(self._fd)
+    def __setstate__(self, dups: Any) -> None:
+        self._fd, lifeline = (dup.detach() for dup in dups)
+        self.segment = _core.Segment(self._fd, lifeline)
 
     def settle(self) -> None:
-        """Frees the descriptor."""
+        """Frees the mapping's descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -92,14 +92,28 @@ def limit_of_threads() -> Callable[[], None]:
     return limit_this
 
 
+class _Library(ctypes.Structure):
+    """The beginning of struct dl_phdr_info, dl_iterate_phdr(3)."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
+
+
+def _note(library: Any, _size: int, names: set[str]) -> int:
+    names.add(os.fsdecode(library.contents.name or b""))
+    return 0
+
+
+_noting = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.py_object
+)(_note)
+
+
 def _mapped() -> Iterator[str]:
-    """Libraries of this process. Nothing else is looked at, so that nothing is loaded."""
-    with open("/proc/self/maps") as maps:
-        yield from sorted({
-            line.split(maxsplit=5)[5].rstrip("\n")
-            for line in maps
-            if ".so" in line and line.count(" ") >= 5 and "/" in line
-        })  # fmt: skip
+    """Libraries of this process, as the loader of libraries lists them. None is loaded."""
+    names: set[str] = set()
+    # PyDLL keeps the interpreter's lock. Another thread may wait for the list's lock with it.
+    ctypes.PyDLL(None).dl_iterate_phdr(_noting, ctypes.py_object(names))
+    yield from sorted(name for name in names if ".so" in name)
 
 
 def _set_one(path: str, functions: tuple[str, ...]) -> None:

@@ -195,6 +195,7 @@ class Pool:
         self._method = method = context.get_start_method()
         with explained():
             self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
+            self.engine.open_lifeline()
         self.handles: list[WorkerHandle] = []
         self._shared: list[Any] = []  # with workers, on an accelerator
         self._workers = workers

@@ -48,6 +48,18 @@ LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 10.0
 
 
+def _parent(pid: int) -> list[int]:
+    """A descriptor of the process with this id, if that is the parent and lives."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return []
+    if os.getppid() != pid:  # a fork server's child; or the id is of another name space
+        os.close(fd)
+        return []
+    return [fd]
+
+
 class _Child:
     """A worker process, forked here or started by the start method."""
 
@@ -218,7 +230,8 @@ class Zygote:
         self.commands.close()
         os.close(self.wake_read)
         os.close(self.wake_write)
-        os.close(self.trainer)
+        for fd in self.trainer[1:]:
+            os.close(fd)
 
     def _start(self, number: int) -> _Child:
         # spawn for forkserver, too: the zygote can only reap children of its own
@@ -247,7 +260,7 @@ class Zygote:
         while not self.segment.stopped() and not self.terminated:
             pending = self._report()
             ready = dict(self.poller.poll(self._patience(pending)))
-            if self.trainer in ready:
+            if not ready.keys().isdisjoint(self.trainer):
                 self._end(0.0, 0.0)
                 return
             if self.commands.fileno() in ready:
@@ -275,9 +288,10 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._terminate)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
-        self.trainer = os.pidfd_open(self.segment.trainer_pid)
+        #: by each of which the system tells of the trainer's end
+        self.trainer = [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
         self.poller = select.poll()
-        for fd in (self.wake_read, self.trainer, self.commands.fileno()):
+        for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
             self.poller.register(fd, select.POLLIN)
 
     def _terminate(self, _number: int, _frame: Any) -> None:

@@ -42,6 +42,9 @@ from .support import (
     workers_of,
 )  # fmt: skip
 
+#: enum mn_worker_state
+EMPTY, WANTED, READY = 0, 1, 3
+
 
 def make(dataset, split=False, **options):
     """split: batches of a collate_fn are made in parts from the first one on."""
@@ -482,29 +485,27 @@ def test_a_stopped_zygote_hides_no_death():
         kill(zygote, signal.SIGCONT)
 
 
-def test_nobody_is_killed_for_having_a_workers_process_id():
-    """A worker that is gone may have left its id to another process by now."""
+def test_an_entry_without_a_worker_names_no_process():
+    """A worker that is reaped leaves its id in its entry, and another process may have it by now."""
     engine = minato._core.Engine(1, 0, False)
     other = subprocess.Popen(["sleep", "100"])
-    time.sleep(0.05)  # start times are told in hundredths of a second
-    gone = subprocess.Popen(["sleep", "100"])
     try:
-        engine.segment.set_pid(0, gone.pid)
+        engine.segment.starting(0)
+        engine.segment.set_pid(0, other.pid)
         assert engine.kill_worker(0, signal.SIGCONT)
         (entry,) = struct.unpack("Q", os.pread(engine.fd, 8, 24))  # mn_ctl.workers_off
-        record = os.pread(engine.fd, 64, entry)
-        at = record.index(struct.pack("I", gone.pid))
-        os.pwrite(engine.fd, struct.pack("I", other.pid), entry + at)
-        assert not engine.kill_worker(0, signal.SIGKILL)
-        os.pwrite(engine.fd, struct.pack("I", gone.pid), entry + at)
-        assert engine.kill_worker(0, signal.SIGKILL)
-        assert gone.wait() == -signal.SIGKILL
-        assert not engine.kill_worker(0, signal.SIGKILL)
+        state = entry + 4  # mn_worker.state
+        for nobody in (EMPTY, WANTED):
+            os.pwrite(engine.fd, struct.pack("I", nobody), state)
+            assert not engine.kill_worker(0, signal.SIGKILL)
         assert other.poll() is None
+        os.pwrite(engine.fd, struct.pack("I", READY), state)
+        assert engine.kill_worker(0, signal.SIGKILL)
+        assert other.wait() == -signal.SIGKILL
+        assert not engine.kill_worker(0, signal.SIGKILL)
     finally:
-        for process in (gone, other):
-            process.kill()
-            process.wait()
+        other.kill()
+        other.wait()
 
 
 def test_stopped_workers_go_on(seed):

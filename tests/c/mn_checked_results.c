@@ -965,9 +965,7 @@ put_process(struct bench *s, uint32_t number)
             pause();
         }
     }
-    uint64_t born;
-    CHECK_EQ(mn_proc_start_time(pid, &born), 0);
-    mn_worker_set_pid(k, (uint32_t)pid, born);
+    mn_a32_store_release(&k->pid, (uint32_t)pid);
     return pid;
 }
 
@@ -1138,12 +1136,12 @@ a_place_of_one_who_is_gone(void)
     struct mn_worker *k = mn_worker_at(&e->shm, 2);
     pid_t zygote = put_process(&s, 1), gone = put_process(&s, 0);
     mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    uint64_t born, now = SECOND_NS;
-    uint32_t pid = mn_worker_pid(s.w[0].side.me, &born);
-    mn_worker_set_pid(s.w[0].side.me, 0, 0);
+    uint64_t now = SECOND_NS;
+    uint32_t pid = mn_worker_pid(s.w[0].side.me);
+    mn_a32_store_release(&s.w[0].side.me->pid, 0);
     CHECK_EQ(kill(gone, SIGKILL), 0);
     CHECK_EQ(end_of(gone), SIGKILL);
-    mn_worker_set_pid(k, pid, born);
+    mn_a32_store_release(&k->pid, pid);
     mn_a64_store_relaxed(&k->running, UINT64_MAX);
     mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
     for (int i = 0; i < 20; i++, now += SECOND_NS) {

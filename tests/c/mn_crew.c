@@ -48,7 +48,7 @@ fake_look(struct mn_executor *self)
         uint32_t state = mn_a32_load_acquire(&k->state);
         bool again = state == MN_WORKER_SWEPT && k->respawn;
         if (again || state == MN_WORKER_WANTED) {
-            k->pid = 1000 + ++f->made;
+            f->made++;
             k->began = !f->unready;
             mn_a32_store_seqcst(&k->state, f->unready ? MN_WORKER_STARTING : MN_WORKER_READY);
         }

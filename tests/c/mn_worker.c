@@ -454,12 +454,16 @@ waiting_for_room_ends_with_the_trainer(void)
         struct mn_engine *e;
         struct mn_worker_side side;
         uint64_t off;
+        struct mn_lifeline_end line;
         CHECK_EQ(mn_engine_open(&e, &cfg), 0);
+        CHECK_EQ(mn_engine_open_lifeline(e), 0);
+        mn_lifeline_hold(&line, e->lifeline_end);
         if (fork() != 0) {
             close(fd[1]);
             pause();
         }
         CHECK_EQ(mn_worker_attach(&side, &e->shm, 0), 0);
+        side.trainer = &line;
         CHECK(write(fd[1], "!", 1) == 1);
         CHECK_EQ(mn_worker_room(&side, MIB, &off), MN_CLOSED);
         _exit(0);

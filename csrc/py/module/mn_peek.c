@@ -232,9 +232,8 @@ mn_peek(PyObject *module, PyObject *read)
     }
     /* Relaxed: of a copy. */
     return Py_BuildValue(
-        "{sI sK sO sK sK sK sK sK sK sK sK sK sK sN sN}", "trainer_pid", c.trainer_pid,
-        "trainer_start", (unsigned long long)c.trainer_start, "stopped",
-        mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
+        "{sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "trainer_pid", c.trainer_pid,
+        "stopped", mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
         (unsigned long long)mn_now_ns(), "opened_ns",
         (unsigned long long)mn_a64_load_relaxed(&c.opened_ns), "waiting_since_ns",
         (unsigned long long)mn_a64_load_relaxed(&c.waiting_since_ns), "wait_ns",

@@ -14,6 +14,7 @@
 
 #include "engine/mn_engine.h"
 #include "base/mn_dlpack.h"
+#include "os/mn_lifeline.h"
 
 struct mn_pending;
 
@@ -122,6 +123,7 @@ struct mn_segment {
     PyObject_HEAD
     struct mn_shm shm;
     uint64_t bytes;
+    struct mn_lifeline_end trainer; /* by which a process other than the trainer sees its end */
     PyObject *owner; /* the engine whose mapping this is, or NULL: ours to unmap */
 };
 

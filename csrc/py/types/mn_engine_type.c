@@ -134,6 +134,17 @@ engine_start(PyObject *self, PyObject *args)
 }
 
 static PyObject *
+engine_open_lifeline(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL
+        || mn_raise_errno(mn_engine_open_lifeline(e), "cannot make a pipe for workers") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 engine_stop(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_engine *e = mn_engine_get(self);
@@ -249,6 +260,7 @@ engine_retire(PyObject *self, PyObject *block)
 }
 
 MN_METHOD_ALONE(engine_start)
+MN_METHOD_ALONE(engine_open_lifeline)
 MN_METHOD_ALONE(engine_stop)
 MN_METHOD_ALONE(engine_close)
 MN_FAST_METHOD_ALONE(mn_engine_py_submit)
@@ -303,6 +315,9 @@ MN_REPORT_ALONE(mn_engine_py_spans)
 static PyMethodDef engine_methods[] = {
     {"start", MN_ALONE(engine_start), METH_VARARGS,
      PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
+    {"open_lifeline", MN_ALONE(engine_open_lifeline), METH_NOARGS,
+     PyDoc_STR("open_lifeline(): makes the pipe by which workers see the end of this process.\n"
+               "Once, before the segment is handed to any.")},
     {"stop", MN_ALONE(engine_stop), METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
     {"close", MN_ALONE(engine_close), METH_NOARGS,
      PyDoc_STR("Ends the engine; no worker may live.")},
@@ -398,6 +413,7 @@ engine_get_segment(PyObject *self, void *closure)
     if (s != NULL) {
         s->shm = *mn_engine_shm(o->engine);
         s->bytes = mn_engine_mapped(o->engine);
+        mn_lifeline_hold(&s->trainer, mn_engine_lifeline_end(o->engine));
         s->owner = Py_NewRef(self);
     }
     return (PyObject *)s;

@@ -8,16 +8,15 @@
 
 #include "base/mn_fault.h"
 #include "os/mn_memfd.h"
-#include "os/mn_proc.h"
 #include "py/module/mn_state.h"
 #include "workers/mn_thread_entry.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"fd", NULL};
-    int fd;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i", names, &fd)) {
+    static char *names[] = {"fd", "lifeline", NULL};
+    int fd, lifeline;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ii", names, &fd, &lifeline)) {
         return NULL;
     }
     struct mn_ctl head;
@@ -41,6 +40,7 @@ segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     s->shm.base = base;
     s->shm.ctl = base;
     s->bytes = head.total_bytes;
+    mn_lifeline_hold(&s->trainer, lifeline);
     return (PyObject *)s;
 }
 
@@ -97,7 +97,7 @@ segment_starting(PyObject *self, PyObject *arg)
     if (k == NULL) {
         return NULL;
     }
-    mn_worker_set_pid(k, 0, 0);
+    mn_a32_store_relaxed(&k->pid, 0);
     mn_a32_add_relaxed(&k->starts, 1);
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
     MN_FAULT("zygote.starting");
@@ -127,9 +127,7 @@ segment_set_pid(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
         return NULL;
     }
-    uint64_t born = 0; /* unknown: nobody can be killed by it */
-    (void)mn_proc_start_time((pid_t)pid, &born);
-    mn_worker_set_pid(k, pid, born);
+    mn_a32_store_release(&k->pid, pid);
     Py_RETURN_NONE;
 }
 
@@ -203,8 +201,7 @@ PyDoc_STRVAR(trainer_lives_doc,
 static PyObject *
 segment_trainer_lives(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
-    return PyBool_FromLong(mn_proc_alive((pid_t)c->trainer_pid, c->trainer_start) != 0);
+    return PyBool_FromLong(!mn_lifeline_is_cut(&((struct mn_segment *)self)->trainer));
 }
 
 PyDoc_STRVAR(await_wanted_doc,
@@ -304,9 +301,19 @@ segment_get_start(PyObject *self, void *closure)
     return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
 }
 
+static PyObject *
+segment_get_lifeline(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(((struct mn_segment *)self)->trainer.fd);
+}
+
 static PyGetSetDef segment_getset[] = {
     {"workers", segment_get_workers, NULL, PyDoc_STR("number of worker entries"), NULL},
     {"start", segment_get_start, NULL, PyDoc_STR("how workers are started: enum mn_start"), NULL},
+    {"lifeline", segment_get_lifeline, NULL,
+     PyDoc_STR("descriptor that hangs up when the process that made the mapping is gone; or -1"),
+     NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -316,7 +323,7 @@ static PyType_Slot segment_slots[] = {
     {Py_tp_dealloc, segment_dealloc},
     {Py_tp_methods, segment_methods},
     {Py_tp_getset, segment_getset},
-    {Py_tp_doc, PyDoc_STR("Segment(fd): attaches to the loader's mapping.")},
+    {Py_tp_doc, PyDoc_STR("Segment(fd, lifeline): attaches to the loader's mapping.")},
     {0, NULL},
 };
 

@@ -10,7 +10,6 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_checked_results.h"
-#include "os/mn_proc.h"
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_worker_object.h"
 #include "workers/mn_thread_entry.h"
@@ -53,6 +52,9 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
         PyErr_SetString(PyExc_ValueError, "no such worker");
         Py_CLEAR(o);
+    }
+    if (o != NULL && !o->thread) {
+        o->side.trainer = &((struct mn_segment *)segment)->trainer;
     }
     if (o != NULL && o->layouts == NULL) {
         Py_CLEAR(o);
@@ -370,9 +372,7 @@ worker_ready(PyObject *self, PyObject *args)
      * MiB is the most glibc takes for the threshold. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
-    uint64_t born = 0;
-    (void)mn_proc_start_time(getpid(), &born);
-    mn_worker_set_pid(o->side.me, (uint32_t)getpid(), born);
+    mn_a32_store_release(&o->side.me->pid, (uint32_t)getpid());
     mn_worker_waited(&o->clock);
     o->side.me->began = 1;
     mn_a32_store_seqcst(&o->side.me->state, MN_WORKER_READY); /* [R1] */
