@@ -18,7 +18,7 @@ struct mn_engine_config {
     int64_t straggler_ns;
     uint32_t max_retries;
     bool respawn;           /* dead workers are replaced */
-    uint64_t arena_bytes;   /* 0: min(4 x RAM, 1 TB), halved until it maps */
+    uint64_t arena_bytes;   /* 0: as mn_engine_sizes.h says; halved until it maps */
     uint64_t memory_limit;  /* 0: half of what is available */
     uint32_t window;        /* balanced: batches in the steady window; 0: static */
     uint32_t blocks;        /* batches begun and not freed, as far as many are to be expected */

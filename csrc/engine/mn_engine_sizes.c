@@ -13,6 +13,13 @@
 #define TASKS_LEAST 16384u
 #define TASKS_SPARE 2048u
 #define TASKS_MOST (1u << 20)
+/* The arena is a multiple of what may be used of it, because free ranges lie scattered in it, and
+ * one batch that is larger than the limit passes alone. With the input region it takes a quarter
+ * of the address space that is left: the rest is for the program, other loaders and samples. */
+#define ARENA_PER_LIMIT 4u
+#define ARENA_LEAST (UINT64_C(4) << 30)
+#define ARENA_MOST (UINT64_C(1) << 40)
+#define ARENA_OF_LEFT 6u
 /* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is
  * plenty. Offsets of layouts have 32 bits. */
 #define INPUT_LEAST (UINT64_C(64) << 20)
@@ -83,15 +90,21 @@ mn_engine_init_queues(const struct mn_shm *shm, const struct mn_engine_config *c
     }
 }
 
+static uint64_t
+memory_limit(const struct mn_engine_config *cfg)
+{
+    return cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+}
+
 uint64_t
 mn_engine_arena_bytes(const struct mn_engine_config *cfg)
 {
     uint64_t bytes = cfg->arena_bytes;
     if (bytes == 0) {
-        bytes = mn_mem_total() * 4;
-        if (bytes == 0 || bytes > UINT64_C(1) << 40) { /* 0: nobody knows */
-            bytes = UINT64_C(1) << 40;
-        }
+        uint64_t used = memory_limit(cfg), left = mn_mem_address_space();
+        bytes = used < ARENA_MOST / ARENA_PER_LIMIT ? used * ARENA_PER_LIMIT : ARENA_MOST;
+        bytes = bytes > ARENA_LEAST ? bytes : ARENA_LEAST;
+        bytes = bytes < left / ARENA_OF_LEFT ? bytes : left / ARENA_OF_LEFT;
     }
     return mn_page_round(bytes);
 }
@@ -101,7 +114,7 @@ mn_engine_arena_bytes(const struct mn_engine_config *cfg)
 uint64_t
 mn_engine_memory_limit(const struct mn_engine_config *cfg, uint64_t arena_bytes)
 {
-    uint64_t limit = cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
+    uint64_t limit = memory_limit(cfg);
     uint64_t most = arena_bytes - arena_bytes / 4;
     return limit < most ? limit : most;
 }

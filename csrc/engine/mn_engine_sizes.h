@@ -12,7 +12,8 @@
 #include "engine/mn_engine_config.h"
 #include "workers/mn_records.h"
 
-/* Of the arena; by default four times the machine's memory, at most 1 TiB. */
+/* Of the arena; by default four times the memory limit, at least 4 GiB and at most 1 TiB, and with
+ * the input region no more than a quarter of the address space that RLIMIT_AS leaves. */
 uint64_t
 mn_engine_arena_bytes(const struct mn_engine_config *cfg);
 

@@ -4,11 +4,14 @@
 #define _GNU_SOURCE
 #include "os/mn_memory_limits.h"
 
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include "os/mn_cgroup.h"
 
@@ -120,6 +123,23 @@ uint64_t
 mn_mem_available(void)
 {
     return mn_mem_available_at("");
+}
+
+uint64_t
+mn_mem_address_space(void)
+{
+    struct rlimit most;
+    if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) {
+        return UINT64_MAX;
+    }
+    uint64_t pages, limit = most.rlim_cur;
+    char text[MN_MEM_TEXT];
+    if (mn_cgroup_read("/proc/self", "statm", text, sizeof(text)) != 0
+        || sscanf(text, "%" SCNu64, &pages) != 1) {
+        return limit / 2;
+    }
+    uint64_t used = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    return used < limit ? limit - used : 0;
 }
 
 void *

@@ -33,6 +33,11 @@ mn_mem_total_at(const char *root);
 uint64_t
 mn_mem_available_at(const char *root);
 
+/* Bytes of address space that this process may still map: what RLIMIT_AS leaves. UINT64_MAX without
+ * a limit. Where /proc does not say what is mapped already, half of the limit. */
+uint64_t
+mn_mem_address_space(void);
+
 /* Private zeroed pages, which the system has back when they are freed; NULL: no memory. */
 void *
 mn_mem_pages(uint64_t bytes);

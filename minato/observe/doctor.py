@@ -22,7 +22,7 @@ from .variables import ALL
 MiB, GiB = 1 << 20, 1 << 30
 
 #: descriptors of an iterator that starts, and how many iterators a program may well have at once
-DESCRIPTORS, ITERATORS = 6, 8
+DESCRIPTORS, ITERATORS = 8, 8
 #: for what a program opens itself: files, sockets, pipes
 OWN_DESCRIPTORS = 128
 #: memory for batches with which loading is no fun any more
@@ -151,7 +151,7 @@ def _address_space(f: Facts) -> Iterator[Finding]:
     yield Finding(
         WRONG if free < GiB else NOTE, "address space",
         f"It is limited to {sized(f.address_space)}, of which {sized(max(free, 0))} are left. "
-        "minato maps more than it uses, and batches must fit into what it gets.",
+        "minato maps up to a quarter of that, and batches must fit into what it gets.",
         "ulimit -v unlimited; limit memory by a control group, or by memory_limit=, in its place.",
     )  # fmt: skip
 

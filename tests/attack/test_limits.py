@@ -5,9 +5,12 @@ Where it does not let minato's workers be at all, torch's serve the loader.
 
 from __future__ import annotations
 
+import os
 import platform
 
 import pytest
+
+import minato._core
 
 from .support import run_script
 
@@ -130,3 +133,70 @@ def run_limited(case: str, scheduling: str = "balanced") -> list[str]:
         pytest.skip("not as root, who alone can become somebody without processes")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout.splitlines()
+
+
+# ---- address space ------------------------------------------------------------------------
+
+MAPPED = """
+import os, resource, sys, minato._core
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+limit = used + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+engine = minato._core.Engine(8, 0, False, 1 << 40)
+print(os.fstat(engine.fd).st_size)
+"""
+
+
+@pytest.mark.parametrize("left", [1 << 30, 8 << 30])
+def test_a_mapping_takes_a_quarter_of_address_space(left: int) -> None:
+    done = run_script(MAPPED, str(left))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert left // 8 < int(done.stdout) <= left // 4
+
+
+@pytest.mark.parametrize("limit", [2 << 30, 8 << 30])
+def test_a_mapping_follows_memory_limit(limit: int) -> None:
+    engine = minato._core.Engine(2, 0, False, limit)
+    assert 4 * limit <= os.fstat(engine.fd).st_size < 6 * limit
+    engine.close()
+
+
+FEW_GIB = """
+import resource, sys, torch, minato
+from attack.datasets import Images
+limit = int(sys.argv[1]) << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+expected = [x for x in torch.utils.data.DataLoader(Images(64), 8)]
+loaders = [minato.DataLoader(Images(64), 8, num_workers=int(sys.argv[2]), persistent_workers=True)
+           for _ in range(2)]  # of training and validation, say
+for _ in range(2):
+    for loader in loaders:
+        for got, batch in zip(loader, expected, strict=True):
+            assert all(map(torch.equal, got, batch))
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("gib, workers", [(4, 8), (8, 2), (12, 8)])
+def test_a_loader_works_in_few_gibibytes_of_address_space(gib: int, workers: int) -> None:
+    done = run_script(FEW_GIB, str(gib), str(workers))
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
+
+
+LIMITS_ITSELF = """
+import resource, torch, minato
+class Limited:
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+        return torch.full((1 << 20,), float(index))
+for batch in minato.DataLoader(Limited(), 4, num_workers=2, memory_limit="1GiB"):
+    assert batch.shape == (4, 1 << 20)
+print("whole")
+"""
+
+
+def test_a_worker_may_limit_its_address_space() -> None:
+    done = run_script(LIMITS_ITSELF)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
