@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -41,6 +42,17 @@ def prepare(job: Job, number: int) -> None:
     _utils.worker._worker_info = _utils.worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
     )
+
+
+def die_before_starter() -> None:
+    """Where memory runs out, the system should end a worker, whose samples others can make, and
+    not the process that starts them: of the two the worker counts as larger, by a tenth of the
+    machine's memory. Nothing where the system does not take it."""
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            most = min(int(file.read()) + 100, 1000)
+            file.seek(0)
+            file.write(str(most))
 
 
 def _end_starter(zygote: int) -> None:
@@ -85,6 +97,7 @@ def run(job: Job, number: int) -> None:
     signals.released(job.blocked)
     *parents, first = job.identity
     vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
+    die_before_starter()
     try:
         main(job, number)
     except KeyboardInterrupt:

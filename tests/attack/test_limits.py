@@ -200,3 +200,24 @@ print("whole")
 def test_a_worker_may_limit_its_address_space() -> None:
     done = run_script(LIMITS_ITSELF)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
+
+
+# ---- memory that runs out -----------------------------------------------------------------
+
+SCORES = """
+import os, minato
+class Score:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return [int(open(f"/proc/{of}/oom_score_adj").read()) for of in ("self", os.getppid())]
+[batch] = minato.DataLoader(Score(), 2, num_workers=1, collate_fn=list)
+print(int(open("/proc/self/oom_score_adj").read()), *batch[0])
+"""
+
+
+def test_workers_are_ended_first_where_memory_runs_out() -> None:
+    done = run_script(SCORES)
+    assert done.returncode == 0, done.stderr[-3000:]
+    trainer, worker, zygote = map(int, done.stdout.split())
+    assert trainer == zygote < worker or trainer == 1000
