@@ -53,6 +53,7 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_dataset = False  # what it has said of itself, in this process
         self.told_uncounted = False  # that its states know no position
+        self.looked_for_shared = False  # files and connections in its dataset, before a fork
         self.told_of_generators = False  # that threads share them
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended

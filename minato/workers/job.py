@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.reduction import DupFd
@@ -10,6 +11,7 @@ from typing import Any, Callable
 
 from .. import _core
 from ..errors import add_note
+from .open_files import OpenFile
 from .start_payload import Pickled, inheriting, main_module
 
 
@@ -64,6 +66,8 @@ class Job:
     starts: list[tuple[bytes | None, int]] | None = None
     zygote: int = 0  # its process id
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
+    #: of the program, where workers are forks of it: each has a position of its own in them
+    files: Sequence[OpenFile] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import _utils
 
 from ..errors import not_loaded
-from . import library_threads, signals
+from . import library_threads, open_files, signals
 from .job import Job
 from .runner import Runner, serve, worker_of
 
@@ -82,6 +82,7 @@ def main(job: Job, number: int) -> None:
     segment = job.memory.segment
     failure = load(job) if job.pickled is not None else None
     job.settle()
+    open_files.open_again(job.files)
     segment.dontfork()
     prepare(job, number)
     runner = Runner(job, number, failure)

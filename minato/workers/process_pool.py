@@ -22,7 +22,7 @@ import torch
 
 from .. import _core
 from .._system_refusals import explained
-from . import grace, signals, start_payload
+from . import grace, open_files, signals, start_payload
 from .job import Job, Memory
 from .zygote import FORKED, LEAVING
 from .zygote import main as run_zygote
@@ -225,6 +225,7 @@ class Pool:
         job.blocked = frozenset(held.blocked)
         if self._method == "fork":
             self.engine.segment.set_start(FORKED)
+            job.files = open_files.find()
         reader, self._commands = multiprocessing.Pipe(duplex=False)
         _commands.add(self._commands)
         try:
