@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -55,8 +56,38 @@ def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
 def fetches_batches(dataset: Any) -> bool:
     """Whether a batch's samples are to be asked for in one call, as torch does of a dataset
     with ``__getitems__``. A Subset has that for its dataset's sake: where that one has none
-    the Subset asks it for one sample after another, and so may we."""
-    return bool(getattr(behind_subsets(dataset)[0], "__getitems__", None))
+    the Subset asks it for one sample after another, and so may we. A wrapper whose ``__getattr__``
+    hands on that of the dataset within has none: its own ``__getitem__`` would be passed by."""
+    return offered(behind_subsets(dataset)[0], "__getitems__") is not None
+
+
+def hands_on_batches(dataset: Any) -> bool:
+    """Whether torch would ask a dataset for whole batches that has no ``__getitems__`` of its own."""
+    inner = behind_subsets(dataset)[0]
+    return not fetches_batches(dataset) and bool(getattr(inner, "__getitems__", None))
+
+
+def warn_of_batches_handed_on(dataset: Any) -> None:
+    """Where torch's fetcher asks such a dataset."""
+    if hands_on_batches(dataset):
+        name = type(behind_subsets(dataset)[0]).__name__
+        warnings.warn(
+            f"{name} has no __getitems__ of its own, and hands on that of the dataset that it "
+            "wraps. With scheduling='static' that is asked for whole batches, as torch's loader does, "
+            f"and {name}.__getitem__ is not called: samples may be wrong. Give {name} a "
+            "__getitems__, or have its __getattr__ raise AttributeError for that name.",
+            stacklevel=2,
+        )
+
+
+class ByItem:
+    """In place of a dataset that torch's fetcher would ask for whole batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        return by_sample(self.dataset)[index]
 
 
 class _OneByOne:

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from .._not_linux import CORE
+from ..dataset_calls import ByItem, hands_on_batches, warn_of_batches_handed_on
 from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
@@ -90,6 +91,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._dataset = made.dataset
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
+        elif self._dataset_kind == _DatasetKind.Map and self._auto_collation:
+            if loader.scheduling == "static":
+                warn_of_batches_handed_on(loader.dataset)
+            elif hands_on_batches(loader.dataset):
+                self._dataset_fetcher.dataset = ByItem(loader.dataset)
         self._stream: Kept | None = None  # of an iterable dataset that says where it is
         if may_be_asked(loader.dataset, self._dataset_fetcher):
             self._loader = weakref.ref(loader)

@@ -13,6 +13,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .._core import Block, Epoch
+from ..dataset_calls import warn_of_batches_handed_on
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..sampler_indices import as_given
@@ -20,7 +21,7 @@ from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import Form
 from ..workers.answers import EXHAUSTED, FAILED, OK
-from ..workers.on_error import REPLACE, Ahead, Spares
+from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
 from .failures import Amended, Told, note, unread
@@ -57,6 +58,8 @@ class StaticIterator(MinatoIterator):
         self._dumps = _Wanted() if self._iterable else pickle.dumps
         replaces = self._options.on_error == REPLACE
         self._spares = Spares(loader._auto_collation) if replaces else None
+        if loader._auto_collation and not self._iterable and self._options.on_error == RAISE:
+            warn_of_batches_handed_on(loader.dataset)
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some that are read late

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Task
-from ..dataset_calls import behind_subsets, by_sample, offered
+from ..dataset_calls import behind_subsets, by_sample, fetches_batches, offered
 from ..errors import Failure, native_impossible
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
@@ -53,7 +53,7 @@ def looked_at(loader: Any) -> str | None:
     for name in ("__getitem__", "__len__", "seed_sample"):
         if _overrides(dataset, name):
             return f"{type(dataset).__name__} has a {name} that its native_pipeline() ignores"
-    if getattr(dataset, "__getitems__", None):
+    if fetches_batches(dataset):
         return "the dataset has __getitems__"
     if not loader._auto_collation:
         return "batch_size=None asks for single samples"

@@ -127,6 +127,43 @@ def test_getitems_none_falls_back(loader: Kind) -> None:
     assert [batch.tolist() for batch in made] == [[0, 1], [2, 3]]
 
 
+class HandsOn(Dataset):
+    """Wraps a dataset, hands on all of its attributes, and has other samples."""
+
+    def __init__(self, within: Any) -> None:
+        self.within = within
+
+    def __len__(self) -> int:
+        return len(self.within)
+
+    def __getitem__(self, index: int) -> int:
+        return -index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["within"], name)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(4))], ids=["it", "subset"])
+def test_wrappers_own_getitem_is_used(own: Kind, workers: int, wrap: Any) -> None:
+    dataset = wrap(HandsOn(Bulk(4)))
+    if not own.balanced:  # torch's samples, bit for bit
+        with pytest.warns(UserWarning, match="HandsOn has no __getitems__ of its own"):
+            got = list(own(dataset, batch_size=2, num_workers=workers))
+        assert_same(got, list(DataLoader(dataset, batch_size=2)))
+        return
+    made = own(dataset, batch_size=2, num_workers=workers)
+    assert [batch.tolist() for batch in made] == [[0, -1], [-2, -3]]
+
+
+def test_getitems_of_the_instance_is_used(own: Kind) -> None:
+    dataset: Any = Numbers(4)
+    dataset.__getitems__ = Bulk(4).__getitems__
+    for workers in (0, 2):
+        made = list(own(dataset, batch_size=2, num_workers=workers))
+        assert_same(made, list(DataLoader(dataset, batch_size=2)))
+
+
 class Whole(Numbers):
     """Answers a list of indices with a finished tensor."""
 
