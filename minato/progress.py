@@ -19,6 +19,8 @@ class Progress:
     base_seed: int | None = None
     persistent: bool = False
     user_epoch: int = 0  # 1 + what set_epoch was told; 0: nothing
+    #: the same of what workers' copies of the dataset are told; None: it is not known yet
+    dataset_epoch: int | None = None
     generators: dict[str, bytes] | None = None  # as the epoch found them; None: not begun
     head: int = 0  # all batches before this number were delivered
     beyond: set[int] = field(default_factory=set)  # and these after it

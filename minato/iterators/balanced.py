@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -97,6 +98,10 @@ class BalancedIterator(MinatoIterator):
             shape.doubt()
         return shape
 
+    def _start_first(self, loader: Any) -> None:
+        assert self._supervisor is not None
+        self._start_workers(loader, self._supervisor)
+
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         super()._start_workers(loader, supervisor)
         receiver, engine = self._receiver, supervisor.engine
@@ -184,7 +189,8 @@ class BalancedIterator(MinatoIterator):
         with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             indices = self._position.watched(self._indices(), self._progress)
-            planner.begin(indices, goes_on=bool(loader.prefetch_next_epoch))
+            start = partial(self._start_first, loader) if first_iter else None
+            planner.begin(indices, goes_on=bool(loader.prefetch_next_epoch), start=start)
         planner.go_on()
 
     def _indices(self) -> Iterator[Any]:

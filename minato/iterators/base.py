@@ -119,7 +119,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             loader, options, position, balanced=self._balanced
         )
         self._compose(loader, supervisor)
-        self._start_workers(loader, supervisor)
         self._owner = os.getpid()
         self._reset(loader, first_iter=True)
 
@@ -128,6 +127,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
+        copied = isinstance(supervisor.pool, Pool) and self._persistent_workers
+        self._position.dataset_epochs.workers_start(copied, self._options.static)
         if self._pin_memory or self._provider is not None:
             try:
                 self._start_pinner(supervisor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sized
@@ -68,11 +69,23 @@ class Draw:
         self.position = 0  # of its first sample in the sampler's order
         self.within = 0  # so many of its samples need not be planned any more
         self.exhausted = False
+        self._over = False  # the sampler has said so
+
+    def look(self) -> None:
+        """Draws the next index, if there is one."""
+        with contextlib.suppress(StopIteration):
+            self.index()
 
     def index(self) -> Any:
         """The next index, until it is passed over. Raises StopIteration."""
         if self.drawn is None:
-            self.drawn = (next(self._indices),)  # first: an interrupt does not lose it then
+            if self._over:
+                raise StopIteration
+            try:
+                self.drawn = (next(self._indices),)  # first: an interrupt does not lose it then
+            except StopIteration:
+                self._over = True
+                raise
             self.drawn = (as_given(self.drawn[0]),)
         return self.drawn[0]
 
@@ -97,7 +110,7 @@ class Planner:
 
     engine: Engine
     draw: Draw
-    _epoch: Epoch  # that batches are drawn for
+    _epoch: Epoch | None  # that batches are drawn for, once its first index is known
     _progress: Progress  # of that epoch
     _last: int  # so many of them are drawn without meeting the sampler's end
     _ahead: Ahead  # what is drawn from, where samples that fail are replaced
@@ -131,10 +144,17 @@ class Planner:
 
     # ---- an epoch ------------------------------------------------------------------------
 
-    def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
-        """A new epoch: its first window is planned. goes_on: the next begins while it ends."""
+    def begin(
+        self, indices: Iterator[Any], *, goes_on: bool, start: Callable[[], object] | None = None
+    ) -> None:
+        """A new epoch: its first window is planned. goes_on: the next begins while it ends. start:
+        starts the workers, after the first index is drawn: a sampler that is asked for it may tell
+        the dataset of the epoch, and workers get copies of that."""
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
+        if start is not None:
+            self.draw.look()
+            start()
         self._begins = True
         self.fill()
         self._begins = False
@@ -174,18 +194,19 @@ class Planner:
         end.epoch_begins()
         last = self.how_many() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
-        epoch = self._epoch_of(progress)
         draw, next_epoch = Draw(indices, self.batched), self.next_epoch
         # At once, as far as an interrupt can see.
         self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
-            draw, epoch, last, progress, early)  # fmt: skip
+            draw, None, last, progress, early)  # fmt: skip
 
     def _epoch_of(self, progress: Progress) -> Epoch:
+        if progress.dataset_epoch is None:
+            progress.dataset_epoch = self.position.dataset_epochs.told(progress.user_epoch)
         return Epoch(
             progress.epoch,
             self.position.seed,
             pickle.dumps,  # of an index that is no list of int
-            user_epoch=progress.user_epoch,
+            user_epoch=progress.dataset_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
         )
@@ -205,7 +226,7 @@ class Planner:
         self.form.tell(engine)
         # Epochs of their own: that which a batch was planned with says that the engine has it, and
         # so it would of one that an interrupt has kept from being noted.
-        self._epoch = self._epoch_of(self._progress)
+        self._epoch = None
         engine.plan_clear()
         epochs: dict[int, Epoch] = {}
         planned: dict[int, Batch] = {}
@@ -362,6 +383,8 @@ class Planner:
             sent, spares = self._with_spares(self._spares, sent)
         whole = self._makes_whole(index)
         begins = None if self.groups is None else self._groups_of(self.groups, index)
+        if self._epoch is None:
+            self._epoch = self._epoch_of(self._progress)
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
         if sequence is None:
             return None

@@ -23,6 +23,7 @@ from ..seeding.ranks import ranks_of
 from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
+from .dataset_epochs import DatasetEpochs
 from .late_draws import LateDraws
 from .sampler_states import SamplerStates
 
@@ -56,6 +57,7 @@ class Position:
         #: where the workers of an iterable dataset go on by what that has said of itself
         self.starts: list[Start] | None = self.start.get("starts") if self.start else None
         self.sampler = SamplerStates(loader, memo, unit)
+        self.dataset_epochs = DatasetEpochs(loader, memo)
         self.here: Kept | None = None  # of a dataset in this process that can be asked
         self._alone = loader.num_workers == 0
         self._lives_on = self._persistent or self._alone

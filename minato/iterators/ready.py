@@ -13,7 +13,7 @@ batches, each is one of the sampler's, and all that is chosen is which comes nex
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._core import Block
@@ -53,11 +53,13 @@ class UnitPlanner(Planner):
     _planned_rows = _formed_rows = 0
     _resumed = 0  # places before this one may have been delivered
 
-    def begin(self, indices: Iterator[Any], *, goes_on: bool) -> None:
+    def begin(
+        self, indices: Iterator[Any], *, goes_on: bool, start: Callable[[], object] | None = None
+    ) -> None:
         progress = self.position.progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
         self._planned_rows = self._formed_rows = 0
-        super().begin(indices, goes_on=goes_on)
+        super().begin(indices, goes_on=goes_on, start=start)
 
     def drawn_ahead(self) -> int:
         """In batches of samples that are in none yet, and those that are formed. What does not

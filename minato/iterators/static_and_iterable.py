@@ -66,6 +66,8 @@ class StaticIterator(MinatoIterator):
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
+        if first_iter:
+            self._start_workers(loader, self._supervisor)
         self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
@@ -85,7 +87,7 @@ class StaticIterator(MinatoIterator):
                 self._position.epoch,
                 self._position.seed,
                 self._dumps,
-                user_epoch=self._progress.user_epoch,
+                user_epoch=self._position.dataset_epochs.told(self._progress.user_epoch),
             )
             self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
             if self._spares is not None:

@@ -1,0 +1,72 @@
+"""The epoch that a dataset is in, for persistent workers, which keep copies of it.
+
+``DataLoader.set_epoch`` reaches these copies. A program may also call the dataset's own
+``set_epoch``, or set its ``epoch``, and so may its sampler when it is iterated; the copies are
+then told what the program's dataset says.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ..dataset_calls import offered
+from .across_iterators import Memo
+
+#: attributes in which datasets keep their epoch
+NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
+
+
+def epoch_of(dataset: Any) -> tuple[str, int] | None:
+    """The attribute, and the epoch that it says; no code of the dataset is run."""
+    own = getattr(dataset, "__dict__", {})
+    for name in NAMES:
+        value = own.get(name, getattr(type(dataset), name, None))
+        if type(value) is int and 0 <= value < 2**63:
+            return name, value
+    return None
+
+
+class DatasetEpochs:
+    """What the copies of one iterator's workers are to be told."""
+
+    def __init__(self, loader: Any, memo: Memo) -> None:
+        self._dataset, self._memo = loader.dataset, memo
+        self._copied = self._as_torch = False
+        self._by_loader = self._told = memo.user_epoch
+        self._known = epoch_of(self._dataset)
+
+    def workers_start(self, copied: bool, as_torch: bool) -> None:
+        """copied: each has the dataset as it is now, and keeps it for more than one epoch.
+        as_torch: they are to make what torch's make, which would not hear of it."""
+        self._copied, self._as_torch = copied, as_torch
+        self._by_loader = self._told = self._memo.user_epoch
+        self._known = epoch_of(self._dataset)
+
+    def told(self, user_epoch: int) -> int:
+        """1 + what they are told before the first sample of an epoch; 0: nothing. To be asked when
+        the sampler has given the epoch's first index. user_epoch: the same of the loader's
+        set_epoch()."""
+        now, known = epoch_of(self._dataset), self._known
+        self._known = now
+        if user_epoch != self._by_loader:
+            self._by_loader = self._told = user_epoch
+        elif self._copied and now is not None and now != known:
+            if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
+                self._told = now[1] + 1
+            elif not self._memo.told_of_epoch:
+                self._memo.told_of_epoch = True
+                self._hint(*now)
+        return self._told
+
+    def _hint(self, name: str, value: int) -> None:
+        kind = type(self._dataset).__name__
+        give = ""
+        if offered(self._dataset, "set_epoch") is None:
+            give = f"give {kind} a method set_epoch(epoch), and "
+        warnings.warn(
+            f"{kind}.{name} is {value} in the program now. Persistent workers keep their copies of "
+            "the dataset, in which it stays what it was when they started. To tell them, "
+            f"{give}call set_epoch(epoch) of the loader. This is told once.",
+            stacklevel=2,
+        )
