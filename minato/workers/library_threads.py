@@ -13,6 +13,7 @@ Sums split over threads are rounded otherwise (``numpy.dot`` of long vectors), s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -38,6 +39,8 @@ _POOLS = {
     r"blis": (("bli_thread_set_num_threads",), ("BLIS_NUM_THREADS", "OMP_NUM_THREADS")),
     _OPENMP: (("omp_set_num_threads",), ("OMP_NUM_THREADS",)),
 }
+#: omp_pause_hard
+_HARD = 2
 _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 _limited = False  # here, or in the process that this one is a fork of
@@ -75,6 +78,58 @@ def _tell_later_libraries() -> None:
             os.unsetenv(names.pop())
 
     sys.addaudithook(before)
+
+
+def end_openmp_threads() -> None:
+    """Ends the threads of GNU OpenMP that the calling thread has started, just before it forks.
+    They would not be in the fork, and a parallel region there would wait for them for ever
+    (numba's, torch's own, scikit-learn's). Here and there the next region starts them anew, within
+    about a tenth of a millisecond. Other OpenMP libraries see to that themselves."""
+    for library in _gnu_openmp.libraries():
+        with contextlib.suppress(AttributeError):  # one older than GCC 9 cannot
+            library.omp_pause_resource_all(_HARD)
+
+
+class _Loaded(ctypes.Structure):
+    """struct dl_phdr_info: a library of this process."""
+
+    _fields_ = [
+        ("address", ctypes.c_void_p), ("name", ctypes.c_char_p), ("headers", ctypes.c_void_p),
+        ("count", ctypes.c_uint16), ("added", ctypes.c_ulonglong),
+    ]  # fmt: skip
+
+
+class _GnuOpenMP:
+    """The GNU OpenMP libraries that are loaded here. A process may have several."""
+
+    def __init__(self) -> None:
+        self._added = -1  # libraries loaded so far, when these were found
+        self._found: list[ctypes.CDLL] = []
+
+    def libraries(self) -> list[ctypes.CDLL]:
+        """Looked for only where a library has been loaded since the last time."""
+        names: list[bytes] = []
+
+        def look(info: Any, _size: int, _data: Any) -> int:
+            if not names and info.contents.added == self._added:
+                return 1  # as before: ends the walk
+            self._added = info.contents.added
+            names.append(info.contents.name or b"")
+            return 0
+
+        # PyDLL keeps the GIL. Without it a thread that has the GIL and loads a library would wait
+        # for the lock that is held during the walk.
+        kind = ctypes.PYFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p
+        )
+        ctypes.PyDLL(None).dl_iterate_phdr(kind(look), None)
+        if names:
+            paths = [os.fsdecode(name) for name in names if b"gomp" in os.path.basename(name)]
+            self._found = [library for path in paths if (library := _library(path)) is not None]
+        return self._found
+
+
+_gnu_openmp = _GnuOpenMP()
 
 
 def limit_of_threads() -> Callable[[], None]:
@@ -116,10 +171,17 @@ def _mapped() -> Iterator[str]:
     yield from sorted(name for name in names if ".so" in name)
 
 
-def _set_one(path: str, functions: tuple[str, ...]) -> None:
+def _library(path: str) -> ctypes.CDLL | None:
+    """One that is loaded."""
     try:
-        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:  # exchanged on disk meanwhile
+        return None
+
+
+def _set_one(path: str, functions: tuple[str, ...]) -> None:
+    library = _library(path)
+    if library is None:
         return
     for name in functions:
         try:

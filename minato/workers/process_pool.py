@@ -22,7 +22,7 @@ import torch
 
 from .. import _core
 from .._system_refusals import explained
-from . import grace, open_files, signals, start_payload
+from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .zygote import FORKED, LEAVING
 from .zygote import main as run_zygote
@@ -226,6 +226,7 @@ class Pool:
         if self._method == "fork":
             self.engine.segment.set_start(FORKED)
             job.files = open_files.find()
+            library_threads.end_openmp_threads()
         reader, self._commands = multiprocessing.Pipe(duplex=False)
         _commands.add(self._commands)
         try:

@@ -1,0 +1,79 @@
+"""Threads that OpenMP has started in the program, which forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minato
+from minato.workers import library_threads
+
+LARGE = torch.full((1_000_000,), 0.5)
+
+
+def in_parallel() -> float:
+    return float(LARGE.sin().max())
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    in_parallel()
+    yield
+    torch.set_num_threads(before)
+
+
+class Parallel:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        torch.set_num_threads(2)  # minato and torch have said 1
+        return in_parallel()
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_torch_threads_work_before_and_after_a_fork(two_threads: Any, scheduling: str) -> None:
+    right = in_parallel()
+    loader = minato.DataLoader(Parallel(), batch_size=2, num_workers=2, scheduling=scheduling,
+                               multiprocessing_context="fork", timeout=60)  # fmt: skip
+    for _ in range(2):
+        assert torch.cat(list(loader)).tolist() == [right] * 4
+        assert in_parallel() == right
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
+    if not library_threads._gnu_openmp.libraries():
+        pytest.skip("torch has no GNU OpenMP here")
+    before = threads()
+    library_threads.end_openmp_threads()
+    assert threads() == before - 1
+    in_parallel()
+    assert threads() == before
+
+
+def test_openmp_libraries_are_looked_for_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    found = library_threads._GnuOpenMP()
+
+    def library(path: str) -> Any:
+        looked.append(path)
+        return ctypes.CDLL(path)
+
+    monkeypatch.setattr(library_threads, "_library", library)
+    first = found.libraries()
+    assert len(first) == len(looked)
+    assert found.libraries() is first
+    found._added -= 1  # as if another had come since
+    assert len(found.libraries()) == len(first)
+    assert len(looked) == 2 * len(first)
