@@ -66,6 +66,8 @@ class Job:
     starts: list[tuple[bytes | None, int]] | None = None
     zygote: int = 0  # its process id
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
+    forked: bool = False  # from the program, the zygote is
+    handled: frozenset[int] = frozenset()  # signals by the program, see workers/signals.py
     #: of the program, where workers are forks of it: each has a position of its own in them
     files: Sequence[OpenFile] = ()
 

@@ -32,6 +32,7 @@ def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     handling: Any = _utils.signal_handling  # torch exports it from its extension
     handling._set_worker_signal_handlers()
+    signals.leave_to_trainer(job.memory.segment.trainer_pid)  # torch's ends a worker
     torch.multiprocessing._set_thread_name("pt_data_worker")
     library_threads.limit(job.one_thread)
     base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
@@ -63,6 +64,11 @@ def _end_starter(zygote: int) -> None:
         os.kill(zygote, signal.SIGKILL)
 
 
+def release_signals(job: Job) -> None:
+    """Takes signals as a worker does."""
+    signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled, job.forked)
+
+
 def load(job: Job) -> Exception | None:
     """Imports the program and loads the dataset, as torch's workers do before anything else. What
     it raises is for the trainer."""
@@ -73,7 +79,7 @@ def load(job: Job) -> Exception | None:
     except (Exception, SystemExit) as error:
         return not_loaded(os.getpid(), error)
     finally:
-        signals.released(job.blocked)  # whatever handlers the program has installed
+        release_signals(job)  # whatever handlers the program has installed
     return None
 
 
@@ -95,7 +101,7 @@ def main(job: Job, number: int) -> None:
 
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
-    signals.released(job.blocked)
+    release_signals(job)
     *parents, first = job.identity
     vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
     die_before_starter()

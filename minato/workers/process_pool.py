@@ -222,7 +222,8 @@ class Pool:
         self.started = True
         job, self._job = self._job, None
         assert job is not None
-        job.blocked = frozenset(held.blocked)
+        job.blocked, job.handled = frozenset(held.blocked), signals.handled()
+        job.forked = self._method == "fork"
         if self._method == "fork":
             self.engine.segment.set_start(FORKED)
             job.files = open_files.find()

@@ -19,6 +19,8 @@ from typing import Any
 from .. import _core
 
 GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
+#: others that a scheduler sends to a whole job before it ends, for the program to save a checkpoint
+WARNINGS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 class Held:
@@ -79,22 +81,41 @@ def _leave_to_trainer(_number: int, _frame: Any) -> None:
     dataset starts could not be interrupted."""
 
 
-def released(blocked: Iterable[int]) -> None:
-    """First thing in a process that was begun in a ``Held``, with what it has found blocked."""
+def handled() -> frozenset[int]:
+    """Those of WARNINGS that the program has handlers for."""
+    return frozenset(number for number in WARNINGS if callable(signal.getsignal(number)))
+
+
+def released(
+    blocked: Iterable[int], trainer: int, handled: Iterable[int] = (), forked: bool = False
+) -> None:
+    """First thing in a process that was begun in a ``Held``, with what it has found blocked.
+    SIGTERM, and what the program has ``handled()``, count only if the trainer or the parent sends
+    them. A worker that is forked inherits the program's handlers, and keeps them."""
     signal.signal(signal.SIGINT, _leave_to_trainer)
     signal.siginterrupt(signal.SIGINT, False)  # C code, too, goes on with a read as before
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_trainer(trainer, {signal.SIGTERM} if forked else {signal.SIGTERM, *handled})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
+
+
+def leave_to_trainer(trainer: int, numbers: Iterable[int] = (signal.SIGTERM,)) -> None:
+    """This process ignores these signals, unless the trainer, its parent or itself sends them."""
+    for number in numbers:
+        _core.filter_signal(number, trainer)
 
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """A process that is executed inside ignores SIGINT, until it says ``released()``."""
+    """A process that is executed inside ignores SIGINT, and SIGTERM is put off there, until it says
+    ``released()``."""
     before = _core.disposition(signal.SIGINT)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGINT, handler)
         _core.disposition(signal.SIGINT, before)
 

@@ -226,6 +226,7 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.leave_to_trainer(self.segment.trainer_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.commands.close()
         os.close(self.wake_read)
@@ -287,6 +288,7 @@ class Zygote:
         os.set_blocking(self.wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._terminate)
+        signals.leave_to_trainer(self.segment.trainer_pid)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         #: by each of which the system tells of the trainer's end
         self.trainer = [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
@@ -380,7 +382,7 @@ class Zygote:
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
     """Target of the zygote's process object."""
-    signals.released(job.blocked)
+    signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
     library_threads.limit(job.one_thread)

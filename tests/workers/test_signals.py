@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a program whose loader is starting or stopping processes."""
+"""What signals do to a program with a loader: Ctrl-C, and what a scheduler sends to a whole job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +114,99 @@ def test_only_the_zygote_is_deaf() -> None:
     del iterator
     assert "minato-zygote" in names
     assert all(type(name) is str for name in names)
+
+
+@pytest.fixture
+def filtered() -> Iterator[list[int]]:
+    """The signals that a filtered handler of this process has been given."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: heard.append(number))
+    _core.filter_signal(signal.SIGUSR1, 0)
+    yield heard
+    signal.signal(signal.SIGUSR1, before)
+
+
+def sent_by_child(number: int) -> None:
+    subprocess.run(["kill", f"-{number}", str(os.getpid())], check=True)
+
+
+def test_filtered_signal_of_another_process_is_ignored(filtered: list[int]) -> None:
+    sent_by_child(signal.SIGUSR1)
+    assert filtered == []
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert filtered == [signal.SIGUSR1]
+
+
+def test_filtered_signal_of_the_parent_is_heeded(filtered: list[int]) -> None:
+    """By a fork, too, which has no filter of its own: a pool ends its processes so."""
+    for own in (True, False):
+        ready, done = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            if own:
+                _core.filter_signal(signal.SIGUSR1, 0)
+            os.write(done, b"!")
+            while True:
+                signal.pause()
+        assert os.read(ready, 1) == b"!"
+        os.kill(child, signal.SIGUSR1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGUSR1
+        os.close(ready), os.close(done)
+
+
+def test_filter_twice_is_one_filter(filtered: list[int]) -> None:
+    _core.filter_signal(signal.SIGUSR1, 0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert filtered == [signal.SIGUSR1]
+
+
+def test_filter_of_no_signal_is_an_error() -> None:
+    for number in (0, -1, 65, signal.SIGKILL):
+        with pytest.raises(OSError):
+            _core.filter_signal(number, 0)
+
+
+JOB = """
+import os, signal, subprocess, minato
+from minato import Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return index
+
+if __name__ == "__main__":
+    heard = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: heard.append(number))
+    loader = minato.DataLoader(Numbers(), 2, num_workers=2, persistent_workers=True,
+                               multiprocessing_context=METHOD)
+    iterator = iter(loader)
+    seen = next(iterator).tolist()
+    pids = [worker.pid for worker in iterator._workers]
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        # the shell is of the group, too
+        subprocess.run(["sh", "-c", f"trap '' TERM USR1; kill -{int(number)} 0"], check=True)
+        assert heard[-1] == number
+        for _ in range(5):
+            seen += next(iterator).tolist()
+    for batch in iterator:
+        seen += batch.tolist()
+    assert seen == list(range(40)), seen
+    for batch in loader:
+        pass
+    assert pids == [worker.pid for worker in iterator._workers]
+    assert loader.stats()["deaths"] == 0
+    print("saved")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_signals_to_a_whole_job_are_the_trainers(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(f"METHOD = {method!r}\n{JOB}")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120,
+                          start_new_session=True)  # fmt: skip
+    assert (done.stdout, done.returncode) == ("saved\n", 0), done.stderr

@@ -10,6 +10,7 @@
 #include "os/mn_cpu_limits.h"
 #include "os/mn_memory_limits.h"
 #include "os/mn_proc.h"
+#include "os/mn_signal_filter.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 
@@ -121,6 +122,25 @@ disposition(PyObject *module, PyObject *args)
     return disposition_bytes(&now);
 }
 
+PyDoc_STRVAR(filter_signal_doc,
+"filter_signal(signal, trainer)\n\n"
+"From now on this process heeds the signal only if the process `trainer`, its own parent or\n"
+"itself sends it. Raises OSError for a signal that has no handler.");
+
+static PyObject *
+filter_signal(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int number, trainer;
+    if (!PyArg_ParseTuple(args, "ii", &number, &trainer)) {
+        return NULL;
+    }
+    if (mn_raise_errno(mn_signal_filter(number, (pid_t)trainer), "cannot filter a signal") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
@@ -132,6 +152,7 @@ static PyMethodDef core_methods[] = {
     {"peek", mn_peek, METH_O, mn_peek_doc},
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {"disposition", disposition, METH_VARARGS, disposition_doc},
+    {"filter_signal", filter_signal, METH_VARARGS, filter_signal_doc},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},

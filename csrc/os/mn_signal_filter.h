@@ -1,0 +1,22 @@
+/* Signals that a scheduler sends to all processes of a job.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose: SIGTERM before a job ends is for the trainer, which may save a checkpoint first and
+ * needs its workers for that. A worker heeds the signal if the trainer, the worker's parent or
+ * the worker itself has sent it, and ignores it otherwise. Where the trainer ends, its workers do.
+ *
+ * Signal handlers belong to the whole process, so the filters are its global state. A fork keeps
+ * the handler and passes every signal on, until it has a filter of its own.
+ */
+#ifndef MN_SIGNAL_FILTER_H
+#define MN_SIGNAL_FILTER_H
+
+#include <sys/types.h>
+
+/* Puts a filter before what the process does of the signal now: that is still done if `trainer`,
+ * the parent or this process sends it. Whoever sets another handler later replaces the filter.
+ * For a thread that no other one does the same beside. 0, or a negative errno. */
+int
+mn_signal_filter(int number, pid_t trainer);
+
+#endif /* MN_SIGNAL_FILTER_H */
