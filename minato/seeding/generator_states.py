@@ -19,6 +19,7 @@ generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``.
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import struct
 import sys
@@ -396,6 +397,19 @@ def generator_kind(mro: tuple[type, ...]) -> str | None:
 def bitgen_of(generator: Any) -> Any:
     cls = sys.modules["numpy.random"].Generator
     return cls.__dict__["bit_generator"].__get__(generator)
+
+
+def state_of(generator: Any) -> bytes:
+    """Its state, to be compared: another one after each draw."""
+    kind = generator_kind(mro_of(type(generator)))
+    if kind == "torch":
+        data: bytes = generator.get_state().numpy().tobytes()
+        return data
+    if kind == "random":
+        return repr(generator.getstate()).encode()
+    if kind == "legacy":
+        return pickle.dumps(generator.get_state(legacy=False))
+    return pickle.dumps((bitgen_of(generator) if kind == "numpy" else generator).state)
 
 
 # ---- plans ----------------------------------------------------------------------------

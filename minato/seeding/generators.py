@@ -29,6 +29,7 @@ from .generator_states import (
     mro_of,
     plan_bitgen,
     plan_private,
+    state_of,
 )
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
@@ -59,8 +60,11 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
-#: plans of all that is to be seeded, and what is watched: dicts, counted ones, types of generators
-News = tuple[list[Any], list[Any], list[Any], set[type]]
+#: gives the state of a generator that is left as it is; None of one that is seeded
+States = list[Callable[[], Any] | None]
+#: plans of all that is to be seeded, and what is watched: dicts, counted ones, types of generators;
+#: and states
+News = tuple[list[Any], list[Any], list[Any], set[type], States]
 
 
 def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
@@ -360,7 +364,12 @@ def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
 class Growing:
     """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
     generators that this has made, where the attributes watched have changed. hooks: whether it
-    calls each ``seed_sample(seed)``, too, which nobody can undo."""
+    calls each ``seed_sample(seed)``, too, which nobody can undo.
+
+    Generators that the dataset holds are left as the program left them until a sample draws from
+    them. That sample is made again, with its seeds. So a value that is built once, when it is first
+    needed, is built from the same state in each worker. A dataset with ``seed_sample(seed)`` says
+    itself what its generators are to give."""
 
     def __init__(self, *roots: Any, hooks: bool = True) -> None:
         self._roots, self._hooks = roots, hooks
@@ -370,6 +379,8 @@ class Growing:
     def _seeder(self) -> Seeder:
         seeder = Seeder(self.found.generators, hooks=self.found.hooks)
         self._watch(seeder, GLOBALS)
+        if not self.found.hooks:
+            seeder.leave([functools.partial(state_of, g) for g in self.found.generators])
         return seeder
 
     def _watch(self, seeder: Seeder, nglobal: int) -> None:
@@ -387,11 +398,16 @@ class Growing:
         now, known = self._walk(), {id(g) for g in self.found.generators}
         if all(id(g) in known for g in now.generators):
             return None
+        left = zip(self.found.generators, self.seeder.left(), strict=False)
+        still = {id(g) for g, is_left in left if is_left}
         self.found = now
-        return self._news()
+        states: States = [
+            functools.partial(state_of, g) if id(g) in still else None for g in now.generators
+        ]
+        return self._news(states)
 
-    def _news(self) -> News:
-        return self._plans(), self.found.watched, self.found.counted, self._types()
+    def _news(self, states: States) -> News:
+        return self._plans(), self.found.watched, self.found.counted, self._types(), states
 
     def _plans(self) -> list[Any]:
         return plan_private(self.found.generators, self.found.hooks)
@@ -410,7 +426,7 @@ class _GrowingInThread(Growing):
         self.found = self._walk()
         if self._own() <= known:
             return None
-        return self._news()
+        return self._news([])  # threads that share a dataset build it together
 
     def _own(self) -> set[int]:
         shared = {id(g) for g in find_shared(*self._roots)}

@@ -156,28 +156,41 @@ class Unseeded:
     def renew() -> bool:
         return False
 
+    @staticmethod
+    def drawn() -> bool:
+        return False
+
 
 def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
-    """What a dataset makes with the seeds of a place. Made twice where it has made a generator
-    of its own the first time: what it drew from that, no other worker would."""
-    seeder.seed(*place)
-    data = make(*what)
-    if seeder.renew():
+    """What a dataset makes with the seeds of a place. Made again where it has made a generator of
+    its own: what it drew from that, no other worker would. And where it is the first to draw from
+    one that the dataset holds: what it built with that, a table say, every other worker builds, and
+    what it is itself comes from its seeds."""
+    while True:
         seeder.seed(*place)
-        data = make(*what)
-    return data
+        try:
+            data = make(*what)
+        except Exception:
+            if not seeder.drawn():
+                raise
+            continue
+        if not seeder.renew():
+            return data
 
 
 def collated(
     seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
 ) -> Any:
-    """The batch of the samples fetched. Where collating it has made a generator they are fetched
-    again for the second time: a collate_fn may take samples apart."""
-    samples = fetch()
-    seeder.seed(*place)
-    batch = collate_fn(samples)
-    if seeder.renew():
+    """The batch of the samples fetched. To be collated again they are fetched again: a collate_fn
+    may take samples apart."""
+    while True:
         samples = fetch()
         seeder.seed(*place)
-        batch = collate_fn(samples)
-    return batch
+        try:
+            batch = collate_fn(samples)
+        except Exception:
+            if not seeder.drawn():
+                raise
+            continue
+        if not seeder.renew():
+            return batch

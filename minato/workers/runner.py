@@ -226,7 +226,8 @@ class Runner:
             if not task.seeded or self.seeder is None or not self.seeder.renew():
                 return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
-            return FAILED, self._failure(error)
+            if not task.seeded or self.seeder is None or not self.seeder.drawn():
+                return FAILED, self._failure(error)
         return self.batch(task)  # see collated()
 
     def _not_begun(self, error: Exception) -> Failure:

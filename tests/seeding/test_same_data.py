@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import time
 
 import hypothesis
@@ -403,6 +404,97 @@ def test_walks_in_vain_become_seldom(monkeypatch):
     assert 1 < len(walks) < 12
 
 
+# ---- values that are built when they are first needed ---------------------------------------
+
+HELD = {
+    "numpy": (lambda: np.random.default_rng(0), lambda g: g.random()),
+    "legacy": (lambda: np.random.RandomState(0), lambda g: g.rand()),
+    "python": (lambda: random.Random(0), lambda g: g.random()),
+    "torch": (lambda: torch.Generator().manual_seed(0), lambda g: torch.rand((), generator=g).item()),
+    "mapped": (lambda: np.random.Generator(np.random.MT19937(0)), lambda g: g.random()),
+}
+
+
+class Tables(torch.utils.data.Dataset):
+    """Builds a table when some sample needs it first, and draws from the same generator; tells how
+    often it was asked."""
+
+    def __init__(self, held, when="first"):
+        make, self.draw = HELD[held]
+        self.rng, self.when, self.tables = make(), when, {}
+        self.asked = torch.zeros(40, dtype=torch.int32).share_memory_()
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.asked[index] += 1
+        noise = self.draw(self.rng) if self.when == "first" else 0.0
+        if self.when == "first" or index % 3 == 1:
+            if "one" not in self.tables:
+                self.tables["one"] = [self.draw(self.rng) for _ in range(3)]
+            return torch.tensor([index, noise, *self.tables["one"]], dtype=torch.float64)
+        return torch.tensor([index, noise, 0, 0, 0], dtype=torch.float64)
+
+    def __getstate__(self):
+        return {**vars(self), "draw": None}
+
+
+def tables_of(kind, workers, data, **options):
+    torch.manual_seed(5)
+    return torch.cat(list(kind(data, 4, shuffle=True, num_workers=workers, **options)))
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("held", HELD)
+def test_a_table_built_later_is_the_same_in_every_worker(held, when):
+    """And the one that torch's workers build; samples are the same with any number of workers."""
+    theirs = tables_of(torch.utils.data.DataLoader, 1, Tables(held, when))
+    for workers in (0, 1, 3):
+        data = Tables(held, when)
+        got = tables_of(minato.DataLoader, workers, data, seed_per_sample=True)
+        assert torch.equal(got[:, 2:], theirs[:, 2:])
+        first = got if workers == 0 else first
+        assert torch.equal(got, first)
+        assert int(data.asked.sum()) - 40 <= max(workers, 1)  # the first that draws, in each
+
+
+def test_a_generator_nothing_draws_from_makes_no_sample_twice():
+    data = Tables("legacy", when="never")
+    data.when, data.tables = "later", {"one": [1.0, 2.0, 3.0]}
+    tables_of(minato.DataLoader, 2, data)
+    assert data.asked.tolist() == [1] * 40
+
+
+class Picky(Tables):
+    """Some of what it may draw is an error."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if sample[1] > 0.6:
+            raise ValueError(f"{float(sample[1])}")
+        return sample
+
+
+@pytest.mark.parametrize("collate", [None, torch.stack])
+def test_a_sample_fails_by_its_own_seeds_alone(collate):
+    """The first draw of its generator is one that fails: 0.63, with no seed of minato's."""
+    runs = []
+    for workers in (0, 1, 3):
+        torch.manual_seed(5)
+        loader = minato.DataLoader(
+            Picky("numpy"), 1, num_workers=workers, seed_per_sample=True, collate_fn=collate
+        )
+        iterator, run = iter(loader), []
+        for _ in range(40):
+            try:
+                run.append(next(iterator)[0].tolist())
+            except ValueError as error:
+                run.append(re.findall(r"0\.\d+", str(error))[-1])
+        runs.append(run)
+    assert runs[0] == runs[1] == runs[2] and 0 < sum(type(r) is str for r in runs[0]) < 40
+
+
 # ---- what a collate_fn holds ----------------------------------------------------------------
 
 
@@ -443,6 +535,25 @@ def test_also_where_the_trainer_collates(lazy):
     # with one worker, whose order is the sampler's
     runs = [digest(make(1, collate, **options)) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+class OfCollate(Collates):
+    """Builds a table in its first call."""
+
+    table = None
+
+    def __call__(self, samples):
+        if self.table is None:
+            self.table = torch.rand((), generator=self.rng)
+        return torch.cat([super().__call__(samples), self.table.expand(len(samples), 1)], 1)
+
+
+def test_a_table_of_a_collate_fn_is_the_same_in_every_worker():
+    torch.manual_seed(5)
+    expected = torch.rand((), generator=torch.Generator().manual_seed(0))
+    for workers in (0, 1, 3):
+        loader = make(workers, OfCollate(False), dataset=Dicts(), seed_per_sample=True)
+        assert all((batch[:, -1] == expected).all() for batch in loader)
 
 
 # ---- generators that replace others ---------------------------------------------------------

@@ -3,6 +3,7 @@
  */
 #include "py/seeding/mn_seed.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "py/seeding/mn_seed_target.h"
@@ -21,6 +22,7 @@ struct mn_seeder {
     PyObject *plan_bitgen;      /* minato.seeding.generator_states', for exchanged ones */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
+    Py_ssize_t nleft;           /* those that are as the program left them */
     struct mn_seed_target *targets;
     struct mn_seed_watch watch;
 };
@@ -175,11 +177,57 @@ static int
 seed_all(struct mn_seeder *self, struct mn_seed_key key)
 {
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
-        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
+        struct mn_seed_target *t = &self->targets[i];
+        int rc = t->left ? mn_seed_target_note(t)
+                         : mn_seed_target_seed(t, key, self->isa, self->plan_bitgen);
+        if (rc < 0) {
             return -1;
         }
     }
     return 0;
+}
+
+/* Leaves generators as they are until something is drawn from them. states: for each target that
+ * is not global a callable, or None for one that is seeded; may be shorter. 0 or -1. */
+static int
+leave(struct mn_seeder *self, PyObject *states)
+{
+    PyObject *list = PySequence_Fast(states, "the states must be a sequence");
+    if (list == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    self->nleft = 0;
+    for (Py_ssize_t i = 0; i < n && self->nglobal + i < self->ntargets; i++) {
+        struct mn_seed_target *t = &self->targets[self->nglobal + i];
+        PyObject *state = PySequence_Fast_GET_ITEM(list, i);
+        if (state != Py_None) {
+            mn_seed_target_leave(t, state);
+            self->nleft += t->left;
+        }
+    }
+    Py_DECREF(list);
+    return 0;
+}
+
+int
+mn_seeder_drawn(PyObject *seeder)
+{
+    struct mn_seeder *self = (struct mn_seeder *)seeder;
+    int any = 0;
+    for (Py_ssize_t i = self->nglobal; self->nleft > 0 && i < self->ntargets; i++) {
+        struct mn_seed_target *t = &self->targets[i];
+        int rc = t->left ? mn_seed_target_drawn(t) : 0;
+        if (rc < 0) {
+            return -1;
+        }
+        if (rc == 1) {
+            t->left = false;
+            self->nleft--;
+            any = 1;
+        }
+    }
+    return any;
 }
 
 int
@@ -214,12 +262,12 @@ walk_again(struct mn_seeder *self)
         return -1;
     }
     int rc = 0;
-    PyObject *entries, *dicts, *counted, *types;
+    PyObject *entries, *dicts, *counted, *types, *states;
     if (found == Py_None) {
         mn_seed_watch_note(&self->watch);
     }
-    else if (!PyArg_ParseTuple(found, "OOOO", &entries, &dicts, &counted, &types)
-             || load_targets(self, entries, self->nglobal) < 0
+    else if (!PyArg_ParseTuple(found, "OOOOO", &entries, &dicts, &counted, &types, &states)
+             || load_targets(self, entries, self->nglobal) < 0 || leave(self, states) < 0
              || mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {
         rc = -1;
     }
@@ -242,6 +290,10 @@ mn_seeder_renew(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
+    int drawn = self->nleft > 0 ? mn_seeder_drawn(seeder) : 0;
+    if (drawn != 0) {
+        return drawn;
+    }
     unsigned changed =
         w->dicts != NULL && w->renewals < RENEWALS_MOST ? mn_seed_watch_changes(w) : 0;
     if (changed == 0) {
@@ -271,6 +323,35 @@ seeder_renew(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     int rc = mn_seeder_renew(self);
     return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
+static PyObject *
+seeder_drawn(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    int rc = mn_seeder_drawn(self);
+    return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
+static PyObject *
+seeder_leave(PyObject *op, PyObject *states)
+{
+    if (leave((struct mn_seeder *)op, states) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+seeder_left(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = self->nglobal; left != NULL && i < self->ntargets; i++) {
+        if (PyList_Append(left, self->targets[i].left ? Py_True : Py_False) < 0) {
+            Py_CLEAR(left);
+        }
+    }
+    return left;
 }
 
 static PyObject *
@@ -447,13 +528,22 @@ PyDoc_STRVAR(share_doc,
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() looks at these dicts, and whether values of these types are others, and at\n"
-"how many entries the counted ones have. find() -> None, or (entries, dicts, counted, types)\n"
-"where there is another generator: plans of all targets but the first `globals`, and what to\n"
-"watch then.");
+"how many entries the counted ones have. find() -> None, or (entries, dicts, counted, types,\n"
+"states) where there is another generator: plans of all targets but the first `globals`, what to\n"
+"watch then, and what leave() is to be given.");
+PyDoc_STRVAR(leave_doc,
+"leave(states)\n\n"
+"Leaves private generators as they are, until a sample draws from them. states: for each a\n"
+"function that returns its state, or None for one that is seeded.");
+PyDoc_STRVAR(left_doc, "For each private generator, whether it is left as it is.");
+PyDoc_STRVAR(drawn_doc,
+"drawn() -> bool\n\n"
+"After a sample was made, or failed: whether it has drawn from a generator that was left as it\n"
+"is. That is seeded from now on, and the sample is to be seeded and made again.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
-"After a sample was made: whether it has made a generator, which is seeded from now on. The\n"
-"sample is then to be seeded and made again.");
+"After a sample was made: as drawn(), or whether it has made a generator, which is seeded from\n"
+"now on. The sample is then to be seeded and made again, and this to be asked again.");
 PyDoc_STRVAR(describe_doc,
 "describe($self, /)\n--\n\n"
 "Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
@@ -479,6 +569,9 @@ static PyMethodDef seeder_methods[] = {
     {"share", seeder_share, METH_O, share_doc},
     {"watch", seeder_watch, METH_VARARGS, watch_doc},
     {"renew", seeder_renew, METH_NOARGS, renew_doc},
+    {"drawn", seeder_drawn, METH_NOARGS, drawn_doc},
+    {"leave", seeder_leave, METH_O, leave_doc},
+    {"left", seeder_left, METH_NOARGS, left_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
     {"_words", (PyCFunction)(void (*)(void))seeder_words,

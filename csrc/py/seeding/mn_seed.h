@@ -16,6 +16,10 @@
  * the generators themselves, and is seeded from then on. Looking at that costs some nanoseconds
  * an attribute.
  *
+ * A private generator is left as the program left it until a sample draws from it, and that
+ * sample is made again, with seeds: so what a dataset builds when it is first asked for, it
+ * builds from the same state in each worker.
+ *
  * A Seeder knows which ranks share the epoch (struct mn_seed_share): positions that it is given
  * are those of its own rank.
  *
@@ -46,11 +50,16 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 int
 mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share);
 
-/* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet.
- * seeder must be a Seeder (unchecked). 1: it is seeded from now on, and the sample is to be
- * seeded and made again; 0: no; -1 with an exception. */
+/* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet, or
+ * has drawn from one that was left as it was. seeder must be a Seeder (unchecked). 1: it is seeded
+ * from now on, the sample is to be seeded and made again, and this to be asked again; 0: no; -1
+ * with an exception. */
 int
 mn_seeder_renew(PyObject *seeder);
+
+/* The second of these alone, also after a sample that has failed. */
+int
+mn_seeder_drawn(PyObject *seeder);
 
 /* Looks for generators whatever the attributes say, as after code of the dataset's that is there
  * to change it. 1: there are others, which are seeded from now on; 0: no; -1. */

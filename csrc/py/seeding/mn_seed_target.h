@@ -63,6 +63,10 @@ struct mn_seed_sink {
     struct mn_seed_fixed_list fixed;
 };
 
+/* Of a state, what any draw changes: the first words of each run, draw positions and caches. */
+#define MN_SEED_NOTE_WORDS 8
+#define MN_SEED_NOTE_BYTES 192
+
 struct mn_seed_target {
     PyObject *label;
     uint64_t stream;
@@ -74,6 +78,11 @@ struct mn_seed_target {
     PyObject *bitgen;
     uint32_t bitgen_off;
     struct mn_seed_fixed_list owner_fixed;
+    /* Nothing was drawn from it in a sample yet: it is not seeded, but as the program left it. */
+    bool left;
+    PyObject *state;            /* () -> its state, where its memory is not known; or NULL */
+    PyObject *noted_state;      /* what that returned before the sample */
+    unsigned char noted[MN_SEED_NOTE_BYTES]; /* else: of its memory, before the sample */
 };
 
 /* Makes a target of (label, stream, plan), written by minato/seeding/generator_states.py. On
@@ -91,6 +100,18 @@ mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg);
 int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
                     const struct mn_seed_isa *isa, PyObject *plan_bitgen);
+
+/* Leaves it as it is until something is drawn from it. state: a callable, taken over as its. */
+void
+mn_seed_target_leave(struct mn_seed_target *t, PyObject *state);
+
+/* In place of seeding one that is left: notes its state. 0, or -1 with an exception. */
+int
+mn_seed_target_note(struct mn_seed_target *t);
+
+/* Whether something was drawn from one that is left, since its state was noted; or -1. */
+int
+mn_seed_target_drawn(struct mn_seed_target *t);
 
 /* "filled", "setstate", "called" or "absent". */
 const char *

@@ -55,15 +55,33 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* The sample of a row, or NULL with an exception. Made twice where it has made a generator of
- * its own: what it drew from that, no other worker would. */
+/* Whether what a sample raised is of no interest, because it is to be made again: 1, 0 and the
+ * exception is still set, or -1 with another. */
+static int
+failed_as_left(PyObject *seeder)
+{
+    PyObject *type, *value, *tb;
+    PyErr_Fetch(&type, &value, &tb);
+    int rc = mn_seeder_drawn(seeder);
+    if (rc == 0) {
+        PyErr_Restore(type, value, tb);
+        return 0;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(tb);
+    return rc;
+}
+
+/* The sample of a row, or NULL with an exception. Made again where its Seeder says so: see made()
+ * in minato/workers/fetching.py. */
 static PyObject *
 make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
 {
     PyObject *sample = NULL;
     bool seeded = b->seeded && o->seeder != Py_None;
-    int again = 1;
-    for (int times = 0; times < 2 && again == 1; times++) {
+    int again;
+    do {
         Py_CLEAR(sample);
         if (seeded
             && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row,
@@ -73,8 +91,10 @@ make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
         PyObject *index = index_of(o, b, row);
         sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
         Py_XDECREF(index);
-        again = seeded && sample != NULL ? mn_seeder_renew(o->seeder) : 0;
-    }
+        again = !seeded            ? 0
+                : sample != NULL ? mn_seeder_renew(o->seeder)
+                                 : failed_as_left(o->seeder);
+    } while (again == 1);
     if (again < 0) {
         Py_CLEAR(sample);
     }
