@@ -4,7 +4,10 @@
         [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet SHARE]
 
 Each measurement is a fresh process; the loaders take turns. Timed is iter(loader) and
-one next(), with the dataset made before. CPU is that of the whole process tree up to that
+one next(), with the dataset made before. Its class is this program's own, so under spawn and
+forkserver each worker imports this program; how long that takes beside torch and minato is told
+apart ("own imports"). The first epoch goes on to some thousand samples, which must be the same
+with each loader. CPU is that of the whole process tree up to that
 moment, less what importing and making the dataset took. A further run of each is watched
 from outside for its memory, and not timed.
 
@@ -18,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -25,6 +30,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from typing import Any
 
 import common
@@ -36,6 +42,8 @@ import minato
 CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader,
            "torch, preloaded": torch.utils.data.DataLoader}  # fmt: skip
 METHODS = ("spawn", "forkserver", "fork")
+#: batches after the first that are compared, too
+COMPARED = 1000
 #: what this program imports
 MODULES = ["numpy", "psutil", "torch", "torch.utils.data", "minato"]
 
@@ -50,7 +58,20 @@ class Paths(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        return len(self.paths[index]), index
+        return zlib.crc32(self.paths[index].encode()), index
+
+
+def own_imports() -> float:
+    """Seconds that a worker needs for this program's modules, which no loader can save."""
+    program = (
+        f"import runpy, sys, time, numpy, torch.utils.data, minato; sys.path[:0] = {sys.path!r}; "
+        "begin = time.perf_counter(); "
+        f"runpy.run_path({__file__!r}, run_name='__mp_main__'); "
+        "print(time.perf_counter() - begin)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    return float(done.stdout)
 
 
 def names_for(method: str) -> list[str]:
@@ -90,14 +111,18 @@ def child(request: dict[str, Any]) -> None:
     first = time.perf_counter()
     cpu = common.cpu_seconds() - cpu
     assert batch[1].tolist() == [0, 1, 2, 3]
+    rest = hashlib.sha256()
+    for batch in itertools.chain([batch], itertools.islice(iterator, COMPARED)):
+        rest.update(torch.stack(batch).numpy().tobytes())
     begin_end = time.perf_counter()
-    del iterator, loader
+    del iterator, loader, batch
     end = time.perf_counter()
     common.answer(
         {
             "first": first - begin,
             "cpu": cpu,
             "shutdown": end - begin_end,
+            "samples": rest.hexdigest(),
         }
     )
 
@@ -105,6 +130,7 @@ def child(request: dict[str, Any]) -> None:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, Any] = {m: {n: [] for n in names_for(m)} for m in args.methods}
     bounds: dict[str, list[float]] = {method: [] for method in args.methods}
+    imports = [own_imports() for _ in range(args.repeats)]
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     base = {"paths": args.paths, "workers": args.workers, "watched": False}
     for repeat in range(args.repeats):
@@ -116,6 +142,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 request = {**base, "loader": name, "method": method}
                 run = functools.partial(common.run_child, __file__, request)
                 cells[method][name].append(quiet.run(run))
+    samples = {run.pop("samples") for cell in cells.values() for runs in cell.values() for run in runs}
+    assert len(samples) == 1, "the loaders deliver other samples"
     memory: dict[str, Any] = {m: {} for m in args.methods}
     for method in args.methods if args.memory else ():
         for name in names_for(method):
@@ -128,6 +156,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "workers": args.workers,
         "runs": cells,
         "bounds": bounds,
+        "own_imports": imports,
         "memory": memory,
     }
 
@@ -163,6 +192,8 @@ def report(result: dict[str, Any]) -> None:
     )
     rows = [row(result, method, name) for method in result["runs"] for name in names_for(method)]
     print(common.table(["method", *HEAD], rows))
+    imports = common.number(common.median(result["own_imports"]))
+    print(f"own imports, in each worker that inherits none: {imports} s")
     for method, seconds in result["bounds"].items():
         print(f"bound, {method}: {common.number(common.median(seconds))} s")
 
