@@ -9,8 +9,9 @@ import torch
 
 from .._core import Engine
 from ..errors import Failure
-from ..transport.layouts import Layout, NoLayout, alike
+from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
 from ..transport.rows_or_whole import Shape
+from ..transport.uncollatable import by_index, why
 from ..workers.worker_info import as_in_worker
 from .failures import note
 from .position import Position
@@ -43,7 +44,9 @@ class CollatesHere:
             with _on_cpu():
                 data = self.collated(samples, worker)
         except Exception as error:
-            failure = Failure.of(error, f"in DataLoader worker process {worker}")
+            where = f"in DataLoader worker process {worker}"
+            reason = why(samples, by_index(place[1])) if is_default_collate(self.collate_fn) else ""
+            failure = Failure.of(error, f"{where} ({reason})" if reason else where)
             failure.note = note(*place)
             return failure
         if layout is not None:

@@ -12,6 +12,7 @@ from torch.utils.data import _utils
 from ..errors import Failure
 from ..transport import messages
 from ..transport.layouts import plain
+from ..transport.uncollatable import why
 from .on_error import Amiss
 
 #: kinds of tasks, numbers of csrc/workers/mn_records.h
@@ -83,7 +84,8 @@ def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
             try:
                 _utils.collate.default_collate([sample])
             except Exception as error:
-                return row, ERROR, Failure.of(error, where)
+                reason = why([sample], lambda _: "this sample")
+                return row, ERROR, Failure.of(error, f"{where} ({reason})" if reason else where)
     failure.note = (
         "minato: samples of a batch may be made by several workers, which send them to be "
         "collated, and one cannot be pickled. Return plain values, arrays or tensors, or give the "

@@ -25,6 +25,7 @@ from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven
 from ..transport.sendable import sendable, sending_ns
+from ..transport.uncollatable import by_index, why
 from .answers import (
     AMISS,
     BATCH,
@@ -84,6 +85,8 @@ class Runner:
         self.probing = job.probing  # until one batch has told what sending its samples takes
         self.learns = job.places  # what its samples look like
         self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
+        self.reason = ""  # why default_collate has failed
+        self.asked: Any = None  # indices of the batch that it fetches
         self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
         self.init_failure: Failure | None = None
         self.epoch_failure: Failure | None = None  # of the dataset's set_epoch, in this epoch
@@ -138,7 +141,8 @@ class Runner:
         job, snapshots = self.job, self.snapshots
         # worker_init_fn may have taught this process's default_collate something
         places = job.places and is_default_collate(job.collate_fn)
-        self.collate_fn: Callable[[Any], Any] = self._into_rows if places else job.collate_fn
+        by_default = self._by_default if is_default_collate(job.collate_fn) else job.collate_fn
+        self.collate_fn: Callable[[Any], Any] = self._into_rows if places else by_default
 
         def create() -> Any:
             return _DatasetKind.create_fetcher(
@@ -156,16 +160,31 @@ class Runner:
         self.again = 0 if start is None else start[1]
         self.exhausted = False
 
+    def _by_default(self, samples: Any) -> Any:
+        """default_collate, or a word on why it fails."""
+        try:
+            return self.job.collate_fn(samples)
+        except Exception:
+            self.reason = why(samples, self._name)
+            raise
+
+    def _name(self, row: int) -> str:
+        """Of a sample that is collated, by its index where that is known."""
+        indices, amiss = self.asked, self.tolerant.amiss if self.tolerant is not None else []
+        if isinstance(indices, (list, tuple)) and not amiss:
+            return by_index(indices)(row)
+        return f"place {row} of the batch"
+
     def _into_rows(self, samples: Any) -> Any:
         """What stands in for default_collate: the samples of a batch are written to its rows.
         Those that do not fit are collated, and where the trainer may not know yet what samples
         look like it is told."""
         if self.tolerant is not None and self.tolerant.amiss:  # that travels in a message
-            return self.job.collate_fn(samples)
+            return self._by_default(samples)
         objects: list[list[Any]] = []
         if self.place(samples, objects):
             return _Placed(len(samples), objects)
-        data = self.job.collate_fn(samples)
+        data = self._by_default(samples)
         if self.learns and (found := proven(samples, data)) is not None:
             self.learns, self.sending = False, (found,)
         return data
@@ -236,7 +255,8 @@ class Runner:
         return failure
 
     def _failure(self, error: Exception) -> Failure:
-        return error.failure if isinstance(error, Fatal) else Failure.of(error, self.where)
+        where, self.reason = f"{self.where} ({self.reason})" if self.reason else self.where, ""
+        return error.failure if isinstance(error, Fatal) else Failure.of(error, where)
 
     def batch(self, task: Task) -> Answer:
         """Fetches and collates. A failure of one sample is followed by its row."""
@@ -245,7 +265,8 @@ class Runner:
             return FAILED, failure
         if self.exhausted:
             return EXHAUSTED, None
-        self.row = ()
+        self.row, self.reason = (), ""
+        self.asked = task.indices if self.job.dataset_kind == _DatasetKind.Map else None
         try:
             if isinstance(task.indices, _IndexError):
                 raise task.indices.error
