@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bdb
+import builtins
 import contextlib
 import os
 import pickle
@@ -16,6 +17,9 @@ from ._oom_kills import OomKills
 from ._system_refusals import NOT_STARTED, advice
 
 #: from now on; what the system counted before is of others
+#: from Python 3.11 on
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+
 _oom_kills = OomKills()
 
 
@@ -211,7 +215,7 @@ class Failure:
         if self.stand_in:
             self.wrapper.exc_type = type(self.stand_in, (RuntimeError,), {})
         try:
-            self.wrapper.reraise()
+            self._raise_as_torch(cause)
         except Exception as error:
             if self.note:
                 add_note(error, self.note)
@@ -220,3 +224,19 @@ class Failure:
                          "num_workers=0 to go through a dataset with one.")  # fmt: skip
             raise error from cause
         raise AssertionError("unreachable")
+
+    def _raise_as_torch(self, cause: Any) -> None:
+        """Raises the exception in torch's words; of a class that torch would raise a TypeError for, a
+        RuntimeError of that name. An exception group keeps its exceptions, for ``except*``."""
+        kind, where, text = self.wrapper.exc_type, self.wrapper.where, self.wrapper.exc_msg
+        if getattr(kind, "message", None):  # torch gives its text by that name
+            words = f"Caught {kind.__name__} {where}.\nOriginal {text}"
+            made: Any = None
+            with contextlib.suppress(Exception):
+                group = isinstance(cause, _GROUP)
+                made = kind(words, cause.exceptions) if group else kind(message=words)
+            if made is None:
+                self.wrapper.exc_type = type(kind.__name__, (RuntimeError,), {})
+            elif isinstance(cause, _GROUP):
+                raise made
+        self.wrapper.reraise()

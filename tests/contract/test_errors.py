@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from typing import Any, Iterator
@@ -417,6 +418,35 @@ def test_timeout(loader: Kind, limit: float) -> None:
     assert str(caught.value).startswith(f"DataLoader timed out after {limit} seconds")
     gate.set()
     iterator._shutdown_workers()
+
+
+class Sentence(Exception):
+    """Has a ``message`` that is no argument of its constructor."""
+
+    @property
+    def message(self) -> str:
+        return "read only"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_exception_group_stays_one(own: Kind, workers: int) -> None:
+    def fail(_index: int) -> None:
+        raise ExceptionGroup("two things", [ValueError("one"), OSError(2, "other")])
+
+    with pytest.raises(ExceptionGroup, match="two things") as caught:
+        list(own(Failing(2, {1}, fail), num_workers=workers))
+    assert [type(each) for each in caught.value.exceptions] == [ValueError, FileNotFoundError]
+    assert len(caught.value.split(ValueError)[0].exceptions) == 1
+
+
+def test_exception_with_another_message_keeps_its_name(own: Kind) -> None:
+    def fail(_index: int) -> None:
+        raise Sentence("it is so")
+
+    with pytest.raises(RuntimeError, match="Caught Sentence in (?s:.*)Sentence: it is so") as caught:
+        list(own(Failing(2, {1}, fail), num_workers=1))
+    assert type(caught.value).__name__ == "Sentence"
 
 
 def test_timeout_under_a_timer_of_signals(loader: Kind) -> None:
