@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,27 @@ def die_before_starter() -> None:
             file.write(str(most))
 
 
+@contextlib.contextmanager
+def may_start_processes() -> Iterator[None]:
+    """Within, this process may start others, though it is a daemon. multiprocessing forbids that
+    because a daemon that is killed leaves its children behind; a zygote and workers end when
+    the process that has started them is gone."""
+    me: Any = multiprocessing.current_process()
+    daemon, me._config["daemon"] = me._config.get("daemon"), False
+    try:
+        yield
+    finally:
+        me._config["daemon"] = daemon
+
+
+def allow_processes() -> None:
+    """From now on a sample may start processes (a pool, say), and end them. The worker says that
+    it is a daemon all the same: libraries that ask would start a process for each core."""
+    me: Any = multiprocessing.current_process()
+    me._config["daemon"] = False
+    me.__class__ = type(type(me).__name__, (type(me),), {"daemon": True, "__slots__": ()})
+
+
 def _end_starter(zygote: int) -> None:
     """The trainer is gone. A zygote that works would have ended this process long before a
     second is over; one that was stopped, or hangs, is ended with it."""
@@ -101,6 +123,7 @@ def main(job: Job, number: int) -> None:
 
 def run(job: Job, number: int) -> None:
     """Target of a worker's process object."""
+    allow_processes()
     release_signals(job)
     *parents, first = job.identity
     vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)

@@ -25,6 +25,7 @@ from .._system_refusals import explained
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .zygote import FORKED, LEAVING
+from .process import may_start_processes
 from .zygote import main as run_zygote
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ class Pool:
                 daemon=True,
             )
             job.identity = _identities(zygote, job.num_workers)
-            with _warned(), start_payload.without_main(signals.Deaf):
+            without_main = start_payload.without_main(signals.Deaf)
+            with _warned(), may_start_processes(), without_main:
                 zygote.start()
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it
             self.zygote = zygote

@@ -30,6 +30,7 @@ from .._system_refusals import NOT_STARTED
 from ..seeding import generator_states
 from . import grace, library_threads, signals
 from .job import Job
+from .process import may_start_processes
 from .process import run as run_worker
 
 WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
@@ -237,13 +238,8 @@ class Zygote:
     def _start(self, number: int) -> _Child:
         # spawn for forkserver, too: the zygote can only reap children of its own
         process = self._process(number, multiprocessing.get_context("spawn"))
-        me: Any = multiprocessing.current_process()
-        daemon, me._config["daemon"] = me._config.get("daemon"), False
-        try:
-            with signals.ignored():
-                process.start()  # daemons may not have children: here they may
-        finally:
-            me._config["daemon"] = daemon
+        with may_start_processes(), signals.ignored():
+            process.start()
         # multiprocessing reaps the dead among its children whenever it starts another
         vars(multiprocessing.process)["_children"].discard(process)
         return _Child(number, process.pid, process)

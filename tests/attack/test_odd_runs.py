@@ -378,16 +378,12 @@ outer = minato.DataLoader(
     Outer(minato.DataLoader, num_workers=1), num_workers=2, worker_type="thread"
 )
 assert [int(x) for x in outer] == whole
-for loader in torch.utils.data.DataLoader, minato.DataLoader:
-    try:
-        list(loader(Outer(loader, num_workers=1), num_workers=1))
-    except AssertionError as error:
-        print(str(error).strip().splitlines()[-1])
+outer = minato.DataLoader(Outer(minato.DataLoader, num_workers=1), num_workers=1)
+assert [int(x) for x in outer] == whole
+print("whole")
 """
 
 
 def test_loaders_in_workers() -> None:
-    """In a process those without processes, as with torch; in a thread those of any kind."""
-    told = passes(NESTED).splitlines()
-    assert len(told) == 2 and len(set(told)) == 1
-    assert "daemonic processes are not allowed to have children" in told[0]
+    """Of any kind. torch's workers may have none with workers."""
+    assert passes(NESTED) == "whole\n"
