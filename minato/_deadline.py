@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from .errors import timed_out
 
@@ -16,9 +17,9 @@ class Deadline:
     machine), its workers make nothing meanwhile, and the batch is not late when it goes on. So a
     wait is made of short parts, and none counts for more than two of them, however long it took."""
 
-    def __init__(self, seconds: float) -> None:
-        """seconds: 0 for a wait without end."""
-        self.seconds = seconds
+    def __init__(self, seconds: float, under_way: Callable[[], str] = str) -> None:
+        """seconds: 0 for a wait without end. under_way: says for the error what workers do."""
+        self.seconds, self._under_way = seconds, under_way
         self._left = seconds if seconds > 0 else math.inf
         self._part = min(seconds * _SHARE, _MOST) if seconds > 0 else math.inf
         self._looked = time.monotonic()
@@ -30,5 +31,5 @@ class Deadline:
         self._left -= min(now - self._looked, 2 * self._part) if self.seconds > 0 else 0.0
         self._looked = now
         if self._left <= 0:
-            raise timed_out(self.seconds)
+            raise timed_out(self.seconds, self._under_way())
         return min(self._left, self._part)

@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
+from . import _notes
 from ._oom_kills import OomKills
 from ._system_refusals import NOT_STARTED, advice
 
-#: from now on; what the system counted before is of others
 #: from Python 3.11 on
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 
+#: from now on; what the system counted before is of others
 _oom_kills = OomKills()
 
 
@@ -78,9 +79,10 @@ def text_of(index: Any) -> str:
         return f"<{type(index).__name__}, whose repr raises {type(error).__name__}>"
 
 
-def timed_out(seconds: float) -> RuntimeError:
-    """What torch raises when no batch came in the time that ``timeout=`` allows."""
-    return RuntimeError(f"DataLoader timed out after {seconds} seconds")
+def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
+    """What torch raises when no batch came in the time that ``timeout=`` allows. under_way: what
+    workers were doing."""
+    return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
 
 
 def describe_death(pid: int, status: int) -> str:
@@ -98,6 +100,11 @@ def describe_death(pid: int, status: int) -> str:
         number = status - NOT_STARTED
         text = f"A DataLoader worker could not be started: {os.strerror(number)}. "
         return text + advice(number) + (" " if advice(number) else "")
+    if status >= 0 and (said := _notes.said_by(pid)):
+        return (
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. It was "
+            f"ended by {said}. "
+        )
     if status >= 0:
         return (
             f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. "
@@ -118,9 +125,11 @@ def describe_death(pid: int, status: int) -> str:
 
 def never_began(pid: int | None) -> str:
     """Of the process that starts workers and inherits nothing, which ended before it had one."""
+    said = _notes.said_by(pid or 0)
+    why = f"it was ended by {said}" if said else "what it has printed says why"
     return (
         f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "
-        "started one; what it has printed says why."
+        f"started one; {why}."
     )
 
 

@@ -72,6 +72,17 @@ def note(number: int, indices: Any, row: int | None = None) -> str:
     return f"minato: sample index {text_of(indices[row])}, place {row} of batch {number}"
 
 
+def placed(number: int, indices: Any, row: int | None) -> str:
+    """What a worker is at: a sample of a batch, if it has one of that number, or all of it. row:
+    None where that is not known."""
+    if indices is not None and row is None:
+        return f"batch {number}, sample indices {_short(indices)}"
+    try:
+        return f"sample index {text_of(indices[row])}, place {row} of batch {number}"
+    except Exception:  # collating, an iterable dataset, or nothing that is known by numbers
+        return f"batch {number}"
+
+
 def _short(indices: Any) -> str:
     text = text_of(indices)
     return text if len(text) <= 200 else text[:197] + "..."

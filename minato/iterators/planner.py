@@ -256,6 +256,11 @@ class Planner:
             batch = self.planned[sequence]
         return batch
 
+    def indices_of(self, number: int) -> Any:
+        """What the sampler gave for a batch that is planned; None where it is not known."""
+        found = (batch for batch in self.planned.values() if batch.number == number)
+        return next((batch.indices for batch in found), None)
+
     def received(self) -> int:
         """Batches that are not handed over yet, of those that were received."""
         return len(self._received)

@@ -130,7 +130,7 @@ class Completions:
         if self.planner.again:
             self.planner.plan_again()
         seconds = supervisor.timeout
-        deadline = Deadline(seconds) if wait and seconds > 0 else None
+        deadline = Deadline(seconds, self._under_way) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
         while True:
             got = self.engine.next(timeout if deadline is None else deadline.part())
@@ -142,6 +142,9 @@ class Completions:
                 return None
             elif got is False:
                 supervisor.check(lambda: False)
+
+    def _under_way(self) -> str:
+        return self.supervisor.under_way(self.planner.indices_of)
 
 
 class Receiver:

@@ -262,7 +262,7 @@ class StaticIterator(MinatoIterator):
         engine = self._engine
         numbers = self._done()
         if not numbers:
-            self._supervisor.wait_for(None, lambda: bool(self._done()))
+            self._supervisor.wait_for(None, lambda: bool(self._done()), self._indices_of)
             numbers = self._done()
         batch = self._blocks[numbers[0]]
         lost = batch.answer is None and engine.poll(batch.block) == LOST
@@ -272,6 +272,11 @@ class StaticIterator(MinatoIterator):
             died = describe_death(loss.pid, loss.status)
             raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
+
+    def _indices_of(self, number: int) -> Any:
+        """For the error of a timeout."""
+        map_style = self._dataset_kind == _DatasetKind.Map
+        return self._blocks[number].index if map_style and number in self._blocks else None
 
     def _process_data(self, data: Any, worker: int | None = None) -> Any:
         """torch's; torch 2.6 does not say whose it is."""

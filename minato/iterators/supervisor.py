@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 import time
 import warnings
@@ -22,8 +23,13 @@ from ..observe.trace import writer as trace_writer
 from ..options import Options
 from ..workers import signals
 from ..workers.executor import Executor
+from .failures import placed
 from .position import Position
 
+#: the state of a worker's entry that may be at work
+READY = 3
+#: in the error of a timeout
+WORKERS_NAMED = 8
 #: so many deaths in a row of one worker and its replacements, without a sample, are told of
 CRASH_LOOP = 3
 
@@ -104,10 +110,47 @@ class Supervisor:
         """Whether there is an engine that can be asked."""
         return self.pool is not None and not self.pool.stopped
 
-    def wait_for(self, block: Block | None, done: Callable[[], object]) -> None:
+    def under_way(self, indices_of: Callable[[int], Any]) -> str:
+        """What workers are doing, the oldest first, and where that one is. indices_of: what the
+        sampler gave for a batch, by its number; None where that is not known."""
+        try:
+            return self._under_way(indices_of)
+        except Exception:  # the timeout is told of all the same
+            return ""
+
+    def _under_way(self, indices_of: Callable[[int], Any]) -> str:
+        if self.pool is None or not self.living():
+            return ""
+        now = time.monotonic_ns()
+        busy = [(e["since_ns"], number, e) for number, e in enumerate(self.engine.workers())
+                if e["running"] is not None and e["state"] == READY]  # fmt: skip
+        busy.sort(key=lambda one: one[:2])
+        if not busy:
+            return "minato: no worker is making a sample."
+        lines = ["minato: under way were"]
+        for since, number, entry in busy[:WORKERS_NAMED]:
+            assert entry["running"] is not None
+            batch, row = entry["running"]
+            what = placed(batch, indices_of(batch), row if self.served.balanced else None)
+            seconds = (now - since) * 1e-9
+            lines.append(f"  {what}, for {seconds:.1f} s in worker {number} (pid {entry['pid']})")
+        if len(busy) > WORKERS_NAMED:
+            lines.append(f"  and {len(busy) - WORKERS_NAMED} more")
+        stack = self.pool.stack_of(busy[0][1])
+        if stack:
+            lines.append(f"The first of these is here, latest call first:\n{stack}")
+        return "\n".join(lines)
+
+    def wait_for(
+        self,
+        block: Block | None,
+        done: Callable[[], object],
+        indices_of: Callable[[int], Any] = lambda number: None,
+    ) -> None:
         """Waits until done() is true, which says something of the block, or of any; raises
         torch's errors for timeouts and deaths."""
-        engine, deadline = self.engine, Deadline(self.timeout)
+        engine = self.engine
+        deadline = Deadline(self.timeout, functools.partial(self.under_way, indices_of))
         while not done():
             self.check(done)
             engine.wait(block, deadline.part())
@@ -120,7 +163,7 @@ class Supervisor:
         if health["zygote_lost"] and not unstarted:
             if not done():
                 pid = self.pool.starter() if self.pool is not None else None
-                began = self.engine.segment.start
+                began, unbegun = self.engine.segment.start, never_began(pid)
                 self.stop()  # nobody could see them end, or replace them
                 how = "died unexpectedly"
                 if health["zygote_hung"]:
@@ -130,7 +173,7 @@ class Supervisor:
                         "os.register_at_fork() does not return there"
                     )
                 elif not began:
-                    raise RuntimeError(never_began(pid))
+                    raise RuntimeError(unbegun)
                 raise RuntimeError(
                     f"The process that starts DataLoader workers (pid {pid}) {how}; workers "
                     "cannot be watched or replaced any more. Make a new iterator."

@@ -43,5 +43,9 @@ class Executor(Protocol):
     def starter(self) -> int | None:
         """Process id of who starts them; None: the loading process itself."""
 
+    def stack_of(self, number: int) -> str:
+        """Where a worker is in its Python code, the latest call first; empty where that is not
+        known."""
+
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""

@@ -10,6 +10,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any, Callable
 
 from .. import _core
+from .._notes import Notes
 from ..errors import add_note
 from .open_files import OpenFile
 from .start_payload import Pickled, inheriting, main_module
@@ -64,6 +65,7 @@ class Job:
     on_error: str = "raise"  # see workers/on_error.py
     #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
+    notes: Notes | None = None  # that processes write to
     zygote: int = 0  # its process id
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
     forked: bool = False  # from the program, the zygote is

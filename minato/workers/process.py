@@ -36,6 +36,8 @@ def prepare(job: Job, number: int) -> None:
     signals.leave_to_trainer(job.memory.segment.trainer_pid)  # torch's ends a worker
     torch.multiprocessing._set_thread_name("pt_data_worker")
     library_threads.limit(job.one_thread)
+    if job.notes is not None:
+        job.notes.show_stack_at_signal()
     base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
     seed = base_seed + number
     random.seed(seed)
@@ -132,4 +134,8 @@ def run(job: Job, number: int) -> None:
         main(job, number)
     except KeyboardInterrupt:
         pass  # the trainer raises its own
+    except BaseException as error:
+        if job.notes is not None:
+            job.notes.ends(error)
+        raise
     job.memory.segment.leaving(number)

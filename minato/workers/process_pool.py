@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
+from .._notes import Notes
 from .._system_refusals import explained
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
-from .zygote import FORKED, LEAVING
 from .process import may_start_processes
+from .zygote import FORKED, LEAVING
 from .zygote import main as run_zygote
 
 if TYPE_CHECKING:
@@ -200,8 +201,13 @@ class Pool:
         self.handles: list[WorkerHandle] = []
         self._shared: list[Any] = []  # with workers, on an accelerator
         self._workers = workers
+        self.notes = Notes()
         self._job: Job | None = Job(
-            memory=Memory(self.engine), one_thread=one_thread, blocked=frozenset(), **job
+            memory=Memory(self.engine),
+            one_thread=one_thread,
+            blocked=frozenset(),
+            notes=self.notes,
+            **job,
         )
         if method != "fork":
             with _warned(), explained():
@@ -274,6 +280,17 @@ class Pool:
         """Process id of the zygote."""
         return self.zygote.pid if self.zygote is not None else None
 
+    def stack_of(self, number: int) -> str:
+        """Where the main thread of a worker is, the latest call first, if it says so."""
+        entry = self.worker_entry(number)
+        if entry is None or not entry["pid"]:
+            return ""
+        with contextlib.suppress(OSError):
+            return self.notes.stack_of(
+                entry["pid"], lambda number_of_signal: self._lives(number, number_of_signal)
+            )
+        return ""
+
     def stop(self) -> None:
         """Ends workers and zygote within the times of grace.py and frees the memory. Each step is
         taken whatever became of those before; Ctrl-C comes after the last, and ends the wait for
@@ -283,6 +300,7 @@ class Pool:
         with signals.Held() as held, contextlib.ExitStack() as last_first:
             self.stopped = True
             last_first.callback(self._shared.clear)
+            last_first.callback(self.notes.close)
             if self._pidfd >= 0:
                 last_first.callback(os.close, self._pidfd)
             if self._commands is not None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .. import _notes
 from . import grace, signals
 from .process_pool import WorkerHandle
 
@@ -106,6 +109,15 @@ class ThreadPool:
     def starter(self) -> int | None:
         """As ``Pool``'s: nobody."""
         return None
+
+    def stack_of(self, number: int) -> str:
+        """Where a worker's thread is, the latest call first; empty for one in C."""
+        thread = list(self._threads)[number]
+        frame = sys._current_frames().get(thread.ident or 0)
+        if frame is None:
+            return ""
+        lines = traceback.format_stack(frame)[::-1]
+        return _notes.of_the_program([line.splitlines()[0] for line in lines])
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""

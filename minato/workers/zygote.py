@@ -378,6 +378,15 @@ class Zygote:
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
     """Target of the zygote's process object."""
+    try:
+        _begin(job, commands, unused, method).run()
+    except BaseException as error:
+        if job.notes is not None:
+            job.notes.ends(error)
+        raise
+
+
+def _begin(job: Job, commands: Connection, unused: Connection | None, method: str) -> Zygote:
     signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
@@ -388,4 +397,4 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     if job.seed_per_sample and zygote.start == FORKED:
         generator_states.probe_globals()
     gc.freeze()  # collections in workers then leave the pages alone that they share with it
-    zygote.run()
+    return zygote

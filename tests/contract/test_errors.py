@@ -8,11 +8,13 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import minato
 
 from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, Uneven, as_is
 from .support import Failure, Kind, all_gone, drain, error_text, flat, worker_pids
@@ -420,6 +422,27 @@ def test_timeout(loader: Kind, limit: float) -> None:
     iterator._shutdown_workers()
 
 
+@pytest.mark.parametrize("options", [{}, {"worker_type": "thread", "seed_per_sample": False}],
+                         ids=["process", "thread"])  # fmt: skip
+def test_timeout_names_the_sample_and_shows_its_stack(own: Kind, options: dict[str, Any]) -> None:
+    if not own.balanced and options:
+        pytest.skip("static workers are processes")
+    entered, gate = Gate(), Gate()
+    dataset = Blocking(6, {3}, entered, gate)
+    iterator = iter(own(dataset, batch_size=2, num_workers=1, timeout=2, **options))
+    next(iterator)
+    assert entered.wait(GATE_S)
+    with pytest.raises(RuntimeError) as caught:
+        next(iterator)
+    text = str(caught.value)
+    named = "sample index 3, place 1 of batch 1" if own.balanced else "batch 1, sample indices [2, 3]"
+    assert named in text and f"in worker 0 (pid {iterator._workers[0].pid})" in text
+    assert "in __getitem__" in text and "/minato/workers/" not in text
+    gate.set()
+    assert flat(iterator) == [2, 3, 4, 5]  # the worker goes on
+    iterator._shutdown_workers()
+
+
 class Sentence(Exception):
     """Has a ``message`` that is no argument of its constructor."""
 
@@ -447,6 +470,50 @@ def test_exception_with_another_message_keeps_its_name(own: Kind) -> None:
     with pytest.raises(RuntimeError, match="Caught Sentence in (?s:.*)Sentence: it is so") as caught:
         list(own(Failing(2, {1}, fail), num_workers=1))
     assert type(caught.value).__name__ == "Sentence"
+
+
+class Fatal(BaseException):
+    def __init__(self, **fields: int) -> None:  # cannot be made anew from its text
+        super().__init__(f"the license server says {fields}")
+
+
+class Ending(Dataset):
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.end()
+        return index
+
+
+def end_fatally() -> None:
+    raise Fatal(code=7)
+
+
+def end_by_text() -> None:
+    sys.exit("a config is missing")
+
+
+def end_by_number() -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("end", "status", "told"), [
+    (end_fatally, 1, r"Fatal: the license server says {'code': 7} \(.*test_errors.py:\d+\)"),
+    (end_by_text, 1, "SystemExit: a config is missing"), (end_by_number, 3, "SystemExit: 3"),
+])  # fmt: skip
+def test_exception_that_ends_a_worker_is_told(
+    own: Kind, method: str, end: Any, status: int, told: str
+) -> None:
+    if method == "spawn" and end is not end_fatally:
+        pytest.skip("takes long, and tells nothing else")
+    with pytest.raises(minato.WorkerLost, match=f"exit code {status}. It was ended by .*{told}"):
+        list(own(Ending(end), num_workers=1, multiprocessing_context=method))
 
 
 def test_timeout_under_a_timer_of_signals(loader: Kind) -> None:

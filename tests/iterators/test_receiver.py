@@ -27,8 +27,9 @@ def receiver_of(
 ) -> Receiver:
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
-        living=lambda: True, timeout=0, trace=None, check=lambda done: None
-    )
+        living=lambda: True, timeout=0, trace=None, check=lambda done: None,
+        under_way=lambda indices_of: "",
+    )  # fmt: skip
     shape = Shape()
     shape.whole = whole
     completions = Completions(supervisor, planner)
