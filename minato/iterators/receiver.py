@@ -133,7 +133,8 @@ class Completions:
         deadline = Deadline(seconds, self._under_way) if wait and seconds > 0 else None
         timeout = -1.0 if wait else 0.0
         while True:
-            got = self.engine.next(timeout if deadline is None else deadline.part())
+            part = timeout if deadline is None else deadline.part()
+            got = self.engine.next(supervisor.first.part(part))
             if got is True:
                 self.planner.fill(starved=True)
             elif got:
@@ -142,6 +143,8 @@ class Completions:
                 return None
             elif got is False:
                 supervisor.check(lambda: False)
+            else:
+                supervisor.first.look(self.engine)
 
     def _under_way(self) -> str:
         return self.supervisor.under_way(self.planner.indices_of)

@@ -24,6 +24,7 @@ from ..options import Options
 from ..workers import signals
 from ..workers.executor import Executor
 from .failures import placed
+from .foreign_threads import FirstSamples
 from .position import Position
 
 #: the state of a worker's entry that may be at work
@@ -66,6 +67,7 @@ class Supervisor:
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
+        self.first = FirstSamples(False)
         #: what must have ended before the workers do, in this order
         self.before_stop: list[Callable[[], object]] = []
         self.served = Served(
@@ -86,6 +88,7 @@ class Supervisor:
         trace_writer()  # a file that cannot be made is no reason to leave workers behind
         self.stopped = False
         self.pool = pool = make_pool()
+        self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
         try:
             pool.start()
@@ -153,7 +156,8 @@ class Supervisor:
         deadline = Deadline(self.timeout, functools.partial(self.under_way, indices_of))
         while not done():
             self.check(done)
-            engine.wait(block, deadline.part())
+            engine.wait(block, self.first.part(deadline.part()))
+            self.first.look(engine)
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises where workers have died and nobody does their work, unless done() is true."""

@@ -194,6 +194,7 @@ class Pool:
         self._commands: Connection | None = None
         self.zygote: Any = None
         self._context = context
+        self.forks = context.get_start_method() == "fork"
         self._method = method = context.get_start_method()
         with explained():
             self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)

@@ -11,6 +11,7 @@ import torch
 from minato._core import Envelope
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
+from minato.iterators.foreign_threads import FirstSamples
 from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
@@ -28,7 +29,7 @@ def receiver_of(
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
         living=lambda: True, timeout=0, trace=None, check=lambda done: None,
-        under_way=lambda indices_of: "",
+        under_way=lambda indices_of: "", first=FirstSamples(False),
     )  # fmt: skip
     shape = Shape()
     shape.whole = whole
