@@ -20,6 +20,7 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
+from .._notes import Notes
 from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
 from . import grace, library_threads, worker_info
 from .job import Job, Memory
@@ -130,9 +131,11 @@ def _work(
         worker = worker_of(job, number, runner, thread=True)
         worker.ready()
         serve(worker, runner)
-    except BaseException:
+    except BaseException as error:
         if segment.over():
             return  # nobody wants to know
+        if job.notes is not None:
+            job.notes.ends(error)
         segment.exited(number, 1)  # what it has in hand is lost, and the loader says so
         raise
 
@@ -148,7 +151,14 @@ class PythonPool(ThreadPool):
     ) -> None:
         engine = _core.Engine(workers, 0, False, memory_limit, **options)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        shared = Job(memory=Memory(engine), one_thread=True, blocked=frozenset(), **job)
+        self._notes = Notes()
+        shared = Job(
+            memory=Memory(engine),
+            one_thread=True,
+            blocked=frozenset(),
+            notes=self._notes,
+            **job,
+        )
 
         one_thread, modes = library_threads.limit_of_threads(), Modes()
 
@@ -163,3 +173,4 @@ class PythonPool(ThreadPool):
 
     def _end(self) -> None:
         worker_info.end()
+        self._notes.close()

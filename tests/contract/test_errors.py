@@ -516,6 +516,15 @@ def test_exception_that_ends_a_worker_is_told(
         list(own(Ending(end), num_workers=1, multiprocessing_context=method))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_exception_that_ends_a_worker_thread_is_told(own: Kind) -> None:
+    if not own.balanced:
+        pytest.skip("static workers are processes")
+    made = own(Ending(end_by_text), num_workers=1, worker_type="thread", seed_per_sample=False)
+    with pytest.raises(minato.WorkerLost, match="It was ended by SystemExit: a config is missing"):
+        list(made)
+
+
 def test_timeout_under_a_timer_of_signals(loader: Kind) -> None:
     # A profiler's: none of the sleeps of this wait ends by its own time.
     entered, gate = Gate(), Gate()
