@@ -92,10 +92,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
         elif self._dataset_kind == _DatasetKind.Map and self._auto_collation:
-            if loader.scheduling == "static":
-                warn_of_batches_handed_on(loader.dataset)
-            elif hands_on_batches(loader.dataset):
-                self._dataset_fetcher.dataset = ByItem(loader.dataset)
+            if hands_on_batches(loader.dataset):
+                if Options.of(loader).static:
+                    warn_of_batches_handed_on(loader.dataset)
+                else:
+                    self._dataset_fetcher.dataset = ByItem(loader.dataset)
         self._stream: Kept | None = None  # of an iterable dataset that says where it is
         if may_be_asked(loader.dataset, self._dataset_fetcher):
             self._loader = weakref.ref(loader)
