@@ -165,9 +165,18 @@ def stopped(call: str) -> RuntimeError:
     return RuntimeError(f"{call} of the dataset raised StopIteration")
 
 
-def no_end(error: Exception) -> Exception:
-    """An error to raise out of next(), where a for loop would take StopIteration for the end."""
+def no_end(error: BaseException) -> Exception:
+    """An error to raise out of next(), where a for loop would take StopIteration for the end, and
+    SystemExit would end the program."""
+    if isinstance(error, SystemExit):
+        exits = RuntimeError(
+            f"the program's own code called sys.exit({error.code!r}) in a worker (the traceback says "
+            "where). Raise an error there instead"
+        )
+        exits.__cause__, exits.__traceback__ = error, error.__traceback__
+        return exits
     if not isinstance(error, StopIteration):
+        assert isinstance(error, Exception)
         return error
     stop = RuntimeError(
         "StopIteration was raised by the program's own code (the traceback says where), and no "
@@ -189,9 +198,9 @@ class Failure:
     unsent: bool = False  # it is of samples that do not pickle: their worker could collate them
 
     @classmethod
-    def of(cls, error: Exception, where: str) -> Failure:
+    def of(cls, caught: BaseException, where: str) -> Failure:
         """Wraps an exception that was caught."""
-        error = no_end(error)
+        error = no_end(caught)
         if error.__traceback__ is None:  # raised in C: torch's text begins with a traceback
             with contextlib.suppress(type(error)):
                 raise error

@@ -137,7 +137,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
             has no sample left is not delivered). ``"replace"``: another sample of the same epoch
             is made in its place, the same one however many workers there are, so batches keep
-            their size. For map-style datasets; errors of a collate_fn, and of a ``__getitems__``
+            their size. A sample that calls ``sys.exit()`` in a worker, that cannot be pickled, or that
+            kills ``max_retries`` + 1 workers (not with ``scheduling="static"`` or
+            ``batching="ready"``) counts, too. For map-style datasets; errors of a collate_fn, and of a ``__getitems__``
             that returns no list of samples, always raise.
         max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
             as a number (int), or as a share of the epoch (float; one is always allowed). One

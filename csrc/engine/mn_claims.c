@@ -79,7 +79,8 @@ static void
 settle(struct mn_engine *e, uint32_t task, uint64_t word)
 {
     if (mn_word_status(word) == MN_TASK_WAITING && !mn_anybody_says(&e->shm, task)) {
-        struct mn_death nobody = {UINT32_MAX, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
+        struct mn_death nobody = {UINT32_MAX, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD,
+                                  MN_NO_ROW};
         mn_tasks_publish_collate(&e->tasks, block_of(e, task), &nobody);
         e->crew.wakes.everybody = true;
     }

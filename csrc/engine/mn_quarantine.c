@@ -56,7 +56,8 @@ mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_da
         return;
     }
     e->tasks.results[task].damaged = true;
-    e->tasks.lost[task] = (struct mn_death){UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage};
+    e->tasks.lost[task] = (struct mn_death){UINT32_MAX, 0, MN_STATUS_DAMAGED + (int32_t)damage,
+                                                MN_NO_ROW};
     if (named) {
         end_worker(e, task, mn_word_worker(word));
     }

@@ -62,7 +62,8 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
     int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
-    struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(status)};
+    uint64_t row = mn_a64_load_relaxed(&mn_worker_at(&c->shm, worker)->row);
+    struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(status), row};
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }
@@ -204,7 +205,7 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
         m->damage = what;
         c->ndeaths++;
         int32_t status = MN_STATUS_DAMAGED + (int32_t)what;
-        c->death = (struct mn_death){worker, mn_crew_pid(c, worker), status};
+        c->death = (struct mn_death){worker, mn_crew_pid(c, worker), status, MN_NO_ROW};
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
         mn_a32_store_release(&m->end, 1); /* the engine's thread does it */
         c->wakes.engine = c->wakes.everybody = true;

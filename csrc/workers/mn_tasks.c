@@ -205,7 +205,7 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
     }
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have room for all tasks there are: what is full is damaged. */
-        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD};
+        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, MN_NO_ROW};
         give_up(t, task, &nobody);
     }
 }

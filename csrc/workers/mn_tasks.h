@@ -46,7 +46,10 @@ struct mn_death {
     uint32_t worker;
     uint32_t pid;
     int32_t status;
+    uint64_t row; /* of its batch, that it was at, as it said itself; MN_NO_ROW: unknown */
 };
+
+#define MN_NO_ROW UINT64_MAX
 
 /* Whether workers know of a task. */
 enum mn_published {

@@ -16,7 +16,7 @@ from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import Form, Shape
 from ..workers.executor import Executor
 from ..workers.native import NativePool, Offer, offer_of
-from ..workers.on_error import REPLACE
+from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Pool
 from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
@@ -82,6 +82,7 @@ class BalancedIterator(MinatoIterator):
             native=self._offer is not None,
             splits=self._splits,
             replaces=options.on_error == REPLACE,
+            goes_on=options.on_error != RAISE,
         )
         groups = groups_of(loader)
         planner = kind(loader, position, form, window, queue, hints, groups, making)

@@ -133,13 +133,23 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
     number, pid, status, first = found[0]
     others = [index for *_, samples in found[1:] for index in samples]
     index = first if len(first) > 1 else first[0]
-    text = (
-        f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of batch "
-        f"{number}, and so was every worker that tried before it."
-    )
+    text = _loading(pid, status, index, number)
     if others:
         text += f" Other workers were lost in the same way, with sample indices {text_of(others)}."
     return Told(WorkerLost(text, pid, [*first, *others] if others else index, status))
+
+
+def _loading(pid: int, status: int, index: Any, number: int) -> str:
+    return (
+        f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of batch "
+        f"{number}, and so was every worker that tried before it."
+    )
+
+
+def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
+    """The error of one sample that took every worker with it that tried."""
+    text = _loading(loss.pid, loss.status, index, number)
+    return WorkerLost(text, loss.pid, index, loss.status)
 
 
 def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:

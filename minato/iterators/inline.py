@@ -113,7 +113,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._tolerant: Any = None
         self._spares: Any = None
         if loader.on_error != "raise":
-            self._tolerant = Tolerant(loader.on_error, lambda error: Failure.of(error, "here"))
+            self._tolerant = Tolerant(
+                loader.on_error, lambda error: Failure.of(error, "here"), in_worker=False
+            )
             replaces = loader.on_error == "replace"
             self._spares = Spares(self._auto_collation) if replaces else None
             self._allowed = position.allowed = ErrorsAllowed(loader, Options.of(loader), position)

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
-from .._core import Engine, Epoch
-from ..dataset_calls import offered, through_subset
+from .._core import Engine, Epoch, Loss
+from ..dataset_calls import fetches_batches, offered, through_subset
 from ..errors import stopped
 from ..progress import Progress
 from ..sampler_indices import as_given
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
-from ..workers.on_error import Ahead, Spares
+from ..workers.on_error import Ahead, Gone, Spares
 from .across_iterators import Memo
+from .failures import lost_sample
 from .locality_key import Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
@@ -48,6 +49,7 @@ class Making(NamedTuple):
     native: bool = False  # in C, which takes lists of int
     splits: bool = False  # batches that one worker makes may be split over several
     replaces: bool = False  # samples that fail, by others of the epoch
+    goes_on: bool = False  # behind samples that fail
 
 
 def _length_of(index: Any) -> int:
@@ -139,6 +141,7 @@ class Planner:
         self._making = making
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
+        self._together = fetches_batches(loader.dataset)
         self._begins = False  # an epoch is just being begun
         self.again = False  # what is planned has to be planned again, see plan_again()
 
@@ -218,6 +221,30 @@ class Planner:
         may, and those that are planned are planned again."""
         if not self._making.native:
             self.form.shape.whole = self.again = True
+
+    def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
+        """With ``on_error``: plans again a batch some of whose samples took with them each worker
+        that tried, so that they fail where they are made, as others do; all that is planned is.
+        whole: the tasks that were lost were to make whole batches. Does nothing for what no sample
+        has done, such as a collate_fn."""
+        if not self._making.goes_on:
+            return
+        rows = len(batch.indices) if self.batched else 1
+        indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
+        first, together = losses[0], self._together and rows > 1
+        if together and not any(type(index) is Gone for index in indices):
+            # which of them is known once they are asked for one by one
+            error = lost_sample(first, batch.indices, batch.number)
+            indices, batch.spares = [*indices, Gone(error)], batch.spares + 1
+        elif whole or all(loss.nrows == 1 for loss in losses):
+            for loss in losses:
+                row = loss.row if whole and rows > 1 else loss.row0
+                if row >= rows or type(indices[row]) is Gone:
+                    return
+                index = indices[row] if self.batched else batch.indices
+                indices[row] = Gone(lost_sample(loss, index, batch.number))
+        batch.sent = indices if self.batched or batch.spares else indices[0]
+        self.again = True
 
     def plan_again(self) -> None:
         """Has each batch that is planned made by one worker. What was made of it is dropped, and

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._core import Block
+from .._core import Block, Loss
 from ..errors import Failure
 from ..transport import received
 from ..transport.layouts import Layout
@@ -69,6 +69,9 @@ class UnitPlanner(Planner):
 
     def plan_whole(self) -> None:
         """Not of what batches are formed of: it is their error."""
+
+    def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
+        """Likewise: other batches have some of its samples already."""
 
     def all_handed_out(self) -> bool:
         """Whether nothing is left of what is planned."""

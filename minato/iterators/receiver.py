@@ -291,7 +291,9 @@ class Receiver:
         """The data of a batch that is more than rows, or a Failure."""
         engine = self.engine
         if engine.poll(block) == LOST:
-            return lost(engine, [Part(batch.number, batch.indices, block, 0, sys.maxsize)])
+            failure = lost(engine, [Part(batch.number, batch.indices, block, 0, sys.maxsize)])
+            self.planner.plan_without(batch, engine.lost(block), engine.form(block)[0] == BATCH)
+            return failure
         kind, has_rows = engine.form(block)
         if kind == BATCH or kind == PART:
             status, data, *more = whole_batch(engine, self._costs, block)

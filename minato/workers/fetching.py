@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..dataset_calls import by_sample, fetches_batches
 from ..sampler_indices import as_given
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
-from .on_error import Amiss, NotDivisible, Tolerant, split_spares
+from .on_error import Amiss, Gone, NotDivisible, Tolerant, split_spares
 
 #: domains of the seeds, enum mn_seed_domain: what a place stands for. Of a sample it is that of the
 #: sampler's order, else the batch's number.
@@ -81,7 +81,8 @@ def tolerated(
     dataset: Any = source.dataset
     together = source.auto_collation and fetches_batches(dataset)
     alone = by_sample(dataset, source.auto_collation)
-    one = partial(_one_of, dataset) if together else partial(getitem, alone)
+    one = partial(tolerant.one, partial(_one_of, dataset) if together else partial(getitem, alone))
+    gone = next((i for i in (*index, *spares) if type(i) is Gone), None) if together else None
 
     def get(row: int, i: Any) -> Any:
         begins(row)
@@ -89,17 +90,21 @@ def tolerated(
         ended(row)
         return sample
 
-    if together:
+    if together and gone is None:
         try:
             place_of_all = base_seed, epoch, number, OF_GETITEMS
-            return made(seeder, place_of_all, _together, dataset, index)
+            return made(seeder, place_of_all, tolerant.one, partial(_together, dataset), index)
         except Exception as error:  # of which? They are asked for one by one, with seeds of each
             try:
                 data = tolerant.samples(index, spares, get)
             except NotDivisible:
                 raise error from None
     else:
-        data = tolerant.samples(index if source.auto_collation else [index], spares, get)
+        try:
+            data = tolerant.samples(index if source.auto_collation else [index], spares, get)
+        except NotDivisible:
+            assert gone is not None
+            raise gone.error from None
     if not data and tolerant.amiss:
         raise AllLeftOut(tolerant.amiss)
     return data if source.auto_collation else data[0]
@@ -130,7 +135,7 @@ class AllLeftOut(Exception):
 def in_its_place(
     tolerant: Tolerant,
     row: int,
-    error: Exception,
+    error: BaseException,
     indices: tuple[Any, int],
     get: Callable[[int, Any], Any],
 ) -> Entry:

@@ -281,7 +281,7 @@ class _Runner:
         except Exception as error:
             return FAILED, self._failure(error), *at
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: BaseException) -> Failure:
         return Failure.of(error, self.where)
 
     def encoded(self, answer: Any) -> tuple[bytes, list[Any]]:

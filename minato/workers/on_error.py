@@ -33,6 +33,15 @@ class Fatal(Exception):
         self.failure = failure
 
 
+class Gone:
+    """In place of the index of a sample that took with it each worker that tried: it fails with
+    this error. Among a batch's spares it has a dataset asked for one sample after another that
+    otherwise makes whole batches, so that a worker's death is known to be of one."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class NotDivisible(Exception):
     """A dataset's ``__getitems__`` makes something other than a list of samples: there is nothing
     to leave out of that, and nothing to put in a place in it."""
@@ -53,12 +62,32 @@ class Tolerant:
 
     Attributes:
         amiss: what was wrong with the samples of the batch made last.
+        check: called with each sample made; what it raises the sample has failed with.
     """
 
-    def __init__(self, mode: str, failure: Callable[[Exception], Failure]) -> None:
+    def __init__(
+        self, mode: str, failure: Callable[[BaseException], Failure], in_worker: bool = True
+    ) -> None:
         self.mode = mode
         self.amiss: list[Amiss] = []
         self.failure = failure
+        self.check: Callable[[Any], object] | None = None
+        self._in_worker = in_worker
+
+    def one(self, make: Callable[[Any], Any], index: Any) -> Any:
+        """make(index), a sample of the dataset or several. In a worker sys.exit() is an error like
+        others: of the program only a signal's handler may call it."""
+        if type(index) is Gone:
+            raise index.error
+        try:
+            made = make(index)
+        except SystemExit as error:
+            if not self._in_worker:
+                raise
+            raise no_end(error) from error
+        if self.check is not None:
+            self.check(made)
+        return made
 
     def samples(
         self, indices: Sequence[Any], spares: Sequence[Any], get: Callable[[int, Any], Any]
@@ -83,7 +112,7 @@ class Tolerant:
     def instead(
         self,
         row: int,
-        error: Exception,
+        error: BaseException,
         indices: Sequence[Any],
         spares: Sequence[Any],
         get: Callable[[int, Any], Any],

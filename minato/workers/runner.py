@@ -13,6 +13,7 @@ from functools import partial
 from operator import getitem
 from typing import Any, NamedTuple, NoReturn
 
+from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
@@ -78,6 +79,7 @@ class Runner:
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
         self.mark: Any = None  # Worker.mark, once there is one
+        self.at: Any = None  # Worker.at, likewise
         self.place: Any = None  # Worker.place, likewise
         self.indices: Any = None  # Worker.indices, likewise
         #: None where the first sample that fails ends its batch
@@ -196,7 +198,7 @@ class Runner:
             for row, what, obj in task.extras or ()
         ]
 
-    def _failed(self, row: int, what: int, error: Exception, task: Task) -> Entry:
+    def _failed(self, row: int, what: int, error: BaseException, task: Task) -> Entry:
         """Of a row whose sample could not be made."""
         if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
             return row, ERROR, self._failure(error)
@@ -205,13 +207,54 @@ class Runner:
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """What makes the sample of a row of a batch from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-        dataset = by_sample(self.job.dataset, self.job.auto_collation)
+        assert self.tolerant is not None
+        one = partial(
+            self.tolerant.one, partial(getitem, by_sample(self.job.dataset, self.job.auto_collation))
+        )
 
         def get(row: int, index: Any) -> Any:
             place = (task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
-            return made(seeder, place, getitem, dataset, index)
+            return made(seeder, place, one, index)
 
         return get
+
+    def encoded(self, answer: Any, task: Task) -> tuple[bytes | None, list[Any]]:
+        """The message of an answer to this task, and the buffers beside it. With ``on_error`` a
+        sample that cannot be pickled counts as one that could not be made, where the batch cannot
+        be pickled for it, or not be collated by default."""
+        tolerant, rows = self.tolerant, isinstance(answer, list)
+        if tolerant is None or answer is None:
+            return encode(answer, self.where, task.kind)
+        whole_failed = not rows and answer[0] == FAILED and len(answer) == 2
+        if not whole_failed or not is_default_collate(self.job.collate_fn):
+            try:
+                return messages.dumps(answer, rows)
+            except Exception:
+                pass
+        tolerant.check = messages.dumps
+        try:
+            if not rows:
+                answer = self.batch(task)
+            elif task.kind != PART:
+                answer = [self._checked(entry, task) for entry in answer]
+        finally:
+            tolerant.check = None
+        return encode(answer, self.where, task.kind)
+
+    def _checked(self, entry: Entry, task: Task) -> Entry:
+        """Of a row; a sample that can be collated, though not be pickled, is left as it is."""
+        row, what, obj = entry
+        if what not in (SAMPLE, REPLACED):
+            return entry
+        sample = obj if what == SAMPLE else obj[2]
+        try:
+            messages.dumps([sample], True)
+        except Exception as error:
+            try:
+                default_collate([sample])
+            except Exception:
+                return self._failed(row, ERROR, error, task)
+        return entry
 
     def part(self, task: Task) -> list[Entry]:
         """The same of rows that another worker may collate."""
@@ -254,7 +297,7 @@ class Runner:
         failure.at_start = True
         return failure
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: BaseException) -> Failure:
         where, self.reason = f"{self.where} ({self.reason})" if self.reason else self.where, ""
         return error.failure if isinstance(error, Fatal) else Failure.of(error, where)
 
@@ -353,6 +396,8 @@ class Runner:
 
     def _at(self, row: int) -> None:
         self.row = (row,)
+        if self.tolerant is not None:  # after one that has failed it is not the next
+            self.at(row)
 
     def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""
@@ -408,7 +453,8 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         runner.tolerant is not None,
         thread,
     )
-    runner.mark, runner.place, runner.indices = worker.mark, worker.place, worker.indices
+    runner.mark, runner.at = worker.mark, worker.at
+    runner.place, runner.indices = worker.place, worker.indices
     return worker
 
 
@@ -429,7 +475,7 @@ def serve(worker: _core.Worker, runner: Runner) -> bool:
             answer = runner.part(task)
         else:
             answer = runner.rows(task)
-        data, buffers = encode(answer, runner.where, task.kind)
+        data, buffers = runner.encoded(answer, task)
         stated = None
         del task, answer  # large samples must not outlive their sending
         if not worker.finish(data, buffers):

@@ -195,7 +195,7 @@ a_collate_task_is_not_left_over(void)
 {
     struct bench s;
     uint32_t claimed;
-    struct mn_death death = {0, 1, 0};
+    struct mn_death death = {0, 1, 0, MN_NO_ROW};
     set_up(&s, 2);
     uint64_t at = offsetof(struct table, block);
     struct mn_block *block = &s.t->block.block;

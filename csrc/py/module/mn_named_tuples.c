@@ -35,6 +35,7 @@ static const PyStructSequence_Field loss_fields[] = {
     {"status", "how it ended, as multiprocessing has it"},
     {"row0", "first row of the task"},
     {"nrows", NULL},
+    {"row", "that the worker was at, as it said; 2**64 - 1: unknown"},
     {NULL, NULL},
 };
 

@@ -151,8 +151,9 @@ mn_engine_py_lost(PyObject *self, PyObject *block)
     for (uint32_t i = 0; out != NULL && i < ntasks; i++) {
         struct mn_loss x;
         if (mn_engine_loss(e, off, i, &x)) {
-            mn_list_add(&out, mn_named_tuple(st->loss_type, "(IIiII)", x.death.worker,
-                                             x.death.pid, x.death.status, x.row0, x.nrows));
+            mn_list_add(&out, mn_named_tuple(st->loss_type, "(IIiIIK)", x.death.worker,
+                                             x.death.pid, x.death.status, x.row0, x.nrows,
+                                             (unsigned long long)x.death.row));
         }
     }
     return out;

@@ -26,11 +26,13 @@ add_extra(PyObject *extras, uint32_t row, enum mn_extra what, PyObject *o)
 }
 
 /* The exception of a sample becomes an entry of the envelope; what is no Exception
- * (KeyboardInterrupt, SystemExit) ends the worker. 0 or -1. */
+ * (KeyboardInterrupt, SystemExit) ends the worker, but for a SystemExit where the worker goes on
+ * behind a sample that has failed. 0 or -1. */
 static int
-add_error(PyObject *extras, uint32_t row, enum mn_extra what)
+add_error(const struct mn_worker_object *o, PyObject *extras, uint32_t row, enum mn_extra what)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+    bool exits = o->goes_on && PyErr_ExceptionMatches(PyExc_SystemExit);
+    if (!exits && !PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
     }
     PyObject *type, *value, *tb;
@@ -108,7 +110,7 @@ do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
 {
     PyObject *sample = make_sample(o, b, row);
     if (sample == NULL) {
-        return add_error(extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
+        return add_error(o, extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
     }
     int rc = 0;
     PyObject *objects = NULL;
@@ -125,7 +127,7 @@ do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
         rc = add_extra(extras, row, MN_EXTRA_SAMPLE, sample) < 0 ? -1 : 0;
     }
     else if (rc < 0) {
-        rc = add_error(extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
+        rc = add_error(o, extras, row, MN_EXTRA_ERROR) < 0 ? -1 : -2;
     }
     Py_XDECREF(objects);
     Py_DECREF(sample);
@@ -241,7 +243,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
     struct mn_report *reports = mn_block_reports(b);
     if ((t->kind == MN_KIND_ROWS && (layout = layout_of(st, o, b)) == NULL)
         || need_indices(o, b) < 0) {
-        if (add_error(extras, t->row0, MN_EXTRA_FATAL) < 0) {
+        if (add_error(o, extras, t->row0, MN_EXTRA_FATAL) < 0) {
             Py_CLEAR(extras);
         }
         return extras;

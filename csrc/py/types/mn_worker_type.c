@@ -324,6 +324,21 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
     return indices != NULL ? Py_BuildValue("(NI)", indices, b->spares) : NULL;
 }
 
+PyDoc_STRVAR(at_doc,
+"at(row): this row of the batch in hand is fetched next; named if the worker dies with it.");
+
+static PyObject *
+worker_at(PyObject *self, PyObject *arg)
+{
+    struct mn_worker_object *o = (struct mn_worker_object *)self;
+    unsigned long row = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_a64_store_relaxed(&o->side.me->row, row);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(mark_doc,
 "mark(row): this row of the batch in hand has just been fetched; teaches its cost. Ends a\n"
 "thread by SystemExit once nobody wants the others.");
@@ -384,6 +399,7 @@ static PyMethodDef worker_methods[] = {
      PyDoc_STR("ready(random=0, numpy=0, torch=0): the loop begins. Hashes of the states that\n"
                "worker_init_fn has left their generators in, 0 where it has not.")},
     {"next", worker_next, METH_NOARGS, next_doc},
+    {"at", worker_at, METH_O, at_doc},
     {"mark", worker_mark, METH_O, mark_doc},
     {"place", worker_place, METH_VARARGS, place_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},
