@@ -66,7 +66,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of
 from .seeding.ranks import Ranks, ranks_of
-from .stateful import MOST_BYTES, Snapshot, plain
+from .stateful import MOST_BYTES, Snapshot, check_can_be_told, plain
 
 #: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
 State = dict[str, Any]
@@ -426,9 +426,11 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
         return None
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     fits = len(states) == max(1, workers) and (iterable or workers == 0)
+    said = [one for one in states if one is not None and one["dataset"] is not None]
+    if fits and said:
+        check_can_be_told(loader.dataset, "dataset")
     if fits:
         return [(None, 0) if one is None else _start(one) for one in states]
-    said = [one for one in states if one is not None and one["dataset"] is not None]
     if not said:
         return None
     what = (

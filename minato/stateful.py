@@ -112,15 +112,20 @@ def _asked(part: Any, what: str) -> Any:
         ) from error
 
 
-def tell(part: Any, state: Any, what: str) -> None:
-    """Hands back what a part said of itself, if it has said anything."""
-    if state is None:
-        return
+def check_can_be_told(part: Any, what: str) -> None:
+    """Raises ValueError for a part that has no state of its own, where a loader's state has one."""
     if not is_stateful(part):
         raise ValueError(
             f"the state holds what the {what} has said in state_dict(), but that is a "
             f"{type(part).__name__} now, without load_state_dict()"
         )
+
+
+def tell(part: Any, state: Any, what: str) -> None:
+    """Hands back what a part said of itself, if it has said anything."""
+    if state is None:
+        return
+    check_can_be_told(part, what)
     part.load_state_dict(state)
 
 

@@ -35,6 +35,14 @@ class Stream(IterableDataset):
         return iter(range(20))
 
 
+class Says(Stream):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": 4}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("not for this")
+
+
 def made(data: Any = range(20), **options: Any) -> Any:
     return minato.DataLoader(data, **{"batch_size": 4, **options})
 
@@ -70,6 +78,9 @@ MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "generator": (
         lambda: made(shuffle=True, generator=torch.Generator()),
         lambda: {**STATE, "generators": {"sampler": pack(b"12345678")}}, "generator 'sampler'",
+    ),
+    "dataset": (
+        lambda: made(Stream()), lambda: mid_epoch(made(Says())), "Stream now, without load_state_dict"
     ),
     "no state": (made, lambda: None, "version"),
 }  # fmt: skip
