@@ -11,9 +11,6 @@
 
 /* A dataset that makes generators again and again is left to itself after so many. */
 #define RENEWALS_MOST 16
-/* After a walk that found nothing so many samples pass before the next, twice as many each
- * time, up to this: attributes of changing types must not cost a walk a sample. */
-#define PAUSE_MOST 4096u
 
 struct mn_seeder {
     PyObject_HEAD
@@ -300,12 +297,8 @@ mn_seeder_renew(PyObject *seeder)
         return 0;
     }
     int rc = walk_again(self);
-    for (int i = 0; rc == 0 && i < MN_SEED_CHANGES; i++) {
-        struct mn_seed_change *c = &w->changes[i];
-        if (changed & 1u << i) {
-            c->pause = c->wait;
-            c->wait = c->wait < PAUSE_MOST ? 2 * c->wait : PAUSE_MOST;
-        }
+    if (rc == 0) {
+        mn_seed_watch_pause(w, changed);
     }
     if (rc == 1 && ++w->renewals == RENEWALS_MOST
         && PyErr_WarnEx(PyExc_UserWarning,
@@ -364,9 +357,6 @@ seeder_watch(PyObject *op, PyObject *args)
     }
     if (self->nglobal < 0 || self->nglobal > self->ntargets) {
         self->nglobal = self->ntargets;
-    }
-    for (int i = 0; i < MN_SEED_CHANGES; i++) {
-        self->watch.changes[i].wait = 1;
     }
     Py_XSETREF(self->watch.find, Py_NewRef(find));
     if (mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {

@@ -7,6 +7,10 @@
 
 #include "py/module/mn_critical_section.h"
 
+/* After a walk that found nothing so many samples pass before the next, twice as many each
+ * time, up to this: attributes of changing types must not cost a walk a sample. */
+#define PAUSE_MOST 4096u
+
 static bool
 is_one_of(PyObject *types, PyTypeObject *type)
 {
@@ -120,4 +124,16 @@ mn_seed_watch_changes(struct mn_seed_watch *w)
         }
     }
     return changed;
+}
+
+void
+mn_seed_watch_pause(struct mn_seed_watch *w, unsigned changed)
+{
+    for (int i = 0; i < MN_SEED_CHANGES; i++) {
+        struct mn_seed_change *c = &w->changes[i];
+        if (changed & 1u << i) {
+            c->pause = c->wait > 0 ? c->wait : 1;
+            c->wait = c->pause < PAUSE_MOST ? 2 * c->pause : PAUSE_MOST;
+        }
+    }
 }

@@ -18,7 +18,7 @@ enum { MN_SEED_TYPES, MN_SEED_LENGTHS, MN_SEED_COUNTS, MN_SEED_CHANGES };
 struct mn_seed_change {
     uint64_t print; /* when it was looked at last */
     uint32_t pause; /* samples until the next look, */
-    uint32_t wait;  /* and how many there will be after the next walk in vain */
+    uint32_t wait;  /* and how many there will be after the next walk in vain; 0: one */
 };
 
 /* What is looked at after each sample. */
@@ -47,5 +47,9 @@ mn_seed_watch_set(struct mn_seed_watch *w, PyObject *dicts, PyObject *counted, P
 /* Whether one of them is due to be looked at and is another; each in its bit. */
 unsigned
 mn_seed_watch_changes(struct mn_seed_watch *w);
+
+/* Delays the next look at these changes, because a walk that they led to has found nothing. */
+void
+mn_seed_watch_pause(struct mn_seed_watch *w, unsigned changed);
 
 #endif
