@@ -1,6 +1,8 @@
 # One name per developer action. `make train` and `make test` do all set-up themselves.
 PYTHON ?= python3
 VENV ?= .venv
+# Start programs as modules and quote absolute paths: the folder's name may have spaces, which the
+# first line of a script such as .venv/bin/pip cannot have.
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
@@ -27,15 +29,16 @@ help:
 # Files of no other bytes than those that requirements/ names are installed, but for torch's.
 PINNED := install -q --disable-pip-version-check --require-hashes -r
 $(VENV)/.ready: requirements/test.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip $(PINNED) requirements/test.txt
-	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip $(PINNED) requirements/test.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	touch $@
 
 setup: $(VENV)/.ready
 
 build: setup
-	MINATO_WERROR=1 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e .
+	MINATO_WERROR=1 $(BIN)/python -m pip install -q --disable-pip-version-check \
+	  --no-build-isolation -e .
 
 # The most used libraries, in an environment that also sees the packages of the first: all other
 # tests run without them. Where they cannot be had, so do these, which says so.
@@ -47,9 +50,9 @@ FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_l
 RUN_FITS = test ! -e $(MOST_USED_VENV)/.ready || $(MOST_USED_VENV)/bin/python -m pytest -q -r fE \
   --disable-warnings $(BY_FILE) $(FITS)
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready
-	@$(PYTHON) -m venv --clear --without-pip $(MOST_USED_VENV)
-	@$(BIN)/python $(PURELIB) > $$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth
-	@timeout 300 $(BIN)/pip --python $(MOST_USED_VENV)/bin/python install -q --retries 1 \
+	@"$(PYTHON)" -m venv --clear --without-pip $(MOST_USED_VENV)
+	@$(BIN)/python $(PURELIB) > "$$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth"
+	@timeout 300 $(BIN)/python -m pip --python $(MOST_USED_VENV)/bin/python install -q --retries 1 \
 	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
@@ -62,7 +65,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
 test: build $(MOST_USED_VENV)/.ready
 	@failed=0; $(RUN_FITS) || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q $(BY_FILE) tests || failed=1; exit $$failed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) tests || failed=1; exit $$failed
 
 fits: build $(MOST_USED_VENV)/.ready
 	@$(RUN_FITS)
@@ -81,8 +84,8 @@ train: build
 # Goes on where it was stopped. Without DALI, which is not built for every machine, its rows say so.
 GPU_OPTIONS ?= --budget 40m
 gpu: build
-	$(BIN)/pip install -q --disable-pip-version-check nvidia-ml-py
-	$(BIN)/pip install -q --disable-pip-version-check nvidia-dali-cuda120 || \
+	$(BIN)/python -m pip install -q --disable-pip-version-check nvidia-ml-py
+	$(BIN)/python -m pip install -q --disable-pip-version-check nvidia-dali-cuda120 || \
 	  echo "left out, does not install: DALI"
 	$(BIN)/python -m unet3d.bench.gpu $(GPU_OPTIONS)
 
@@ -90,19 +93,20 @@ gpu: build
 # repaired to say which systems they run on, the one for other systems, and the sources. Their
 # bytes depend on the sources, the compiler and requirements/wheels.txt alone.
 WHEELS_VENV ?= .venv-wheels
-WHEELS_BIN := $(abspath $(WHEELS_VENV))/bin
+WHEELS_PYTHON := "$(abspath $(WHEELS_VENV))/bin/python"
 wheels reproduced: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 # call pack,FOLDER OF THE SOURCES,WHERE TO
 define pack
-$(WHEELS_BIN)/python -m build -q --no-isolation --sdist --outdir $(2) $(1)
-MINATO_TORCH=0 $(WHEELS_BIN)/python -m build -q --no-isolation --wheel --outdir $(2)/plain $(1)
-PATH="$(WHEELS_BIN):$$PATH" $(WHEELS_BIN)/auditwheel repair --wheel-dir $(2) $(2)/plain/*.whl
+$(WHEELS_PYTHON) -m build -q --no-isolation --sdist --outdir $(2) $(1)
+MINATO_TORCH=0 $(WHEELS_PYTHON) -m build -q --no-isolation --wheel --outdir $(2)/plain $(1)
+PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" $(WHEELS_PYTHON) -m auditwheel repair \
+  --wheel-dir $(2) $(2)/plain/*.whl
 rm -rf $(2)/plain $(1)/build
-MINATO_PURE=1 $(WHEELS_BIN)/python -m build -q --no-isolation --wheel --outdir $(2) $(1)
+MINATO_PURE=1 $(WHEELS_PYTHON) -m build -q --no-isolation --wheel --outdir $(2) $(1)
 endef
 wheels:
-	$(PYTHON) -m venv $(WHEELS_VENV)
-	$(WHEELS_BIN)/pip $(PINNED) requirements/wheels.txt
+	"$(PYTHON)" -m venv $(WHEELS_VENV)
+	$(WHEELS_PYTHON) -m pip $(PINNED) requirements/wheels.txt
 	rm -rf dist build
 	$(call pack,.,dist)
 	@ls -l dist
@@ -120,10 +124,11 @@ reproduced: wheels
 
 # Newer versions of all that is pinned, for every Python and system that there are files for.
 pinned: setup
-	$(BIN)/pip install -q --disable-pip-version-check uv
+	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	for name in test wheels; do \
-	  $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --generate-hashes \
-	    --no-annotate --no-header -o requirements/$$name.txt requirements/$$name.in || exit; \
+	  $(BIN)/python -m uv pip compile -q --upgrade --universal --python-version 3.10 \
+	    --generate-hashes --no-annotate --no-header -o requirements/$$name.txt \
+	    requirements/$$name.in || exit; \
 	done
 
 # The contract tests on what a user would install, in an environment that has nothing else of here.
@@ -131,10 +136,10 @@ INSTALLED_VENV ?= .venv-installed
 installed: wheels
 	$(MAKE) try-wheel
 try-wheel:
-	$(PYTHON) -m venv --clear $(INSTALLED_VENV)
-	$(INSTALLED_VENV)/bin/pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
+	"$(PYTHON)" -m venv --clear $(INSTALLED_VENV)
+	$(INSTALLED_VENV)/bin/python -m pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
 	  pytest pytest-xdist hypothesis psutil dist/minato-*-manylinux*.whl
-	cd dist && $(abspath $(INSTALLED_VENV))/bin/pytest -q $(BY_FILE) ../tests/contract
+	cd dist && "$(abspath $(INSTALLED_VENV))/bin/python" -m pytest -q $(BY_FILE) ../tests/contract
 
 # The same of minato's loaders with each Python that is here and the torches that install there:
 # the oldest that is served, the newest, and some between. SELF: make -n would run what names MAKE.
@@ -148,7 +153,7 @@ torches:
 	  $(SELF) wheels PYTHON=$$python WHEELS_VENV=.venv-wheels-torches || exit 1; \
 	  for torch in $(TORCHES); do \
 	    echo "== $$python, $$torch"; \
-	    .venv-wheels-torches/bin/pip install -q --dry-run --no-deps $$torch 2>/dev/null || \
+	    .venv-wheels-torches/bin/python -m pip install -q --dry-run --no-deps $$torch 2>/dev/null || \
 	      { echo "left out, does not install: $$torch"; continue; }; \
 	    MINATO_TEST_LOADERS=minato,minato-static $(SELF) try-wheel PYTHON=$$python TORCH=$$torch \
 	      INSTALLED_VENV=.venv-torches || failed="$$failed $$python,$$torch"; \
@@ -156,7 +161,7 @@ torches:
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: build
-	$(BIN)/pytest -q tests/test_lint.py
+	$(BIN)/python -m pytest -q tests/test_lint.py
 
 bench: build
 	$(BIN)/python benchmarks/loader.py --peers
@@ -170,23 +175,23 @@ STRESS_SECONDS ?= 30
 stress: stress-loader stress-programs stress-resume
 # It also makes every call of the extensions fail: another half hour.
 stress-loader: build
-	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest -q $(BY_FILE) tests/attack \
+	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/python -m pytest -q $(BY_FILE) tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
 stress-programs: build
-	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q $(BY_TEST) tests/test_c_primitives.py tests/ops
+	MINATO_STRESS_SECONDS=5 $(BIN)/python -m pytest -q $(BY_TEST) tests/test_c_primitives.py tests/ops
 stress-resume: build
 	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
 
 SOAK_SECONDS ?= 3600
 soak: build
-	MINATO_STRESS_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q -s tests/attack/test_soak.py
+	MINATO_STRESS_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q -s tests/attack/test_soak.py
 
 sanitize: sanitize-programs sanitize-extension
 sanitize-programs: build
-	MINATO_STRESS_SECONDS=5 $(BIN)/pytest -q $(BY_TEST) -k "sanitizer or valgrind" \
+	MINATO_STRESS_SECONDS=5 $(BIN)/python -m pytest -q $(BY_TEST) -k "sanitizer or valgrind" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 sanitize-extension: build
-	MINATO_TEST_SANITIZED=1 $(BIN)/pytest -q tests/test_sanitized.py
+	MINATO_TEST_SANITIZED=1 $(BIN)/python -m pytest -q tests/test_sanitized.py
 
 # Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
 # another has failed. Programs are also built with clang, where there is one.
@@ -198,34 +203,35 @@ nightly: build
 
 # With a compiler and an emulator for it: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
 aarch64: build
-	MINATO_TEST_AARCH64=1 $(BIN)/pytest -q $(BY_TEST) -rs -k "emulator or processor" \
+	MINATO_TEST_AARCH64=1 $(BIN)/python -m pytest -q $(BY_TEST) -rs -k "emulator or processor" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 
 # What the contract tests expect of torch's own class, which changes only with torch.
 reference: build
-	MINATO_TEST_LOADERS=torch $(BIN)/pytest -q $(BY_FILE) tests/contract
+	MINATO_TEST_LOADERS=torch $(BIN)/python -m pytest -q $(BY_FILE) tests/contract
 
 # Breaks the sources in known ways, and expects the tests to notice.
 mutants: build
 	@failed=0; export MINATO_TEST_MUTANTS=1; \
-	$(BIN)/pytest -q $(BY_TEST) -k broken tests/test_c_primitives.py || failed=1; \
-	$(BIN)/pytest -q -k "broken or mutants" tests/test_sanitized.py tests/attack/test_planted.py \
-	  || failed=1; exit $$failed
+	$(BIN)/python -m pytest -q $(BY_TEST) -k broken tests/test_c_primitives.py || failed=1; \
+	$(BIN)/python -m pytest -q -k "broken or mutants" tests/test_sanitized.py \
+	  tests/attack/test_planted.py || failed=1; exit $$failed
 
 FUZZ_SECONDS ?= 300
 fuzz: fuzz-differential fuzz-properties fuzz-inputs
 fuzz-differential: build
 	@echo "make fuzz SEED=$(SEED)"
-	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q --hypothesis-seed=$(SEED) \
+	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) \
 	  tests/contract/test_differential.py
 fuzz-properties: build
-	MINATO_FUZZ_SECONDS=1 $(BIN)/pytest -q $(BY_FILE) --hypothesis-seed=$(SEED) tests/policy tests/ops \
-	  tests/device/test_kernels.py \
+	MINATO_FUZZ_SECONDS=1 $(BIN)/python -m pytest -q $(BY_FILE) --hypothesis-seed=$(SEED) \
+	  tests/policy tests/ops tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
 # Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev),
 # and atheris (pip) for what is in Python.
 fuzz-inputs: build
-	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) MINATO_TEST_SEED=$(SEED) $(BIN)/pytest -q -rs tests/fuzz
+	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) MINATO_TEST_SEED=$(SEED) \
+	  $(BIN)/python -m pytest -q -rs tests/fuzz
 
 # In an environment of their own, beside the torch that is there, and one by one: not all are there
 # for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
@@ -241,7 +247,7 @@ ALONE ?= litdata mosaicml-streaming timm ultralytics ultralytics-thop \
   fastai fastcore fastdownload "fastprogress<1.1" fasttransform "plum-dispatch<2.10"
 TORCHVISION ?= torchvision==0.28.0
 LIBRARIES_VENV ?= .venv-libraries
-PIP_LIBRARIES := $(LIBRARIES_VENV)/bin/pip install -q --disable-pip-version-check
+PIP_LIBRARIES := $(LIBRARIES_VENV)/bin/python -m pip install -q --disable-pip-version-check
 libraries:
 	$(MAKE) VENV=$(LIBRARIES_VENV) build
 	@for name in $(LIBRARIES); do \
@@ -252,16 +258,16 @@ libraries:
 	done
 	@$(PIP_LIBRARIES) --no-deps --target $(LIBRARIES_VENV)/torchvision $(TORCHVISION) || \
 	  echo "left out, does not install: $(TORCHVISION)"
-	$(LIBRARIES_VENV)/bin/pytest -q -rs tests/integrations tests/test_habits.py \
+	$(LIBRARIES_VENV)/bin/python -m pytest -q -rs tests/integrations tests/test_habits.py \
 	  tests/test_examples.py tests/test_docs.py
 
 # In an environment of their own; nothing is built or imported. A warning is an error.
 DOCS_VENV ?= .venv-docs
 DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27"
 docs:
-	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/pip install -q --disable-pip-version-check $(DOCS_NEED)
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	"$(PYTHON)" -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -q --disable-pip-version-check $(DOCS_NEED)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf build dist site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) \

@@ -224,9 +224,9 @@ def _processes() -> dict[str, int]:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline()) or process.status()
             # what a server has forked has its command line, too
-            server = (("forkserver" in line or line.endswith("forked.py serve"))
+            server = (("multiprocessing.forkserver" in line or line.endswith("forked.py serve"))
                       and process.ppid() == os.getpid())
-            if not server and "resource_tracker" not in line:
+            if not server and "multiprocessing.resource_tracker" not in line:
                 found[f"process {process.pid}: {line}"] = 1
     return found
 

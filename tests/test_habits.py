@@ -124,7 +124,7 @@ def interrupt_when_waiting() -> None:
 
     def is_waiting() -> bool:
         frame = sys._current_frames()[me]
-        return frame.f_code.co_filename.startswith(os.path.dirname(minato.__file__))
+        return frame.f_code.co_filename.startswith(os.path.join(*minato.__path__, ""))
 
     def act() -> None:
         while not is_waiting():

@@ -75,9 +75,10 @@ def test_the_most_used_libraries_are_tested_with_the_rest(tmp_path: Path) -> Non
     used = re.findall(r"([\w-]+)==", names["MOST_USED"])
     assert len(used) == 5 and set(used) <= set(names["LIBRARIES"].split())
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    (tmp_path / "bin" / "pip").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "bin" / "pip").chmod(0o755)
+    (tmp_path / "bin" / "python").write_text(
+        f'#!/bin/sh\ntest "$1 $2" != "-m pip" && exec "{sys.executable}" "$@"\n'
+    )
+    (tmp_path / "bin" / "python").chmod(0o755)
     (tmp_path / ".ready").touch()
     done = subprocess.run(
         ["make", "-o", "build", "fits", f"VENV={tmp_path}", f"MOST_USED_VENV={tmp_path / 'used'}",
@@ -91,7 +92,7 @@ def test_the_most_used_libraries_are_tested_with_the_rest(tmp_path: Path) -> Non
 def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
     """In an environment of their own, since some want other versions than the tests do."""
     text = commands("nightly")
-    assert ".venv-libraries/bin/pytest -q -rs tests/integrations" in text
+    assert ".venv-libraries/bin/python -m pytest -q -rs tests/integrations" in text
     installed = {name.split("[")[0].lower() for name in re.findall(r"[\w\[\]-]+", text)}
     packages = {
         "composer": "mosaicml", "ignite": "pytorch-ignite", "streaming": "mosaicml-streaming",
@@ -102,3 +103,34 @@ def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
         r"importorskip\(\s*\"(\w+)", "".join(p.read_text() for p in (
             ROOT / "tests" / "integrations").glob("*.py")))
     assert set(named) <= {*skips.LIBRARIES.split("|"), "webdataset"}
+
+
+def test_ci_runs_the_tests_in_a_folder_called_minato(tmp_path: Path) -> None:
+    """It removes the folder, and ends with make's last line and exit code."""
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    temporary, clone = tmp_path / "temporary", tmp_path / "größer als"
+    temporary.mkdir()
+    shutil.copytree(ROOT / ".ci", clone / ".ci")
+    (clone / "Makefile").write_text("test:\n\t@pwd; echo $$CI; cat here; exit 3\n")
+    (clone / "here").write_text("1 failed\n")
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(clone)]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "--no-gpg-sign", "-m", "All"]):
+        subprocess.run([*git, *command], check=True)
+    done = subprocess.run(
+        [clone / ".ci" / "run"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env={**outside_make(), "TMPDIR": str(temporary)}, cwd=tmp_path,
+    )  # fmt: skip
+    where, *rest = done.stdout.splitlines()
+    assert done.returncode == 2 and rest == ["true", "1 failed"], done.stderr
+    assert Path(where).name == "minato" and Path(where).parents[1] == temporary
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["test", "fits", "wheels", "installed", "docs", "pinned"])
+def test_no_command_depends_on_the_folders_name(target: str) -> None:
+    """The first line of a script cannot name an interpreter in a folder whose name has spaces."""
+    text = commands(target)
+    assert not re.search(r"bin/(?!python\b)\w", text)
+    bare = re.search(rf"(?<![\"'/\w]){re.escape(str(ROOT))}", text)
+    assert bare is None, "an absolute path without quotation marks"

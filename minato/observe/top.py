@@ -134,7 +134,7 @@ def _alive(pid: int) -> bool:
 
 def _is_python(pid: int) -> bool:
     try:
-        return "python" in os.readlink(f"/proc/{pid}/exe")
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return False
 

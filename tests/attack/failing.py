@@ -60,6 +60,11 @@ from minato import _core, _ops, ops
 from minato.iterators.across_iterators import memo_of
 from minato.observe import top
 
+#: folders of the Python code whose calls of the system fail
+CALLERS = tuple(
+    os.path.join(*module.__path__, "") for module in (minato, multiprocessing, torch.multiprocessing)
+)
+
 #: how long a try may take, and how long what it leaves may take to go
 DEADLINE_S = 40.0
 PATIENCE_S = 10.0
@@ -331,7 +336,7 @@ class Failing:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         # where multiprocessing calls, what of minato has called that
         last = "/".join(where.split("/")[-3:])
-        if "/multiprocessing/" not in where and "/minato/" not in where and name != "thread":
+        if not where.startswith(CALLERS) and name != "thread":
             return False
         text = f"{name} at {last}".encode()
         return bool(self.library.failing_site(1 << 61 | zlib.crc32(text), text))
