@@ -313,7 +313,7 @@ class Epoch:
         cls,
         number: int,
         base_seed: int,
-        dumps: Callable[[object], bytes],
+        dumps: Callable[[object], bytes | tuple[int, bytes]],
         *,
         user_epoch: int = 0,
         seeded: bool = False,

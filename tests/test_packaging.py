@@ -106,7 +106,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     )  # fmt: skip
     (wheel,) = (where / "out").glob("*.whl")
     held = (source / "build-environment.txt").read_text().lower().split()
-    target = (source / "target-torch.txt").read_text().split()
+    target = (source / "target-torch.txt").read_text().splitlines()
     return Built(wheel, isolated, set(held), target)
 
 

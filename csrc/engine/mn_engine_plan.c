@@ -31,7 +31,7 @@ int
 mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
 {
     struct mn_plan_batch own = *b;
-    own.integers = b->index_kind == MN_INDEX_INT64;
+    own.integers = b->index_kind != MN_INDEX_PICKLE;
     mn_mutex_lock(&e->mutex);
     mn_shared_costs_lock(e->cfg.costs);
     int rc = mn_plan_add(e->plan, &own);

@@ -58,7 +58,7 @@ mn_learn_costs(struct mn_engine *e, struct mn_batch *batch)
         return;
     }
     batch->learned = true;
-    const int64_t *index = b->index_kind == MN_INDEX_INT64 ? mn_block_index(b) : NULL;
+    const int64_t *index = b->index_kind != MN_INDEX_PICKLE ? mn_block_index(b) : NULL;
     mn_shared_costs_lock(e->cfg.costs);
     bool news = mn_plan_is_news(e->plan, b->epoch, index, &batch->reports->wall_ns,
                                 MN_REPORT_STEP, b->nrows);

@@ -187,6 +187,7 @@ MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
 enum mn_index_kind {
     MN_INDEX_INT64 = 0,   /* nrows + spares machine integers that were a list of int */
     MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the object the sampler gave */
+    MN_INDEX_NUMBERED = 2, /* machine integers, by which costs are known, then that pickle */
 };
 
 /* Offsets inside a block are relative to the block; field offsets to the mapping. */

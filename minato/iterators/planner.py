@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from .._core import Engine, Epoch, Loss
 from ..dataset_calls import fetches_batches, offered, through_subset
 from ..errors import stopped
 from ..progress import Progress
-from ..sampler_indices import as_given
+from ..sampler_indices import as_given, each_index, numbered, numbered_alone, whole_number
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Gone, Spares
@@ -208,7 +207,8 @@ class Planner:
         return Epoch(
             progress.epoch,
             self.position.seed,
-            pickle.dumps,  # of an index that is no list of int
+            # what is no list of int; with spares the index of one sample stands in a list
+            numbered if self.batched or self._spares is not None else numbered_alone,
             user_epoch=progress.dataset_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
@@ -466,10 +466,11 @@ class Hints:
         """Asks for the costs of a batch, or of a sample."""
         if self.given is None:
             return
-        for i in index if isinstance(index, (list, tuple)) else [index]:
-            if type(i) is int and 0 <= i < self._memo.size:
+        for i in each_index(index):
+            number = whole_number(i)
+            if 0 <= number < self._memo.size:
                 try:
-                    seconds = self.given(i)
+                    seconds = self.given(number)
                 except StopIteration as error:
                     raise stopped(f"cost_hint({i!r})") from error
-                self._memo.costs.hint(i, max(0, int(seconds * 1e9)))
+                self._memo.costs.hint(number, max(0, int(seconds * 1e9)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import minato
-from minato.sampler_indices import as_given
+from minato.sampler_indices import as_given, numbered_alone, whole_number
 
 SIZE, BATCH = 48, 3
 BAD = (7, 20, 21, 40)
@@ -200,3 +200,90 @@ def test_what_such_a_dataset_cannot_make_is_named(workers: int, sorts: bool) -> 
     assert [sorted(batch) for batch in as_lists(loader)] == [[0, 1, 5], [2, 4, 6, 7]]
     if workers:
         assert [index for index, *_ in loader.stats()["failed"]["latest"]] == [3]
+
+
+class AnyIndex(torch.utils.data.Dataset[int]):
+    """Takes any index."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: Any) -> int:
+        return len(str(index))
+
+    def seed_sample(self, seed: int) -> None:
+        pass
+
+
+class Hinted(AnyIndex):
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def cost_hint(self, index: int) -> float:
+        self.asked.append(index)
+        return 0.5
+
+
+def choice_of(given: str) -> dict[str, Any]:
+    choice = GIVEN[given]
+    return choice if "batch_sampler" in choice else {"batch_size": BATCH, **choice}
+
+
+def grouped(indices: Any) -> list[Any]:
+    return [indices[first : first + BATCH] for first in range(0, SIZE, BATCH)]
+
+
+#: what a sampler may give in place of int
+GIVEN: dict[str, dict[str, Any]] = {
+    "int": dict(sampler=range(SIZE)),
+    "int alone": dict(sampler=range(SIZE), batch_size=None),
+    "numpy": dict(sampler=list(np.arange(SIZE, dtype=np.int32))),
+    "numpy alone": dict(sampler=list(np.arange(SIZE)), batch_size=None),
+    "tensor": dict(sampler=torch.arange(SIZE)),
+    "array of no dimension": dict(sampler=[np.array(i) for i in range(SIZE)]),
+    "tuple": dict(sampler=[(i, "large") for i in range(SIZE)]),
+    "tuple alone": dict(sampler=[(i, "large") for i in range(SIZE)], batch_size=None),
+    "tuple of numpy": dict(sampler=[(i, 224) for i in np.arange(SIZE)]),
+    "batch of tuple": dict(batch_sampler=[tuple(part) for part in grouped(range(SIZE))]),
+    "batch of array": dict(batch_sampler=grouped(np.arange(SIZE))),
+    "batch of tensor": dict(batch_sampler=grouped(torch.arange(SIZE))),
+    "rows of an array": dict(batch_sampler=grouped(np.arange(2 * SIZE).reshape(2, SIZE).T)),
+}
+WAYS = pytest.mark.parametrize("options", [
+    dict(),
+    dict(worker_type="thread"),
+    dict(collate_fn=torch.utils.data.default_convert),
+    dict(on_error="replace"),
+], ids=["rows", "threads", "collate", "replace"])  # fmt: skip
+
+
+@WAYS
+@pytest.mark.parametrize("given", GIVEN)
+def test_costs_are_learned_for_any_integer_index(given: str, options: dict[str, Any]) -> None:
+    choice = choice_of(given)
+    collate_fn = options.get("collate_fn")
+    theirs = torch.utils.data.DataLoader(AnyIndex(), collate_fn=collate_fn, **choice)
+    loader = minato.DataLoader(AnyIndex(), num_workers=2, **choice, **options)
+    assert str(list(loader)) == str(list(theirs))
+    assert loader.stats()["cost"]["known"] == SIZE
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_cost_hint_gets_the_number_of_any_index(given: str) -> None:
+    data = Hinted()
+    list(minato.DataLoader(data, num_workers=1, **choice_of(given)))
+    assert {*data.asked} >= {*range(SIZE)} and {*map(type, data.asked)} == {int}
+
+
+@pytest.mark.parametrize("index", ["7", 7.0, None, (), [], {}, torch.tensor(7.0), np.array([]),
+                                   np.float64(7), -7, 2**63, ("7", 7)], ids=str)  # fmt: skip
+def test_an_index_without_number_has_no_known_cost(index: Any) -> None:
+    assert whole_number(index) == -1
+    assert type(numbered_alone(index)) is bytes
+
+
+def test_costs_of_text_indices_are_averaged() -> None:
+    loader = minato.DataLoader(AnyIndex(), BATCH, sampler=list(map(str, range(SIZE))), num_workers=1)
+    assert sum(map(len, loader)) == SIZE
+    cost = loader.stats()["cost"]
+    assert (cost["known"], cost["samples"]) == (0, SIZE)

@@ -103,7 +103,7 @@ at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
                              t->row0, t->nrows, "collate");
     }
     PyObject *index = Py_NewRef(Py_None);
-    if (b.index_kind == MN_INDEX_INT64 && (row + 1) * sizeof(int64_t) <= b.index_bytes) {
+    if (b.index_kind != MN_INDEX_PICKLE && (row + 1) * sizeof(int64_t) <= b.index_bytes) {
         int64_t v;
         if (bring(read, t->block_off + b.index_at + row * sizeof(v), &v, sizeof(v)) < 0) {
             Py_DECREF(index);

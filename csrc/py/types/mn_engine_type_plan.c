@@ -72,7 +72,7 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     PyObject *owned =
         mn_fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, epoch->dumps);
     bool sound = owned != NULL
-                 && (b->index_kind != MN_INDEX_INT64 || mn_split_spares(&n, b->spares));
+                 && (b->index_kind == MN_INDEX_PICKLE || mn_split_spares(&n, b->spares));
     b->nrows = n;
     b->splits = epoch->splits && PyList_CheckExact(indices) && n > 1;
     if (sound && begins != Py_None) {

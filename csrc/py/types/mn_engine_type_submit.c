@@ -177,7 +177,7 @@ mn_engine_py_submit(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     uint32_t nrows = s.nrows;
     PyObject *owned = mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &nrows, indices,
                                     epoch->dumps);
-    bool counted = owned != NULL && s.index_kind == MN_INDEX_INT64;
+    bool counted = owned != NULL && s.index_kind != MN_INDEX_PICKLE;
     if (owned == NULL || (counted && !mn_split_spares(&nrows, s.spares))) {
         Py_XDECREF(owned);
         return NULL;

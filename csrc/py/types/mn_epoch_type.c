@@ -68,8 +68,9 @@ static PyMemberDef members[] = {
 
 PyDoc_STRVAR(doc,
 "Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False)\n\n"
-"What is the same for all batches of an epoch. dumps(indices), bytes, is sent where they are no\n"
-"list of machine integers. user_epoch: 1 + what set_epoch was told. seeded: before each sample.\n"
+"What is the same for all batches of an epoch. dumps(indices) is sent where they are no\n"
+"list of machine integers: bytes; or (n, bytes), where n machine integers come first, by which\n"
+"costs are known. user_epoch: 1 + what set_epoch was told. seeded: before each sample.\n"
 "splits: a batch that one worker could fetch and collate may, where that pays, be fetched by\n"
 "several and collated by one.");
 

@@ -43,6 +43,27 @@ as_int64(PyObject *indices)
     return bytes;
 }
 
+/* What dumps gave; NULL with an exception where it is neither bytes nor (n, bytes) with as many
+ * machine integers. Takes the reference. */
+static PyObject *
+dumped(PyObject *given, uint32_t *kind, uint32_t *nrows)
+{
+    unsigned int n = 0;
+    PyObject *owned = given;
+    if (given != NULL && PyTuple_CheckExact(given)) {
+        owned = PyArg_ParseTuple(given, "IS", &n, &owned) ? Py_NewRef(owned) : NULL;
+        Py_DECREF(given);
+        *kind = MN_INDEX_NUMBERED;
+        *nrows = n;
+    }
+    if (owned != NULL
+        && (!PyBytes_Check(owned) || PyBytes_GET_SIZE(owned) / (Py_ssize_t)sizeof(int64_t) < n)) {
+        PyErr_SetString(PyExc_TypeError, "dumps must return bytes, or a number of them first");
+        Py_CLEAR(owned);
+    }
+    return owned;
+}
+
 PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
               PyObject *indices, PyObject *dumps)
@@ -54,11 +75,7 @@ mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nro
     }
     else if (!PyErr_Occurred()) {
         *kind = MN_INDEX_PICKLE;
-        owned = PyObject_CallOneArg(dumps, indices);
-        if (owned != NULL && !PyBytes_Check(owned)) {
-            PyErr_SetString(PyExc_TypeError, "dumps must return bytes");
-            Py_CLEAR(owned);
-        }
+        owned = dumped(PyObject_CallOneArg(dumps, indices), kind, nrows);
     }
     if (owned != NULL) {
         *index = PyBytes_AS_STRING(owned);
@@ -86,6 +103,16 @@ mn_split_spares(uint32_t *nrows, uint32_t spares)
     }
     *nrows -= spares;
     return 1;
+}
+
+PyObject *
+mn_index_pickle(struct mn_block *b)
+{
+    size_t at = b->index_kind == MN_INDEX_NUMBERED
+                    ? ((size_t)b->nrows + b->spares) * sizeof(int64_t)
+                    : 0;
+    return PyBytes_FromStringAndSize((const char *)mn_block_index(b) + at,
+                                     (Py_ssize_t)(b->index_bytes - at));
 }
 
 PyObject *

@@ -9,8 +9,8 @@
 #include "workers/mn_records.h"
 
 /* Indices as the core takes them: a list of exact ints that fit 64 bits as those, which sets
- * *nrows, anything else as dumps(indices). Returns the bytes that *index points into, or NULL
- * with an exception. */
+ * *nrows, anything else as dumps(indices): bytes, or (n, bytes), which begin with n machine
+ * integers and set *nrows. Returns the bytes that *index points into, or NULL with an exception. */
 PyObject *
 mn_fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
               PyObject *indices, PyObject *dumps);
@@ -27,5 +27,9 @@ mn_as_uint32(PyObject *number);
 /* Machine integers of a block as a list of int, those of spare samples at the end. */
 PyObject *
 mn_index_list(struct mn_block *b);
+
+/* Of a block of another kind than MN_INDEX_INT64: what dumps gave, as bytes. */
+PyObject *
+mn_index_pickle(struct mn_block *b);
 
 #endif

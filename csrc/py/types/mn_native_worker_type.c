@@ -141,10 +141,7 @@ native_dealloc(PyObject *self)
 static PyObject *
 indices_of(struct mn_block *b)
 {
-    if (b->index_kind == MN_INDEX_PICKLE) {
-        return PyBytes_FromStringAndSize(mn_block_index(b), (Py_ssize_t)b->index_bytes);
-    }
-    return mn_index_list(b);
+    return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : mn_index_pickle(b);
 }
 
 /* The error of a row, as extras are told; NULL with an exception. */

@@ -202,8 +202,10 @@ mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *
 static PyObject *
 load_indices(struct mn_worker_object *o, struct mn_block *b)
 {
-    return PyObject_CallFunction(o->load_index, "y#", (const char *)mn_block_index(b),
-                                 (Py_ssize_t)b->index_bytes);
+    PyObject *pickle = mn_index_pickle(b);
+    PyObject *indices = pickle != NULL ? PyObject_CallOneArg(o->load_index, pickle) : NULL;
+    Py_XDECREF(pickle);
+    return indices;
 }
 
 /* Unpickled once for all tasks of a block. */
@@ -271,10 +273,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
 PyObject *
 mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
 {
-    if (b->index_kind == MN_INDEX_PICKLE) {
-        return load_indices(o, b);
-    }
-    return mn_index_list(b);
+    return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
 }
 
 /* A dataset that has set_epoch hears of a new epoch before its first sample, and samples are made
