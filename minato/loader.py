@@ -120,8 +120,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: begin the next epoch's first batches while this one ends
             (persistent workers only). The sampler's next epoch is then drawn early; calling
             ``set_epoch`` in between, the loader's or its sampler's own, discards what was begun, as
-            giving the sampler another generator does. (Not seen: a sampler's own that only changes
-            a list or an array in place.) What the sampler raises then is raised in its turn.
+            giving the sampler another generator or other weights does, and any change of its
+            attributes: of plain values, and of what lists, tensors and arrays hold. (Not seen: a
+            change of what lies deeper, and of more than 4,096 elements or 256 KiB that a sampler
+            other than torch's own holds and that are changed in place without torch.) What the sampler raises then is raised in its turn.
         device: batches arrive there (``"cuda"``, ``"cuda:1"``, a ``torch.device``): copied ahead of
             ``next()`` on a stream of minato's own, after which what the program does on its
             current stream waits, and the program itself does not. ``"cuda"`` is the device

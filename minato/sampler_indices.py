@@ -37,8 +37,9 @@ def each_index(batch: Any) -> Any:
     """The indices of a batch, or of what is none the one that it is."""
     if not isinstance(batch, (list, tuple, np.ndarray, torch.Tensor)):
         return [batch]
-    dimensions = getattr(batch, "ndim", 2)
-    return [batch] if dimensions == 0 else batch.tolist() if dimensions == 1 else batch
+    if isinstance(batch, (list, tuple)) or batch.ndim > 1:
+        return batch
+    return batch.tolist() if batch.ndim == 1 else [batch]
 
 
 def whole_number(index: Any) -> int:

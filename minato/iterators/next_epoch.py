@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import operator
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..dataset_calls import attribute
 from ..progress import Progress
-from ..seeding.order_generators import PLAIN, Sources, attributes, sampler_of
+from ..seeding.order_generators import (
+    PLAIN,
+    TORCH_SAMPLERS,
+    Sources,
+    attributes,
+    sampler_of,
+    sampler_of_torch,
+)
 from .position import Position
 from .window import Window
 
@@ -46,49 +56,104 @@ class SamplerEnd:
             self.short = int(len(self._sampler) % self._batches.batch_size != 0)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and type(one) in PLAIN and one == other)
+#: of a sampler that is not torch's own, which may change what it holds while it is drawn from, larger
+#: contents are not looked at behind each index: bytes of an array, elements of a list
+MOST_BYTES, MOST_ELEMENTS = 1 << 18, 1 << 12
+
+
+class Seen:
+    """An attribute as it was: which object, and what it held if it is a tensor, an array or a
+    container. What lies deeper is not looked at."""
+
+    def __init__(self, value: Any, whole: bool) -> None:
+        """whole: however large it is."""
+        self._value, self._held, self._whole = value, _contents(value, whole), whole
+
+    def is_now(self, value: Any) -> bool:
+        """Whether this is what it is now."""
+        was = self._value
+        if was is not value:
+            return type(was) is type(value) and type(was) in PLAIN and bool(was == value)
+        now, then = _contents(value, self._whole), self._held
+        try:
+            return bool(now == then)
+        except Exception:  # elements that do not compare, such as arrays
+            return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
+def _contents(value: Any, whole: bool) -> Any:
+    """What shows that a mutable object was changed, without a copy of large memory."""
+    if isinstance(value, (list, set, dict)):
+        if not whole and len(value) > MOST_ELEMENTS:
+            return len(value)
+        return [*value.items()] if isinstance(value, dict) else [*value]
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return None
+    try:
+        version = value._version if isinstance(value, torch.Tensor) else 0
+    except RuntimeError:  # of an inference tensor
+        version = 0
+    try:
+        if not whole and value.nbytes > MOST_BYTES:
+            return version
+        return version, zlib.crc32(np.ascontiguousarray(value).view(np.uint8))
+    except Exception:  # on a device, sparse, or of objects
+        return version
 
 
 class EpochsTold:
-    """What the program has told the samplers of epochs, by what they hold: there is no seeing it
-    otherwise where it calls their own ``set_epoch``, as it has to with torch's loader. Compared are
-    plain attributes, states of generators, and which objects the others are; what is changed in
-    them is not seen. Samplers without ``set_epoch`` may be given other generators."""
+    """Whether the program has changed what the samplers draw from since the next epoch was begun:
+    by their own ``set_epoch``, as it has to with torch's loader, or in their attributes. Compared
+    are which objects these are, plain values, what tensors, arrays and lists hold, how many samples
+    torch's samplers give and, where one has ``set_epoch``, states of generators. Samplers without
+    ``set_epoch`` may be given other generators."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
         self.states: dict[str, bytes] = {}  # of the samplers' generators
-        self._held: list[Any] = []
+        self._held: list[Seen] = []
+        self._changed = False  # between two indices that were drawn
+        self._still = False  # these samplers change nothing while they are drawn from
 
     def note(self, begins: bool = False) -> None:
         """What there is now is known to the epoch that is drawn."""
         sources = self._position.sources
         if begins:  # its sampler may have made itself another generator
             sources = self._position.sources = sources.again()
-        self.states, self._held = sources.capture(everything=False), self._held_by(sources)
+        self.states = sources.capture(everything=False)
+        if begins or not self._still:
+            self._still = sampler_of_torch(sources)
+            self._held = [Seen(value, self._still) for value in self._values(sources)]
+
+    def look(self) -> None:
+        """Before an index is drawn: what has changed since the last was."""
+        if not self._still and not self._is_held(self._position.sources):
+            self._changed = True
 
     def changed(self) -> bool:
-        """Whether they were told anything since."""
+        """Whether anything has since the epoch was begun."""
         known, now = self._position.sources, self._position.sources.again()
-        if known.own != now.own:
+        if self._changed or known.own != now.own or not self._is_held(now):
             return True
         parts = now.samplers.values()
         if not any(callable(attribute(part, "set_epoch")) for part in parts):
             return False  # and what else was drawn from its generators is the program's business
-        held, states = self._held_by(now), now.capture(everything=False)
-        if len(held) != len(self._held) or not all(map(_same, held, self._held)):
-            return True
+        states = now.capture(everything=False)
         return any(states[role] != self.states[role] for role in states if role != "loader")
 
     def forget(self) -> None:
         """Nothing is held for what may be replaced now."""
-        self.states, self._held = {}, []
+        self.states, self._held, self._changed, self._still = {}, [], False, False
+
+    def _is_held(self, sources: Sources) -> bool:
+        values = self._values(sources)
+        return len(values) == len(self._held) and all(map(Seen.is_now, self._held, values))
 
     @staticmethod
-    def _held_by(sources: Sources) -> list[Any]:
+    def _values(sources: Sources) -> list[Any]:
         parts = sources.samplers.values()
-        return [value for part in parts for _name, value in attributes(part)]
+        sizes = [len(part) for part in parts if type(part) in TORCH_SAMPLERS]
+        return [*sizes, *parts, *(value for part in parts for _name, value in attributes(part))]
 
 
 class _Early(Iterator[Any]):
@@ -104,6 +169,8 @@ class _Early(Iterator[Any]):
 
     def __next__(self) -> Any:
         begins = self._indices is None
+        if not begins and self._progress.early:
+            self._told.look()
         try:
             if self._indices is None:
                 self._indices = self._begin()

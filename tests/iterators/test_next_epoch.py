@@ -1,0 +1,172 @@
+"""The program changes what a sampler draws from after the next epoch was begun early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+
+import minato
+from minato.iterators.next_epoch import NextEpoch, Seen
+
+SIZE, BATCH = 40, 4
+#: the last samples alone
+LAST = torch.tensor([0.0] * 30 + [1.0] * 10)
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    size = SIZE
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)
+
+
+def seeded() -> torch.Generator:
+    """Planning anew puts a sampler's own generator back, and leaves the program's as they are."""
+    return torch.Generator().manual_seed(1)
+
+
+class Listed(Sampler[int]):
+    """What the program's own sampler may hold; it counts and pops while it is drawn from."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.drawn, self.left = held, 0, [0]
+
+    def __iter__(self) -> Iterator[int]:
+        self.left = [0] * SIZE
+        for index in list(self.held):
+            self.drawn += 1
+            self.left.pop()
+            yield int(index)
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class First(Listed):
+    """Those of its list from a number on."""
+
+    first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for i in super().__iter__() if i >= self.first or not self.first)
+
+
+def in_place(held: Any) -> None:
+    held[:] = [SIZE - 1] * SIZE
+
+
+def assign(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda sampler: setattr(sampler, name, value)
+
+
+#: a sampler, and what the program does to it between two epochs
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "weights replaced": (lambda: WeightedRandomSampler([1.0] * SIZE, SIZE, generator=seeded()),
+        assign("weights", LAST)),
+    "weights in place": (
+        lambda: WeightedRandomSampler([1.0] * SIZE, SIZE, generator=seeded()),
+        lambda s: s.weights.copy_(LAST)),
+    "weights by numpy": (
+        lambda: WeightedRandomSampler(np.ones(SIZE), SIZE, generator=seeded()),
+        lambda s: s.weights.numpy().__setitem__(slice(0, 30), 0)),
+    "subset replaced": (
+        lambda: SubsetRandomSampler([*range(20)], generator=seeded()),
+        assign("indices", [30, 31, 32])),
+    "subset in place": (lambda: SubsetRandomSampler([0] * SIZE), lambda s: in_place(s.indices)),
+    "number replaced": (
+        lambda: RandomSampler(range(SIZE), num_samples=8, generator=seeded()),
+        assign("_num_samples", 30)),
+    "own list in place": (lambda: Listed([0] * SIZE), lambda s: in_place(s.held)),
+    "own array in place": (lambda: Listed(np.zeros(SIZE)), lambda s: in_place(s.held)),
+    "own tensor in place": (lambda: Listed(torch.zeros(SIZE)), lambda s: s.held.fill_(7)),
+    "own number replaced": (lambda: First([*range(SIZE)]), assign("first", 35)),
+    "a list of indices": (lambda: [0] * SIZE, in_place),
+    "an array of indices": (lambda: np.zeros(SIZE, int), in_place),
+}  # fmt: skip
+
+
+def epochs(module: Any, sampler: Any, change: Callable[[Any], Any], **options: Any) -> list[Any]:
+    """Three epochs, before the second of which there is a change."""
+    torch.manual_seed(5)
+    loader = module.DataLoader(
+        Numbers(), BATCH, sampler=sampler, num_workers=1, persistent_workers=True, **options
+    )
+    result = [torch.cat(list(loader)).tolist()]
+    change(sampler)
+    return [*result, *(torch.cat(list(loader)).tolist() for _ in range(2))]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_sampler_changed_between_epochs_is_drawn_anew(what: str) -> None:
+    make, change = CHANGES[what]
+    theirs = epochs(torch.utils.data, make(), change)
+    ours = epochs(minato, make(), change, prefetch_next_epoch=True)
+    assert ours == theirs and ours[0] != ours[1]
+
+
+def test_a_dataset_that_shrinks_between_epochs_is_drawn_anew() -> None:
+    def shrink(sampler: RandomSampler) -> None:
+        sampler.data_source.size = 8  # type: ignore[attr-defined]
+
+    theirs = epochs(torch.utils.data, RandomSampler(Numbers(), generator=seeded()), shrink)
+    ours = epochs(minato, RandomSampler(Numbers(), generator=seeded()), shrink, prefetch_next_epoch=True)
+    assert ours == theirs and list(map(len, ours)) == [SIZE, 8, 8]
+
+
+@pytest.mark.parametrize("held", [[*range(SIZE)], np.arange(SIZE)], ids=["list", "array"])
+def test_a_change_while_the_next_epoch_is_drawn_is_seen(held: Any) -> None:
+    """The sampler gives what it had when it was asked; the program changes it at the last batch."""
+    loader = minato.DataLoader(
+        Numbers(), BATCH, sampler=Listed(held), num_workers=1, persistent_workers=True,
+        prefetch_next_epoch=True,
+    )  # fmt: skip
+    for number, _batch in enumerate(loader):
+        if number == SIZE // BATCH - 2:  # some of the next epoch are drawn, and some not yet
+            in_place(held)
+    assert torch.cat(list(loader)).tolist() == [SIZE - 1] * SIZE
+
+
+@pytest.mark.parametrize("sampler", [
+    WeightedRandomSampler([1.0] * SIZE, SIZE), SubsetRandomSampler([*range(SIZE)]),
+    Listed([*range(SIZE)]),
+], ids=["weighted", "subset", "own"])  # fmt: skip
+def test_a_sampler_left_alone_keeps_what_was_begun(
+    sampler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopted, adopt = [], NextEpoch.adopt
+    monkeypatch.setattr(NextEpoch, "adopt", lambda self: adopted.append(adopt(self)) or adopted[-1])
+    loader = minato.DataLoader(
+        Numbers(), BATCH, sampler=sampler, num_workers=1, persistent_workers=True,
+        prefetch_next_epoch=True,
+    )  # fmt: skip
+    for _ in range(3):
+        assert sum(map(len, loader)) == SIZE
+    assert adopted == [True, True]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("value", [
+    3, None, "a", [1], {1: 2}, {1}, [np.zeros(2)], np.zeros(3), np.array([object()]),
+    torch.zeros(2), torch.zeros(2, requires_grad=True), torch.zeros(2).to_sparse(),
+    torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.bfloat16), object(),
+], ids=repr)  # fmt: skip
+def test_what_is_seen_of_any_value_is_itself(value: Any, whole: bool) -> None:
+    seen = Seen(value, whole)
+    assert seen.is_now(value) and not seen.is_now(object())
+
+
+def test_a_large_list_is_seen_only_if_the_whole_is_asked_for() -> None:
+    values = [0] * (1 << 13)
+    part, whole = Seen(values, False), Seen(values, True)
+    values[5] = 1
+    assert part.is_now(values) and not whole.is_now(values)
+    del values[5]
+    assert not part.is_now(values)
