@@ -12,6 +12,8 @@ import warnings
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from .option_values import default, option
+
 #: whether the extension modules are there
 CORE = find_spec("minato._core") is not None
 
@@ -27,9 +29,9 @@ def tell_of_torch(loader: Any) -> None:
         name
         for name in ("autoscale", "straggler_threshold", "memory_limit", "batching",
                      "prefetch_next_epoch")
-        if getattr(loader, name) != getattr(type(loader), name)
+        if option(loader, name) != default(type(loader), name)
     ]  # fmt: skip
-    if loader.seed_per_sample:
+    if option(loader, "seed_per_sample"):
         options.append("seed_per_sample")
     if not _told and (options or loader.num_workers > 0):
         _told = True

@@ -22,6 +22,7 @@ from .frameworks import begins_instead, goes_on_in_step, is_strict
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .observe.stats import collect
+from .option_values import option
 from .options import Options, asks_for_torchs_workers, described
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
@@ -307,7 +308,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return state_of(self, memo, counted=reason is None)
 
     def _shares_a_stateful_dataset(self) -> bool:
-        balanced = self.num_workers > 0 and self.scheduling != "static"
+        balanced = self.num_workers > 0 and option(self, "scheduling") != "static"
         return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool | None = None) -> None:
@@ -393,9 +394,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InlineIterator(self)
         reason = self._why_torch()
         if reason is not None:
-            if self.device is not None and target(self.device).type != "cpu":
+            if options.device is not None and target(options.device).type != "cpu":
                 raise ValueError(
-                    f"device={self.device!r} needs minato's own workers, but torch's serve this "
+                    f"device={options.device!r} needs minato's own workers, but torch's serve this "
                     f"loader: {reason}. Leave device out and copy batches in your program, or "
                     "use num_workers=0"
                 )
@@ -404,9 +405,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return torchs_iterator(self)
         self.check_worker_number_rationality()
-        if self._dataset_kind == _DatasetKind.Iterable or self.scheduling == "static":
+        if self._dataset_kind == _DatasetKind.Iterable or options.static:
             return StaticIterator(self)
-        if self.batching == "ready":
+        if options.batching == "ready":
             return ReadyIterator(self)
         return BalancedIterator(self)
 

@@ -17,6 +17,7 @@ from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
 from .errors import native_impossible, thread_impossible
+from .option_values import default, option, record
 
 if CORE:
     from .workers import python_threads
@@ -70,8 +71,8 @@ def described(loader: Any) -> str:
             parts.append(f"sampler={type(sampler).__name__}")
     parts.append(f"num_workers={has.get('num_workers')}")
     for field in fields(Options):
-        value = getattr(loader, field.name)
-        if field.name != "pending_state" and value != getattr(kind, field.name):
+        value = option(loader, field.name)
+        if field.name != "pending_state" and value != default(kind, field.name):
             parts.append(f"{field.name}={value!r}")
     return f"<{name} of {type(has['dataset']).__name__}{size}: {', '.join(parts)}>"
 
@@ -114,12 +115,11 @@ class Options:
     @classmethod
     def of(cls, loader: Any) -> Options:
         """Of a loader, as its attributes are now."""
-        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+        return cls(**{field.name: option(loader, field.name) for field in fields(cls)})
 
     def put(self, loader: Any) -> None:
-        """Makes them attributes of a loader."""
-        for field in fields(self):
-            setattr(loader, field.name, getattr(self, field.name))
+        """Makes them those of a loader."""
+        record(loader, vars(self))
 
     @property
     def static(self) -> bool:

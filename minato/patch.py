@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from .loader import DataLoader, torchs_iterator
+from .option_values import RECORD, record
 from .options import Options
 
 _MISSING = object()
@@ -100,8 +101,8 @@ def _get_iterator(loader: Any) -> Any:
     each epoch, also after the patch has been undone."""
     if not _torch.active:  # whoever calls this has kept it
         return torchs_iterator(loader)
-    own = vars(Options.of(loader))
-    vars(loader).update(own)  # a class below torch's may refuse to be set these
+    known = vars(Options.of(loader))
+    vars(loader)[RECORD] = {n: known[n] for n in known if n != "pending_state"}
     return DataLoader._get_iterator(loader)
 
 
@@ -116,7 +117,7 @@ def _taking_options(init: Any) -> Any:
         own = {one.name: kwargs.pop(one.name) for one in takes if one.name in kwargs}
         init(self, *args, **kwargs)
         if own:
-            vars(self).update(own)
+            record(self, own)
             checked = Options.of(self)
             checked.check(self.num_workers, self.persistent_workers)
             checked.check_effect(self)
@@ -152,8 +153,10 @@ def patch_torch() -> Patch:
 
     Loaders have minato's methods (``stats()``, ``state_dict()``, ``load_state_dict()``,
     ``set_epoch()``) as long as the patch lasts. Torch's constructor takes minato's options; of a
-    loader that is there already they may be set before the first epoch
-    (``loader.on_error = "skip"``).
+    loader of torch's own class they may be set later, before the first epoch
+    (``loader.on_error = "skip"``). A class derived from torch's may have attributes of such names,
+    ``device`` for one, for purposes of its own: they are no options, and its loaders have those that
+    torch's constructor is given.
 
     Calling it again changes nothing; the patch lasts until each call has been undone, by leaving
     its ``with`` block or by ``undo()`` of what it returned. Epochs that have begun, and the

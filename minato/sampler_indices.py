@@ -45,7 +45,7 @@ def each_index(batch: Any) -> Any:
 def whole_number(index: Any) -> int:
     """The number by which the cost of a sample is known: an integer of any type counts as itself,
     a tuple, list or array as its first element; -1 for anything else."""
-    while not hasattr(index, "__index__") or getattr(index, "ndim", 0):
+    while not hasattr(index, "__index__") or getattr(index, "ndim", 0) > 0:
         if not isinstance(index, (list, tuple, np.ndarray, torch.Tensor)) or not len(index):
             return -1
         index = index[0]

@@ -63,6 +63,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data.dataloader import _DatasetKind
 
+from .option_values import option
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of
 from .seeding.ranks import Ranks, ranks_of
@@ -330,7 +331,8 @@ def _check_fit(state: State, loader: Any) -> None:
     by_worker = state["delivered_by_worker"]
     if not _in_mid_epoch(state):
         return
-    unit = "sample" if loader.batching == "ready" and loader.num_workers > 0 else "batch"
+    ready = option(loader, "batching") == "ready" and loader.num_workers > 0
+    unit = "sample" if ready else "batch"
     if state["unit"] != unit:
         raise ValueError(
             f"the state counts by {state['unit']}, this loader by {unit}: in mid-epoch "

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader as Torchs
 from torch.utils.data import IterableDataset, TensorDataset
 
 import minato
+from minato.option_values import option
 from minato.patch import Swaps
 
 Torchs.__reduce_ex__(Torchs([]), 2)  # by which Python writes something into the class
@@ -106,6 +107,61 @@ class Placed(Torchs):
 def test_a_class_that_has_a_device_already() -> None:
     with minato.patch_torch():
         assert made_by(numbers(Placed, persistent_workers=True)) == "minato"
+
+
+class Takes(Torchs):
+    """Sets attributes that have options' names, for what it does with batches by itself."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.max_errors = "no number"
+        super().__init__(*args, **options)
+        self.device = torch.device("meta")
+        self.scheduling, self.batching, self.on_error = "cosine", "packed", ["log"]
+        self.memory_limit = "a lot"
+        self.autoscale = True
+
+
+class OwnClassAttributes(Torchs):
+    scheduling, device, worker_type = "cosine", "tpu", "spot"
+
+
+class OnMinatos(minato.DataLoader):
+    """The same of a class whose base was exchanged."""
+
+    @property
+    def memory_limit(self) -> str:  # type: ignore[override]
+        return "a lot"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.device = torch.device("meta")
+        self.scheduling = "cosine"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Takes, OwnClassAttributes, OnMinatos, Placed])
+def test_attributes_of_a_derived_class_are_no_options(kind: Any, workers: int) -> None:
+    there = numbers(kind, num_workers=workers)
+    with minato.patch_torch():
+        for loader in (there, numbers(kind, num_workers=workers)):
+            before = {name: str(getattr(loader, name)) for name in ("device", "scheduling")}
+            assert made_by(loader) == "minato"
+            loader.load_state_dict(loader.state_dict())
+            assert made_by(pickle.loads(pickle.dumps(loader))) == "minato"
+            repr(loader)
+            assert {name: str(getattr(loader, name)) for name in before} == before
+
+
+@pytest.mark.parametrize("kind", [Takes, OwnClassAttributes, OnMinatos])
+def test_a_derived_class_has_the_options_it_was_given(kind: Any) -> None:
+    with minato.patch_torch():
+        loader = numbers(kind, worker_type="thread", seed_per_sample=False)
+        assert made_by(loader) == "minato" and option(loader, "worker_type") == "thread"
+        assert loader.stats()["workers"] is not None
+        again = pickle.loads(pickle.dumps(loader))
+        assert option(again, "worker_type") == "thread"
+        with pytest.raises(ValueError, match="worker_type"):
+            numbers(kind, worker_type="fast")
 
 
 class Pipe(torch.utils.data.IterDataPipe):

@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 from ..loader import DataLoader
+from ..option_values import option
 
 
 def own_options() -> dict[str, Any]:
@@ -25,4 +26,4 @@ def options_of(loader: Any) -> dict[str, Any]:
     """The own options of a loader; empty for one of torch's."""
     if not isinstance(loader, DataLoader):
         return {}
-    return {name: getattr(loader, name) for name in own_options()}
+    return {name: option(loader, name) for name in own_options()}

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..dataset_calls import fetches_batches
 from ..errors import Failure
+from ..option_values import option
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import Form, Shape
@@ -191,7 +192,8 @@ class BalancedIterator(MinatoIterator):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             indices = self._position.watched(self._indices(), self._progress)
             start = partial(self._start_first, loader) if first_iter else None
-            planner.begin(indices, goes_on=bool(loader.prefetch_next_epoch), start=start)
+            goes_on = bool(option(loader, "prefetch_next_epoch"))
+            planner.begin(indices, goes_on=goes_on, start=start)
         planner.go_on()
 
     def _indices(self) -> Iterator[Any]:

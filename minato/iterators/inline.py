@@ -55,7 +55,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     _base_seed: int = BASE_SEED
 
     def __init__(self, loader: Any) -> None:
-        memo, provider = memo_of(loader), provider_for(loader.device)
+        options = Options.of(loader)
+        memo, provider = memo_of(loader), provider_for(options.device)
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
@@ -93,7 +94,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher.dataset = made.dataset
         elif self._dataset_kind == _DatasetKind.Map and self._auto_collation:
             if hands_on_batches(loader.dataset):
-                if Options.of(loader).static:
+                if options.static:
                     warn_of_batches_handed_on(loader.dataset)
                 else:
                     self._dataset_fetcher.dataset = ByItem(loader.dataset)
@@ -112,14 +113,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._seeded: Any = None
         self._tolerant: Any = None
         self._spares: Any = None
-        if loader.on_error != "raise":
+        if options.on_error != "raise":
             self._tolerant = Tolerant(
-                loader.on_error, lambda error: Failure.of(error, "here"), in_worker=False
+                options.on_error, lambda error: Failure.of(error, "here"), in_worker=False
             )
-            replaces = loader.on_error == "replace"
+            replaces = options.on_error == "replace"
             self._spares = Spares(self._auto_collation) if replaces else None
-            self._allowed = position.allowed = ErrorsAllowed(loader, Options.of(loader), position)
-        if loader.seed_per_sample and CORE:
+            self._allowed = position.allowed = ErrorsAllowed(loader, options, position)
+        if options.seed_per_sample and CORE:
             self._seeded = SeededFetcher(
                 self._dataset_fetcher, position.ranks.for_seeds(), self._tolerant
             )

@@ -96,7 +96,7 @@ def _contents(value: Any, whole: bool) -> Any:
     try:
         if not whole and value.nbytes > MOST_BYTES:
             return version
-        return version, zlib.crc32(np.ascontiguousarray(value).view(np.uint8))
+        return version, zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
     except Exception:  # on a device, sparse, or of objects
         return version
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..option_values import option
 from ..progress import Progress
 from ..seeding.order_generators import batch_size_of, sampler_of
 from ..stateful import Pace, is_stateful, tell
@@ -84,8 +85,8 @@ class SamplerStates:
             self._used
             and unit == "batch"
             and not ahead
-            and loader.on_error != "replace"
-            and (loader.num_workers == 0 or loader.scheduling != "static")
+            and option(loader, "on_error") != "replace"
+            and (loader.num_workers == 0 or option(loader, "scheduling") != "static")
         )
         self.start: dict[str, Any] | None = None  # of a state, until its epoch has begun
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..option_values import option
+
 #: how samplers spell (number of ranks, own rank): torch and what derives from it, MMEngine
 _OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"))
 #: Accelerate's and Transformers' shards, which deal whole batches
@@ -68,7 +70,7 @@ def ranks_of(loader: Any) -> Ranks:
         ValueError: seed_rank is not among the ranks that the sampler deals to.
     """
     ranks = _of_sampler(loader) or _of_process()
-    chosen = loader.seed_rank
+    chosen = option(loader, "seed_rank")
     if chosen is None:
         return ranks
     if ranks.world > 1 and ranks.dealt and chosen >= ranks.world:

@@ -24,6 +24,7 @@ from .. import _core
 from .._core import Task
 from ..dataset_calls import behind_subsets, by_sample, fetches_batches, offered
 from ..errors import Failure, native_impossible
+from ..option_values import option
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
@@ -71,7 +72,7 @@ def why_not(loader: Any) -> str | None:
         return seen
     if loader.multiprocessing_context is not None:
         return "multiprocessing_context asks for processes"
-    if loader.scheduling == "static":
+    if option(loader, "scheduling") == "static":
         return "scheduling='static' needs the random streams of processes"
     reason: str | None = loader._why_torch()
     return reason
@@ -133,9 +134,10 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
         ValueError: worker_type="native", and they cannot.
         MemoryError: there is none for a pipeline.
     """
-    if loader.worker_type in ("process", "thread"):
+    worker_type = option(loader, "worker_type")
+    if worker_type in ("process", "thread"):
         return None
-    if loader.worker_type is None and loader.max_retries > 1:
+    if worker_type is None and option(loader, "max_retries") > 1:
         return None  # workers that can be killed, and samples that are tried again
     reason, cause = why_not(loader), None
     if reason is None:
@@ -148,7 +150,7 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
             raise
         except Exception as error:  # with process workers it comes from the samples
             reason, cause = f"the dataset's native_pipeline() failed: {error}", error
-    if loader.worker_type == "native":
+    if worker_type == "native":
         raise ValueError(native_impossible(reason)) from cause
     return None
 
@@ -162,7 +164,7 @@ def _opened(loader: Any, dataset: Any) -> Offer | str:
     if isinstance(indices, str):
         return indices
     if keying == _KEYED_BY_SAMPLE:
-        if loader.seed_per_sample is False:
+        if option(loader, "seed_per_sample") is False:
             return "with seed_per_sample=False nothing gives its samples their keys"
         hook = offered(dataset, "seed_sample")
     leaves: list[tuple[Any, ...]] = []

@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._notes import Notes
+from ..option_values import option
 from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
 from . import grace, library_threads, worker_info
 from .job import Job, Memory
@@ -37,19 +38,19 @@ def why_not(loader: Any) -> str | None:
             "its dataset is iterable: threads would share the one object that each worker goes "
             "through by itself. Use worker_type='process'"
         )
-    if loader.scheduling == "static":
+    if option(loader, "scheduling") == "static":
         return (
             "scheduling='static' needs the random streams of processes. Use "
             "scheduling='balanced'"
         )
     if loader.multiprocessing_context is not None:
         return "multiprocessing_context asks for processes. Leave one of the two out"
-    if loader.max_retries > 1:
+    if (retries := option(loader, "max_retries")) > 1:
         return (
-            f"max_retries={loader.max_retries} has no effect: a thread cannot be killed, and its "
-            "samples are not tried again. Leave it out"
+            f"max_retries={retries} has no effect: a thread cannot be killed, and its samples are "
+            "not tried again. Leave it out"
         )
-    if loader.seed_per_sample and not find_of(loader.dataset, loader.collate_fn).hooks:
+    if option(loader, "seed_per_sample") and not find_of(loader.dataset, loader.collate_fn).hooks:
         return (
             "seed_per_sample=True needs a dataset with seed_sample(seed): threads share the "
             "generators of random, NumPy and torch, which cannot be seeded for each"
