@@ -22,6 +22,8 @@ import functools
 from collections import deque
 from typing import Any
 
+import torch
+
 from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
@@ -111,8 +113,8 @@ class Prefetcher:
                 most = 1
             if not queue:
                 self._append(self.receiver.receive())
-            while 0 < len(queue) < most and self.receiver.more() and self._append_ahead():
-                pass
+            if 0 < len(queue) < most:
+                self._receive_ahead(most)
             if not queue:
                 return None
             self._send_off(queue[0])
@@ -155,6 +157,20 @@ class Prefetcher:
         if isinstance(data, Raised):
             raise data.error
         return what, data
+
+    def _receive_ahead(self, most: int) -> None:
+        """Receives what is complete, in torch's default modes: a later next() may be called outside of
+        the inference mode, or with the gradients, that this one is called in. Tensors that are made
+        in the default modes serve in any."""
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.enable_grad():
+                self._append_most(most)
+        else:
+            self._append_most(most)
+
+    def _append_most(self, most: int) -> None:
+        while len(self.queue) < most and self.receiver.more() and self._append_ahead():
+            pass
 
     def _append_ahead(self) -> bool:
         try:

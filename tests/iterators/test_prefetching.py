@@ -122,6 +122,29 @@ def test_they_are_handed_out_without_python() -> None:
     assert firsts(iterator) == list(range(8, BATCH * BATCHES, BATCH))
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_batches_received_ahead_serve_in_any_mode(mode: Any) -> None:
+    """The modes of the next() that received them are not those of the next() that gives them."""
+    iterator = second(make(Numbers()))
+    complete(iterator, WINDOW)
+    modes, receive = [], iterator._receiver.receive
+
+    def noting(**options: Any) -> Any:
+        modes.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return receive(**options)
+
+    iterator._receiver.receive = noting
+    with mode():
+        first = next(iterator)
+        assert not torch.is_grad_enabled()
+    assert modes == [(mode is torch.inference_mode, False)] + [(False, True)] * (AT_A_TIME - 1)
+    assert first.is_inference() == (mode is torch.inference_mode)
+    weight = torch.ones(1, requires_grad=True)
+    for _ in range(AT_A_TIME - 1):
+        batch = next(iterator)
+        (weight * batch).sum().backward()  # an inference tensor cannot be saved for that
+
+
 def test_a_class_that_fails_in_the_trainer_costs_its_batch_and_no_other() -> None:
     loader = make(Rows())
     iterator, got, failed = iter(loader), [], []
