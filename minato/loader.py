@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
+from ._dynamo import eager
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
 from .dataset_calls import attribute
@@ -171,6 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
 
+    @eager
     def __init__(
         self,
         dataset: Dataset[_T_co],
@@ -245,11 +247,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options.check_effect(self)
 
+    @eager
     def __repr__(self) -> str:
         """The dataset and its length, how it is cut into batches, the workers, and what is not
         the default of minato's own options. Whatever state the loader is in."""
         return described(self)
 
+    @eager
     def set_epoch(self, epoch: int) -> None:
         """Tells sampler, batch sampler and dataset of a new epoch, where they have
         ``set_epoch``; copies of the dataset in persistent workers hear of it, too.
@@ -268,6 +272,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 told.append(part)
         memo.user_epoch = epoch + 1
 
+    @eager
     def state_dict(self) -> dict[str, Any]:
         """Where the latest iterator stands, counted by what was handed to the caller.
 
@@ -311,6 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         balanced = self.num_workers > 0 and option(self, "scheduling") != "static"
         return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
+    @eager
     def load_state_dict(self, state: dict[str, Any], strict: bool | None = None) -> None:
         """The next iterator goes on where ``state`` was taken, in any process.
 
@@ -376,10 +382,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 stacklevel=2,
             )
 
+    @eager
     def stats(self) -> dict[str, Any]:
         """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
         return collect(self)
 
+    @eager
     def _get_iterator(self) -> Any:
         with memo_of(self).until_begun(self):
             return self._new_iterator()

@@ -10,6 +10,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
+from ._dynamo import eager
 from .loader import DataLoader, torchs_iterator
 from .option_values import RECORD, record
 from .options import Options
@@ -96,6 +97,7 @@ class Patch:
         self.undo()
 
 
+@eager
 def _get_iterator(loader: Any) -> Any:
     """Of a loader of torch's class. It keeps its options, which persistent workers ask for in
     each epoch, also after the patch has been undone."""
@@ -111,6 +113,7 @@ def _taking_options(init: Any) -> Any:
     given = inspect.signature(DataLoader).parameters
     options = [given[field.name] for field in fields(Options)]
 
+    @eager
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         takes = options if _torch.active else []  # a library may have kept this function

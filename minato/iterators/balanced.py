@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .._dynamo import eager
 from ..dataset_calls import fetches_batches
 from ..errors import Failure
 from ..option_values import option
@@ -203,6 +204,7 @@ class BalancedIterator(MinatoIterator):
 
     _looked_at_init = False  # once a worker has made a batch
 
+    @eager
     def _next_data(self) -> Any:
         if not self._looked_at_init and self._position.progress.count:
             self._looked_at_init = True

@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from .. import _core
+from .._dynamo import eager
 from ..device.copy_thread import DeviceStage
 from ..device.operators import split
 from ..device.pinned import Pinner
@@ -239,6 +240,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     # ---- an epoch ----------------------------------------------------------------------------
 
+    @eager
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """torch's, of the first epoch, and of the others of an iterator that persists."""
         memo = memo_of(loader)
@@ -262,6 +264,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     # ---- next() ------------------------------------------------------------------------------
 
+    @eager
     def _next(self) -> Any:
         """torch's __next__ without the range that it marks for profilers: where none listens
         that would be a good part of a small batch's time. mn_delivery.c decides between them."""
@@ -301,6 +304,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 data.reraise()
         return data
 
+    @eager
     def _shutdown_workers(self) -> None:
         self._grant(0)
         if self._supervisor is not None:

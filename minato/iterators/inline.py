@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from .._dynamo import eager
 from .._not_linux import CORE
 from ..dataset_calls import ByItem, hands_on_batches, warn_of_batches_handed_on
 from ..device.copies import Copier
@@ -137,6 +138,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._found = progress.generators
         position.memo.progress = progress
 
+    @eager
     def __del__(self) -> None:
         """The loader may be asked yet where it has left the epoch, and the dataset's own iterator
         goes with this one."""
@@ -211,6 +213,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._spares is not None:
             self._spares.passed(index)
 
+    @eager
     def _next_data(self) -> Any:
         """What an interrupt takes was not delivered: a state goes on with it, though this
         iterator goes on behind it. Once it does, what an iterable dataset gave for it is lost."""

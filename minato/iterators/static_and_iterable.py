@@ -13,6 +13,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .._core import Block, Epoch
+from .._dynamo import eager
 from ..dataset_calls import warn_of_batches_handed_on
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
@@ -110,6 +111,7 @@ class StaticIterator(MinatoIterator):
         self._markers.clear()
         self._start_workers(loader, self._supervisor)
 
+    @eager
     def _next_data(self) -> Any:
         """torch's. Batches that an earlier process delivered are made again and thrown away,
         where the random streams and places of these workers come no other way."""
