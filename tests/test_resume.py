@@ -1072,6 +1072,43 @@ def test_every_sample_knows_the_epoch(kind: str, persistent: bool, scheduling: s
         assert told(rows(loader)) == {epoch}
 
 
+class HandsOn(torch.utils.data.Dataset):
+    """Has nothing of its own, but for samples."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # where it is unpickled
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_wrapped_datasets_in_persistent_workers_hear_of_epochs(
+    method: str, scheduling: str, depth: int
+) -> None:
+    data: Any = Big()
+    for _ in range(depth):
+        data = HandsOn(data)
+    loader = minato.DataLoader(
+        data, num_workers=1, persistent_workers=True, scheduling=scheduling,
+        multiprocessing_context=method,
+    )  # fmt: skip
+    assert flat_ints(loader) == [0] * 4
+    for epoch in (3, 1):
+        loader.set_epoch(epoch)
+        assert data.epoch == epoch and flat_ints(loader) == [epoch] * 4
+
+
 def test_samplers_hear_of_the_epoch() -> None:
     loader = make("distributed", persistent_workers=True)
     orders = []

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Task
-from ..dataset_calls import by_sample, fetches_batches, offered
+from ..dataset_calls import by_sample, fetches_batches
 from ..errors import Failure
 from ..seeding import init_states
 from ..seeding.order_generators import put_global
@@ -332,12 +332,15 @@ class Runner:
         except Exception as error:
             return FAILED, self._failure(error), *self.row
 
-    def tell_epoch(self, tell: Callable[[int], Any], dataset: Any, epoch: int) -> Any:
-        """Tells the dataset of the epoch that begins. What gives that epoch's samples: the dataset,
-        or what raises the error of its set_epoch at each of them."""
+    def tell_epoch(self, dataset: Any, epoch: int) -> Any:
+        """Tells the job's dataset, where it has set_epoch, of the epoch that begins. What gives that
+        epoch's samples: dataset, or what raises the error of set_epoch at each of them."""
         self.epoch_failure = None
         try:
-            tell(epoch)
+            # As the loader asks for it: a dataset may hand it on by __getattr__.
+            tell = getattr(self.job.dataset, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
         except Exception as error:
             self.epoch_failure = Failure.of(error, self.where)
             self.epoch_failure.note = (
@@ -440,7 +443,6 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
     """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
     dataset this is, which was told of the epoch."""
     dataset = by_sample(job.dataset, job.auto_collation)
-    tell = None if thread else offered(job.dataset, "set_epoch")
     worker = _core.Worker(
         job.memory.segment,
         number,
@@ -448,7 +450,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         runner.seeder,
         open_layout,
         _load_index,
-        None if tell is None else partial(runner.tell_epoch, tell, dataset),
+        None if thread else partial(runner.tell_epoch, dataset),
         job.user_epoch,
         runner.tolerant is not None,
         thread,
