@@ -395,6 +395,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _new_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
+        for name in ("num_workers", "prefetch_factor"):  # torch takes integers of any type
+            number = vars(self).get(name)
+            if number is not None and type(number) is not int:
+                vars(self)[name] = operator.index(number)
         options = Options.of(self)  # the constructor has not seen what was set since
         options.check(self.num_workers, self.persistent_workers)
         options.check_effect(self)

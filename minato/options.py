@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
@@ -30,6 +31,10 @@ _STANDARD_CONTEXTS = tuple(
 )
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+#: options that are numbers
+_NUMBERS = ("memory_limit", "max_retries", "straggler_threshold", "max_errors")
 
 
 def parse_bytes(text: int | str) -> int:
@@ -111,6 +116,17 @@ class Options:
     max_errors: int | float
     device: str | int | torch.device | None
     pending_state: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Numbers of NumPy's types become Python's."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, np.generic):
+                vars(self)[name] = value.item()
+        bounds: Any = self.autoscale
+        if isinstance(bounds, (tuple, list)):
+            plain = [n.item() if isinstance(n, np.generic) else n for n in bounds]
+            vars(self)["autoscale"] = tuple(plain) if isinstance(bounds, tuple) else plain
 
     @classmethod
     def of(cls, loader: Any) -> Options:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 import minato
@@ -36,6 +37,16 @@ def test_they_are_read_from_a_loader_as_its_attributes_are_now() -> None:
 @pytest.mark.parametrize("threshold, seconds", [("auto", 0.0), (None, -1.0), (3, 3.0)])
 def test_thresholds_as_the_engine_takes_them(threshold: Any, seconds: float) -> None:
     assert changed(straggler_threshold=threshold).straggler_seconds() == seconds
+
+
+def test_numpy_numbers_count_as_pythons() -> None:
+    ints, floats = np.int64, np.float32
+    given = changed(max_retries=ints(2), memory_limit=ints(1 << 28), autoscale=(ints(1), ints(3)),
+                    straggler_threshold=floats(0.5), max_errors=floats(0.25))  # fmt: skip
+    plain = changed(max_retries=2, memory_limit=1 << 28, autoscale=(1, 3), straggler_threshold=0.5,
+                    max_errors=0.25)  # fmt: skip
+    given.check(2, False)
+    assert repr(given) == repr(plain)
 
 
 def test_bounds_of_the_number_of_workers() -> None:

@@ -49,6 +49,7 @@ from .failures import Amended
 from .max_errors import ErrorsAllowed
 from .position import Position
 from .supervisor import Supervisor
+from .window import per_worker
 
 #: files whose functions may have an iterator among their variables
 _OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)
@@ -103,7 +104,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._dataset = self._split.dataset
         name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
-        self._prefetch_factor = loader.prefetch_factor
+        self._prefetch_factor = per_worker(loader)
         self._in_order = loader.in_order
         if self._num_workers <= 0:
             raise AssertionError(

@@ -26,6 +26,7 @@ from ..workers.executor import Executor
 from .failures import placed
 from .foreign_threads import FirstSamples
 from .position import Position
+from .window import per_worker
 
 #: the state of a worker's entry that may be at work
 READY = 3
@@ -73,7 +74,7 @@ class Supervisor:
         self.served = Served(
             balanced=balanced,
             position=position,
-            window=loader.prefetch_factor * workers,
+            window=per_worker(loader) * workers,
             batch_size=loader.batch_size or 1,
             persistent=bool(loader.persistent_workers),
         )

@@ -17,6 +17,14 @@ LOOK_AHEAD_BATCHES = 128, 512
 LOOK_AHEAD_INDICES = 1 << 17
 #: how often it is decided how far; up to which batch many are drawn at a time, and else how many
 LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
+#: batches in flight for each worker: a larger prefetch_factor would not fit the engine's counters
+MOST_PER_WORKER = 1 << 16
+
+
+def per_worker(loader: Any) -> int:
+    """The loader's prefetch_factor, as far as it makes a difference."""
+    factor: int = loader.prefetch_factor
+    return min(factor, MOST_PER_WORKER)
 
 
 def may_look_ahead(loader: Any) -> bool:
@@ -47,7 +55,7 @@ class Window:
         self.bulk = 1  # drawn at a time beyond the window
         self._costs = costs
         self._costs_known = hinted
-        self._per_worker: int = loader.prefetch_factor
+        self._per_worker = per_worker(loader)
         self._workers: int = loader.num_workers
         self._moves = options.bounds(self._workers)[2] > self._workers
         self._engine: Engine | None = None  # where the number of workers moves

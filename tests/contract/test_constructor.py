@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import multiprocessing
 import os
 import re
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -204,6 +206,27 @@ def test_batch_sampler_replaces_size(loader: Kind) -> None:
 def test_prefetch_defaults_to_two(loader: Kind) -> None:
     assert loader(Numbers(2)).prefetch_factor is None
     assert loader(Numbers(2), num_workers=1).prefetch_factor == 2
+
+
+@pytest.mark.parametrize("as_type", [np.int64, np.uint8, torch.tensor, np.array], ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_integers_of_any_type_are_numbers_of_workers(
+    loader: Kind, workers: int, as_type: Any
+) -> None:
+    options = {"prefetch_factor": as_type(3)} if workers else {}
+    made = loader(list(range(8)), batch_size=4, num_workers=as_type(workers), **options)
+    if not loader.is_torch:
+        json.dumps(made.state_dict())
+    assert [batch.tolist() for batch in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    if not loader.is_torch:
+        made.load_state_dict(json.loads(json.dumps(made.state_dict())))
+        assert len(list(made)) == 2
+
+
+@pytest.mark.parametrize("factor", [2**31, 2**32, 2**63, 2**70])
+def test_a_huge_prefetch_factor_is_a_large_window(own: Kind, factor: int) -> None:
+    made = own(list(range(8)), batch_size=4, num_workers=2, prefetch_factor=factor)
+    assert [batch.tolist() for batch in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_timeout_without_workers_fails_at_iter(loader: Kind) -> None:
