@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+import minato
+
 from .datasets import Listed, Numbers, as_is
 from .support import Failure, Kind, assert_same
 
@@ -486,3 +488,35 @@ def test_batches_are_independent_and_writable(loader: Kind) -> None:
         batch += number
         kept.append(batch)
     assert [batch.unique().tolist() for batch in kept] == [[0], [1], [2]]
+
+
+class WithoutMemory(torch.utils.data.Dataset[torch.Tensor]):
+    """Some samples are tensors of the usual shape that have no memory of their own."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index < 4 or index % 2:
+            return torch.full((3000,), float(index))
+        if self.kind == "zeros":
+            return torch._efficientzerotensor(3000)
+        return torch.zeros(3000, device="meta")
+
+
+@pytest.mark.parametrize("kind", ["zeros", "meta"])
+def test_a_tensor_without_memory_raises_as_in_torch(loader: Kind, kind: str) -> None:
+    """No row is written from it: default_collate decides."""
+    texts = {"zeros": "DispatchKey ZeroTensor", "meta": "meta"}
+    with pytest.raises((RuntimeError, NotImplementedError), match=texts[kind]):
+        list(loader(WithoutMemory(kind), batch_size=2, num_workers=1))
+
+
+def test_threads_stack_a_tensor_without_memory() -> None:
+    made = minato.DataLoader(WithoutMemory("zeros"), batch_size=2, num_workers=1,
+                             worker_type="thread", seed_per_sample=False)
+    want = list(torch.utils.data.DataLoader(WithoutMemory("zeros"), batch_size=2))
+    assert_same(list(made), want)

@@ -336,6 +336,9 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
     if (n->bytes == 0) {
         return 1;
     }
+    if (src == NULL) {
+        return 0; /* zeros or a wrapper without memory of its own: torch itself then decides */
+    }
     int64_t strides[MN_LAYOUT_MAX_DIMS];
     for (int i = 0; !dense && i < n->ndim; i++) {
         strides[i] = t.strides[i] * n->itemsize;
