@@ -9,6 +9,7 @@ state, which lasts until the next iterator.)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,14 +33,22 @@ def default(kind: type, name: str) -> Any:
     return next(vars(one)[name] for one in kind.__mro__ if name in vars(one) and _is_loaders_own(one))
 
 
-def option(loader: Any, name: str) -> Any:
-    """One of minato's options of a loader: as the program has set it, else as the constructor was
-    given it, else the default."""
+def option_values(loader: Any, names: Iterable[str]) -> dict[str, Any]:
+    """minato's options of a loader, by name: as the program has set them, else as the constructor
+    was given them, else the defaults."""
     own, kind = getattr(loader, "__dict__", {}), type(loader)
-    if name in own and _is_loaders_own(kind):
-        return own[name]
-    if name in (known := own.get(RECORD, {})):
-        return known[name]
+    known = own.get(RECORD, {})
+    if _is_loaders_own(kind):
+        known = {**known, **own}
+    return {n: known[n] if n in known else _else_of(loader, kind, n) for n in names}
+
+
+def option(loader: Any, name: str) -> Any:
+    """One of minato's options of a loader."""
+    return option_values(loader, (name,))[name]
+
+
+def _else_of(loader: Any, kind: type, name: str) -> Any:
     return default(kind, name) if has_default(kind, name) else getattr(loader, name)
 
 

@@ -18,7 +18,7 @@ from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
 from .errors import native_impossible, thread_impossible
-from .option_values import default, option, record
+from .option_values import default, option, option_values, record
 
 if CORE:
     from .workers import python_threads
@@ -131,7 +131,7 @@ class Options:
     @classmethod
     def of(cls, loader: Any) -> Options:
         """Of a loader, as its attributes are now."""
-        return cls(**{field.name: option(loader, field.name) for field in fields(cls)})
+        return cls(**option_values(loader, cls.__dataclass_fields__))
 
     def put(self, loader: Any) -> None:
         """Makes them those of a loader."""

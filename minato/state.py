@@ -65,7 +65,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .option_values import option
 from .progress import Progress, length_of
-from .seeding.order_generators import Sources, batch_size_of
+from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, check_can_be_told, plain
 
@@ -193,7 +193,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         )
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
-    state["generators"] = {role: pack(data) for role, data in generators.items()}
+    state["generators"] = {role: pack(portable(data)) for role, data in generators.items()}
     state["costs"] = memo.packed_costs()
     return state
 

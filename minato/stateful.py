@@ -187,6 +187,12 @@ def _is_mt(bits: Any) -> bool:
     return type(bits) is np.random.MT19937
 
 
+def numpy_words() -> bytes:
+    """The words of NumPy's global generator as they lie in memory; empty for one of another kind."""
+    bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    return ctypes.string_at(bits.ctypes.state_address, _MT19937) if _is_mt(bits) else b""
+
+
 class Generators:
     """The global generators of a worker, compared with what they were before its dataset drew.
 
@@ -196,7 +202,7 @@ class Generators:
         self.initial = {**self._torch_and_python(), **self._numpy()}
         # Asking NumPy takes longer than all else, and where nothing is drawn its words stay.
         untouched = self.initial.get("numpy", (b"", 0, 1))[2] == 0  # and no second Gaussian waits
-        self._words = self._numpy_words() if untouched else None
+        self._words = numpy_words() if untouched else None
 
     @staticmethod
     def _torch_and_python() -> dict[str, Any]:
@@ -209,15 +215,10 @@ class Generators:
         name, words, *rest = state
         return {"numpy": (words.tobytes(), *rest)} if name == "MT19937" else {}
 
-    @staticmethod
-    def _numpy_words() -> bytes:
-        bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
-        return ctypes.string_at(bits.ctypes.state_address, _MT19937) if _is_mt(bits) else b""
-
     def drawn(self) -> dict[str, Any]:
         """Those that are not what they were."""
         now = self._torch_and_python()
-        if self._numpy_words() != self._words:
+        if numpy_words() != self._words:
             now.update(self._numpy())
         return {role: state for role, state in now.items() if state != self.initial.get(role)}
 

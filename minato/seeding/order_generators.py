@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,8 +21,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from .._not_linux import CORE
 from ..dataset_calls import attribute
-from ..stateful import is_stateful
+from ..stateful import is_stateful, numpy_words
+
+if CORE:
+    from .._core import Seeder
 
 TORCH_SAMPLERS = (
     torch.utils.data.SequentialSampler,
@@ -43,14 +48,50 @@ def _of_numpy() -> list[Any] | None:
     return held if name == "MT19937" else None  # exchanged by the program: its own business
 
 
+#: what a state begins with that was captured in the form that takes microseconds: each epoch's are,
+#: and JSON is made of those alone that a state_dict() holds
+_QUICK = b"minato, by marshal: "
+
+
+def portable(data: bytes) -> bytes:
+    """A captured state as state_dict() holds it, whatever Python reads that."""
+    if not data.startswith(_QUICK):
+        return data
+    first, *rest = marshal.loads(data[len(_QUICK) :])
+    if isinstance(first, bytes):  # NumPy's words
+        first = np.frombuffer(first, np.uint32).tolist()
+    return json.dumps([first, *rest]).encode()
+
+
+#: of NumPy's global generator: its memory when it was asked last, and its state then
+_numpy_was: tuple[bytes, bytes | None] = b"", None
+
+
+def _numpy_memory() -> bytes:
+    """The words of NumPy's global generator, and all that its RandomState holds beside them."""
+    words = numpy_words() if CORE else b""
+    everybodys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    return words and words + Seeder._peek(everybodys)[object.__basicsize__ :]
+
+
 def _get_numpy() -> bytes | None:
-    held = _of_numpy()
-    return None if held is None else json.dumps([held[0].tolist(), *held[1:]]).encode()
+    global _numpy_was
+    memory, (was, state) = _numpy_memory(), _numpy_was
+    if not memory or memory != was:  # to ask takes 80 us
+        held = _of_numpy()
+        state = None if held is None else _QUICK + marshal.dumps((held[0].tobytes(), *held[1:]))
+        _numpy_was = memory, state
+    return state
 
 
 def _set_numpy(data: bytes) -> None:
-    words, *rest = json.loads(data)
-    np.random.set_state(("MT19937", np.array(words, np.uint32), *rest))
+    if data.startswith(_QUICK):
+        first, *rest = marshal.loads(data[len(_QUICK) :])
+        words = np.frombuffer(first, np.uint32)
+    else:
+        first, *rest = json.loads(data)
+        words = np.array(first, np.uint32)
+    np.random.set_state(("MT19937", words, *rest))
 
 
 def _plain(state: Any) -> Any:
@@ -73,7 +114,7 @@ def _get_state(generator: Any) -> bytes:
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
-        return json.dumps(generator.getstate()).encode()
+        return _QUICK + marshal.dumps(generator.getstate())
     if isinstance(generator, np.random.RandomState):
         return json.dumps(_plain(generator.get_state(legacy=False))).encode()
     return json.dumps(_plain(getattr(generator, "bit_generator", generator).state)).encode()
@@ -83,7 +124,7 @@ def _set_state(generator: Any, data: bytes) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(_tensor(data))
     elif isinstance(generator, random.Random):
-        version, words, gauss = json.loads(data)
+        version, words, gauss = json.loads(portable(data))
         generator.setstate((version, tuple(words), gauss))
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_whole(json.loads(data)))
@@ -121,10 +162,10 @@ def _has_state(generator: Any) -> bool:
     if not isinstance(generator, random.Random):
         return True
     try:
-        _version, words, _gauss = json.loads(_get_state(generator))
+        _version, words, _gauss = generator.getstate()
+        return isinstance(words, (list, tuple)) and {*map(type, words)} == {int}
     except Exception:
         return False
-    return isinstance(words, list)
 
 
 def _is_own(generator: Any) -> bool:
@@ -366,9 +407,7 @@ class Sources:
 
 def fingerprint() -> tuple[Any, ...]:
     """Of the global generators: another one as soon as one of them was drawn from."""
-    held = _of_numpy()
-    numpy = None if held is None else [held[0].tobytes(), *held[1:]]
-    return _get_state(torch.default_generator), _PYTHON.getstate(), numpy
+    return _get_state(torch.default_generator), _PYTHON.getstate(), _get_numpy()
 
 
 def all_global() -> dict[str, bytes]:
