@@ -38,6 +38,7 @@ def prepare(job: Job, number: int) -> None:
     library_threads.limit(job.one_thread)
     if job.notes is not None:
         job.notes.show_stack_at_signal()
+        os.register_at_fork(after_in_child=job.notes.close)  # what a sample starts has no use for it
     base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
     seed = base_seed + number
     random.seed(seed)
