@@ -101,10 +101,6 @@ class BalancedIterator(MinatoIterator):
             shape.doubt()
         return shape
 
-    def _start_first(self, loader: Any) -> None:
-        assert self._supervisor is not None
-        self._start_workers(loader, self._supervisor)
-
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         super()._start_workers(loader, supervisor)
         receiver, engine = self._receiver, supervisor.engine

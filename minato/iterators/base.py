@@ -121,8 +121,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             loader, options, position, balanced=self._balanced
         )
         self._compose(loader, supervisor)
-        self._owner = os.getpid()
-        self._reset(loader, first_iter=True)
+        with memo.until_begun(loader):
+            self._begin(loader, True)
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         """Makes the parts of this kind, before there are workers."""
@@ -130,13 +130,23 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
         copied = isinstance(supervisor.pool, Pool) and self._persistent_workers
-        self._position.dataset_epochs.workers_start(copied, self._options.static)
+        options = self._options
+        self._position.dataset_epochs.workers_start(
+            copied, options.static, options.prefetch_next_epoch
+        )
         if self._pin_memory or self._provider is not None:
             try:
                 self._start_pinner(supervisor)
             except BaseException:
                 self._shutdown_workers()
                 raise
+
+    def _start_first(self, loader: Any) -> None:
+        """The workers of a new iterator. One that could not start them belongs to no process, and
+        is made anew if it is asked again."""
+        assert self._supervisor is not None
+        self._start_workers(loader, self._supervisor)
+        self._owner = os.getpid()
 
     def _start_pinner(self, supervisor: Supervisor) -> None:
         if self._pinner is not None:
@@ -247,8 +257,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         memo = memo_of(loader)
         with memo.until_begun(loader):
             if self._owner == os.getpid() and not self._shutdown:
-                ranks = self._position.ranks if first_iter else ranks_of(loader)
-                if memo is self._position.memo and ranks == self._position.ranks:
+                if memo is self._position.memo and ranks_of(loader) == self._position.ranks:
                     self._begin(loader, first_iter)
                     return
                 # These workers belong to the loader that this one is a copy of, or seed the

@@ -68,7 +68,7 @@ class StaticIterator(MinatoIterator):
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         if first_iter:
-            self._start_workers(loader, self._supervisor)
+            self._start_first(loader)
         self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
