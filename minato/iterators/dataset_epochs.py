@@ -32,14 +32,15 @@ class DatasetEpochs:
 
     def __init__(self, loader: Any, memo: Memo) -> None:
         self._dataset, self._memo = loader.dataset, memo
-        self._copied = self._as_torch = False
+        self._copied = self._as_torch = self._overlap = False
         self._by_loader = self._told = memo.user_epoch
         self._known = epoch_of(self._dataset)
 
-    def workers_start(self, copied: bool, as_torch: bool) -> None:
+    def workers_start(self, copied: bool, as_torch: bool, overlap: bool) -> None:
         """copied: each has the dataset as it is now, and keeps it for more than one epoch.
-        as_torch: they are to make what torch's make, which would not hear of it."""
-        self._copied, self._as_torch = copied, as_torch
+        as_torch: they are to make what torch's make, which would not hear of it. overlap: an epoch
+        may begin while the one before it ends, of which copies are told again then."""
+        self._copied, self._as_torch, self._overlap = copied, as_torch, overlap
         self._by_loader = self._told = self._memo.user_epoch
         self._known = epoch_of(self._dataset)
 
@@ -51,10 +52,12 @@ class DatasetEpochs:
         self._known = now
         if user_epoch != self._by_loader:
             self._by_loader = self._told = user_epoch
-        elif self._copied and now is not None and now != known:
+        elif self._copied and now is not None and (
+            now != known or (self._overlap and self._told == 0)
+        ):
             if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
                 self._told = now[1] + 1
-            elif not self._memo.told_of_epoch:
+            elif now != known and not self._memo.told_of_epoch:
                 self._memo.told_of_epoch = True
                 self._hint(*now)
         return self._told
