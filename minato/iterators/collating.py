@@ -46,7 +46,7 @@ class CollatesHere:
         except Exception as error:
             where = f"in DataLoader worker process {worker}"
             reason = why(samples, by_index(place[1])) if is_default_collate(self.collate_fn) else ""
-            failure = Failure.of(error, f"{where} ({reason})" if reason else where)
+            failure = Failure.of(error, f"{where}. minato: {reason}" if reason else where)
             failure.note = note(*place)
             return failure
         if layout is not None:

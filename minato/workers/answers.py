@@ -85,7 +85,7 @@ def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
                 _utils.collate.default_collate([sample])
             except Exception as error:
                 reason = why([sample], lambda _: "this sample")
-                return row, ERROR, Failure.of(error, f"{where} ({reason})" if reason else where)
+                return row, ERROR, Failure.of(error, f"{where}. minato: {reason}" if reason else where)
     failure.note = (
         "minato: samples of a batch may be made by several workers, which send them to be "
         "collated, and one cannot be pickled. Return plain values, arrays or tensors, or give the "

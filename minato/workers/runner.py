@@ -298,7 +298,7 @@ class Runner:
         return failure
 
     def _failure(self, error: BaseException) -> Failure:
-        where, self.reason = f"{self.where} ({self.reason})" if self.reason else self.where, ""
+        where, self.reason = f"{self.where}. minato: {self.reason}" if self.reason else self.where, ""
         return error.failure if isinstance(error, Fatal) else Failure.of(error, where)
 
     def batch(self, task: Task) -> Answer:
