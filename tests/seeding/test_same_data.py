@@ -495,6 +495,29 @@ def test_a_sample_fails_by_its_own_seeds_alone(collate):
     assert runs[0] == runs[1] == runs[2] and 0 < sum(type(r) is str for r in runs[0]) < 40
 
 
+class TableOfEpoch(Tables):
+    """Builds another table in each epoch."""
+
+    def set_epoch(self, epoch):
+        self.tables["one"] = [self.draw(self.rng) for _ in range(3)]
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+def test_a_table_of_an_epoch_is_the_same_in_every_worker():
+    runs = []
+    for workers in (1, 3):
+        loader = make(workers, dataset=TableOfEpoch("numpy"), persistent_workers=True)
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            rows = torch.cat(list(loader))
+            assert len(rows[:, 2:].unique(dim=0)) == 1
+            runs.append(rows)
+    assert all(map(torch.equal, runs[:3], runs[3:]))
+
+
 # ---- what a collate_fn holds ----------------------------------------------------------------
 
 

@@ -46,6 +46,9 @@ mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint
                      uint64_t position, uint32_t domain)
 {
     uint64_t block = domain == MN_SEED_SAMPLE ? share->block : 1;
+    if (domain == MN_SEED_SET_EPOCH) {
+        return mn_seed_key_make(base_seed, epoch, position, domain); /* alike on every rank */
+    }
     if (share->world == 0) {
         base_seed ^= mix64(share->rank); /* mix64(0) is 0 */
     }

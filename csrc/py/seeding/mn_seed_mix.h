@@ -38,11 +38,12 @@
 #define MN_SEED_MT_WORDS 624
 
 /* What a seed is for, so that no two draws share one. minato/workers/fetching.py has the
- * same numbers. */
+ * same numbers of the first three. */
 enum mn_seed_domain {
     MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order */
     MN_SEED_GETITEMS = 1, /* position: the batch's number */
     MN_SEED_COLLATE = 2,  /* the same */
+    MN_SEED_SET_EPOCH = 3, /* position: what the dataset is told of its epoch */
 };
 
 struct mn_seed_key {

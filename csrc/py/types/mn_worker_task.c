@@ -276,8 +276,9 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
 }
 
-/* A dataset that has set_epoch hears of a new epoch before its first sample, and samples are made
- * by what set_epoch returns: the dataset, or what raises in its place. 0 or -1. */
+/* A dataset that has set_epoch hears of a new epoch before its first sample, with the same seeds in
+ * each worker: its generators are in the state that some sample has left. Samples are made by what
+ * set_epoch returns: the dataset, or what raises in its place. 0 or -1. */
 static int
 tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
@@ -285,6 +286,11 @@ tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
         return 0;
     }
     o->user_epoch = b->user_epoch;
+    if (b->seeded && o->seeder != Py_None
+        && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->user_epoch,
+                          MN_SEED_SET_EPOCH) < 0) {
+        return -1;
+    }
     PyObject *r = PyObject_CallFunction(o->set_epoch, "K", (unsigned long long)b->user_epoch - 1);
     if (r == NULL) {
         return -1;
