@@ -145,14 +145,15 @@ class Does(Dataset):
 
 
 class Decodes(Dataset):
-    """Decodes each sample into the same file of a folder that it makes where it is unpickled."""
+    """Decodes each sample into the same file of a folder that it makes where it is unpickled. What
+    it reads there is wrong in a process that has not made the folder: others write to it, too."""
 
     def __init__(self, length: int) -> None:
         self.length = length
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder, self.made_by = tempfile.TemporaryDirectory(), os.getpid()
 
     def __len__(self) -> int:
         return self.length
@@ -161,9 +162,8 @@ class Decodes(Dataset):
         path = os.path.join(self.folder.name, "decoded")
         with open(path, "w") as file:
             file.write(str(index))
-        os.sched_yield()
         with open(path) as file:
-            return index, int(file.read() or -1)
+            return index, int(file.read()) if self.made_by == os.getpid() else -1
 
 
 class Plain(Dataset):
