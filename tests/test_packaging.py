@@ -34,7 +34,7 @@ WRITABLE = re.compile(
       | (mn_)?\w+_module(_def)?
       | \w*numpy_api\w* | \w*PyArray_\w+
       | mn_assert_hook | mn_fault_hook
-      | mn_guard_\w+  # of a signal's handler, which is the process's
+      | mn_guard_\w+ | mn_filters  # of signals' handlers, which are the process's
       | mn_proc_known  # and so is its own number,
       | mn_lifelines  # and the pipes that its forks close
       | completed\.\d+ | __\w+ | _DYNAMIC | _GLOBAL_OFFSET_TABLE_ | _edata | _end

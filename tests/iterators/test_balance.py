@@ -579,12 +579,15 @@ class TestNextEpochEarly:
         assert found[0] == found[1]
 
     def test_what_the_epoch_after_a_short_one_raises_is_raised_in_its_turn(self):
-        sampler = Breaks(4, "when it begins", OSError)
+        class Short(Breaks):
+            """Breaks by its class: a change of its own attributes would be planned anew for."""
+
+        sampler = Short(4, "when it begins", OSError)
         loader = make(Counting(4), prefetch_next_epoch=True, sampler=sampler, batch_size=2,
                       **self.options(shuffle=None))  # fmt: skip
         it = iter(loader)
         assert loader._iterator._planner.next_epoch.early.progress.generators is not None
-        sampler.broken = True
+        Short.broken = True
         for _ in range(2):
             assert sorted(sum((batch.tolist() for batch in it), [])) == list(range(4))
             if sampler.begun == 2:
