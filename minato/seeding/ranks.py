@@ -111,7 +111,8 @@ def _parts(loader: Any) -> Iterator[tuple[Any, bool]]:
 
 def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
     for world_name, rank_name in (*_OF_SAMPLERS, _OF_SHARDS):
-        world, rank = _number(part, world_name), _number(part, rank_name)
+        world = _number(part, world_name)
+        rank = None if world is None else _number(part, rank_name)
         if world is None or rank is None or not 0 <= rank < world:
             continue
         block = None
@@ -133,7 +134,7 @@ def _attribute(part: Any, name: str) -> Any:
 
 def _number(part: Any, name: str) -> int | None:
     value = _attribute(part, name)
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     try:
         return operator.index(value)
@@ -147,9 +148,10 @@ def _of_process(environ: Mapping[str, str] = os.environ) -> Ranks:
         rank, world = distributed.get_rank(), distributed.get_world_size()
         return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
     for world_name, rank_name in _OF_LAUNCHERS:
-        texts = environ.get(world_name, "").strip(), environ.get(rank_name, "").strip()
-        if all(text.isdecimal() for text in texts):
-            world, rank = map(int, texts)
+        world_text = environ.get(world_name, "").strip()
+        rank_text = environ.get(rank_name, "").strip() if world_text.isdecimal() else ""
+        if rank_text.isdecimal():
+            rank, world = int(rank_text), int(world_text)
             if world > 1 and rank < world:
                 return Ranks(rank, world, None)
             if world == 1:
