@@ -208,7 +208,7 @@ def test_prefetch_defaults_to_two(loader: Kind) -> None:
     assert loader(Numbers(2), num_workers=1).prefetch_factor == 2
 
 
-@pytest.mark.parametrize("as_type", [np.int64, np.uint8, torch.tensor, np.array], ids=str)
+@pytest.mark.parametrize("as_type", [np.int64, np.uint8, torch.tensor, np.array], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_integers_of_any_type_are_numbers_of_workers(
     loader: Kind, workers: int, as_type: Any

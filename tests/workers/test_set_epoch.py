@@ -40,7 +40,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_set_epoch_error_in_worker_is_raised(options: dict[str, Any]) -> None:
     raises_in_its_epoch(Epochs(), options)
 
