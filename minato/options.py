@@ -34,7 +34,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 #: options that are numbers
-_NUMBERS = ("memory_limit", "max_retries", "straggler_threshold", "max_errors")
+_NUMBERS = ("seed_rank", "memory_limit", "max_retries", "straggler_threshold", "max_errors")
 
 
 def parse_bytes(text: int | str) -> int:

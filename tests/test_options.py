@@ -41,9 +41,11 @@ def test_thresholds_as_the_engine_takes_them(threshold: Any, seconds: float) -> 
 
 def test_numpy_numbers_count_as_pythons() -> None:
     ints, floats = np.int64, np.float32
-    given = changed(max_retries=ints(2), memory_limit=ints(1 << 28), autoscale=(ints(1), ints(3)),
+    given = changed(max_retries=ints(2), seed_rank=ints(1), memory_limit=ints(1 << 28),
+                    autoscale=(ints(1), ints(3)),
                     straggler_threshold=floats(0.5), max_errors=floats(0.25))  # fmt: skip
-    plain = changed(max_retries=2, memory_limit=1 << 28, autoscale=(1, 3), straggler_threshold=0.5,
+    plain = changed(max_retries=2, seed_rank=1, memory_limit=1 << 28, autoscale=(1, 3),
+                    straggler_threshold=0.5,
                     max_errors=0.25)  # fmt: skip
     given.check(2, False)
     assert repr(given) == repr(plain)
