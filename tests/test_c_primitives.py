@@ -536,15 +536,12 @@ MUTANTS = {
         "csrc/os/mn_memfd.c", "            (void)close(fd);\n", "", "mn_memfd"),
     "proc: a child takes itself for its parent": Mutant(
         "csrc/os/mn_proc.c", "pthread_atfork(NULL, NULL, mn_proc_note_self)", "0", "mn_proc"),
-    "headless counts as dead": Mutant(
-        "csrc/os/mn_proc.c", " && st->threads <= 1", "", "mn_proc"),
     "zombie counts as alive": Mutant(
-        "csrc/os/mn_proc.c", "(st->state == 'Z' && st->threads <= 1)", "0", "mn_proc"),
-    "kill forgets the start time": Mutant(
-        "csrc/os/mn_proc.c", "int rc = mn_proc_alive(pid, start);\n    if (rc == 1)",
-        "int rc = 1;\n    if (rc == 1)", "mn_proc"),
-    "name ends at the first parenthesis": Mutant(
-        "csrc/os/mn_proc.c", "strrchr(text, ')')", "strchr(text, ')')", "mn_proc"),
+        "csrc/os/mn_proc.c", "int rc = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;", "int rc = 1;",
+        "mn_proc"),
+    "kill reaches a zombie": Mutant(
+        "csrc/os/mn_proc.c", "bool lives = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;",
+        "bool lives = true;", "mn_proc"),
     "forks: a child keeps what others fork with": Mutant(
         "csrc/os/mn_forks.c", "if (f->mapping != NULL && f != own)", "if (0)", "mn_forks"),
     "forks: a thread ends another's": Mutant(
