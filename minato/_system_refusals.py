@@ -15,7 +15,7 @@ log = logging.getLogger("minato")
 NOT_STARTED = 1000
 
 _ADVICE = {
-    errno.EMFILE: "Every iterator with workers holds five descriptors, and three more while it "
+    errno.EMFILE: "Every iterator with workers holds six descriptors, and three more while it "
     "starts: raise the limit (`ulimit -n`), or let go of iterators that are not used any more.",
     errno.ENFILE: "The whole machine has no descriptor left (sysctl fs.file-max).",
     errno.EAGAIN: "The limit on processes and threads is reached: raise it (`ulimit -u`, "

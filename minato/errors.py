@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
-from . import _notes
 from ._oom_kills import OomKills
 from ._system_refusals import NOT_STARTED, advice
 
@@ -85,6 +84,12 @@ def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
     return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
 
 
+def _said_by(pid: int) -> str:
+    from . import _notes  # not at import: other systems lack what it needs, and have no workers
+
+    return _notes.said_by(pid)
+
+
 def describe_death(pid: int, status: int) -> str:
     """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
     if status >= DAMAGED:
@@ -100,7 +105,7 @@ def describe_death(pid: int, status: int) -> str:
         number = status - NOT_STARTED
         text = f"A DataLoader worker could not be started: {os.strerror(number)}. "
         return text + advice(number) + (" " if advice(number) else "")
-    if status >= 0 and (said := _notes.said_by(pid)):
+    if status >= 0 and (said := _said_by(pid)):
         return (
             f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. It was "
             f"ended by {said}. "
@@ -125,7 +130,7 @@ def describe_death(pid: int, status: int) -> str:
 
 def never_began(pid: int | None) -> str:
     """Of the process that starts workers and inherits nothing, which ended before it had one."""
-    said = _notes.said_by(pid or 0)
+    said = _said_by(pid or 0)
     why = f"it was ended by {said}" if said else "what it has printed says why"
     return (
         f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "

@@ -72,9 +72,15 @@ LISTED: dict[str, str] = {
         "Only samples have the streams that the test is of.",
     "persistent workers need workers":
         "Torch refuses the two options together.",
+    "not for iterable datasets":
+        "The option is refused for them, which has a test of its own.",
+    "static workers are processes":
+        "The test is of threads.",
     "the same for every kind of loader":
         "It has no loader in it, so once is enough.",
     # what is left to longer runs
+    "takes long, and tells nothing else":
+        "To start an interpreter takes seconds; one end of a worker is tested with each start method.",
     "one of many alike: set MINATO_STRESS_SECONDS":
         "The rest of the table takes minutes and is run by make stress.",
 }

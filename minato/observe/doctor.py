@@ -22,7 +22,7 @@ from .variables import ALL
 MiB, GiB = 1 << 20, 1 << 30
 
 #: descriptors of an iterator that starts, and how many iterators a program may well have at once
-DESCRIPTORS, ITERATORS = 8, 8
+DESCRIPTORS, ITERATORS = 9, 8
 #: for what a program opens itself: files, sockets, pipes
 OWN_DESCRIPTORS = 128
 #: memory for batches with which loading is no fun any more

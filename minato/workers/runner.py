@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Task
-from ..dataset_calls import by_sample, fetches_batches
+from ..dataset_calls import attribute, by_sample, fetches_batches
 from ..errors import Failure
 from ..seeding import init_states
 from ..seeding.order_generators import put_global
@@ -338,7 +338,7 @@ class Runner:
         self.epoch_failure = None
         try:
             # As the loader asks for it: a dataset may hand it on by __getattr__.
-            tell = getattr(self.job.dataset, "set_epoch", None)
+            tell = attribute(self.job.dataset, "set_epoch")
             if callable(tell):
                 tell(epoch)
         except Exception as error:

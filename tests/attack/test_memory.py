@@ -252,12 +252,13 @@ def test_two_hundred_half_read_loaders(seed):
 
 def test_live_persistent_loaders():
     """Each costs a handful of descriptors, and gives them back."""
+    list(make(Noisy(16)))  # the first fork ends the program's threads of OpenMP
     before = resources()
     loaders = [make(Noisy(16), persistent_workers=True) for _ in range(15)]
     for loader in loaders:
         assert len(list(loader)) == 4
     now = resources()
-    assert now["fds"] - before["fds"] <= 15 * 5
+    assert now["fds"] - before["fds"] <= 15 * 6
     assert now["threads"] - before["threads"] <= 15 * 2
     for loader in loaders:
         assert len(list(loader)) == 4

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import minato
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.position import Position
 from minato.state import opened, state_of
@@ -79,7 +80,7 @@ def test_streams_of_an_iterable_dataset_are_counted_by_worker() -> None:
         def __iter__(self) -> Any:
             return iter(range(4))
 
-    loader: Any = torch.utils.data.DataLoader(Stream(), num_workers=2)
+    loader: Any = minato.DataLoader(Stream(), num_workers=2)
     progress = position_of(loader).progress
     progress.delivered(0, worker=1)
     assert progress.by_worker == [0, 1] and progress.count == 1
