@@ -14,7 +14,7 @@
 #include <sys/types.h>
 
 /* Puts a filter before what the process does of the signal now: that is still done if `trainer`,
- * the parent or this process sends it. Whoever sets another handler later replaces the filter.
+ * the parent or this process sends it. A handler that is set later replaces the filter.
  * For a thread that no other one does the same beside. 0, or a negative errno. */
 int
 mn_signal_filter(int number, pid_t trainer);

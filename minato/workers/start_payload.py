@@ -314,7 +314,7 @@ _lock = threading.Lock()
 
 
 def _forked() -> None:
-    """Whoever holds it is not there."""
+    """The thread that holds it does not exist here."""
     global _lock
     _lock = threading.Lock()
 

@@ -50,7 +50,7 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 int
 mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share);
 
-/* Looks, after a sample was made, whether it has made a generator that nobody has seeded yet, or
+/* Looks, after a sample was made, whether it has made a generator that is not seeded yet, or
  * has drawn from one that was left as it was. seeder must be a Seeder (unchecked). 1: it is seeded
  * from now on, the sample is to be seeded and made again, and this to be asked again; 0: no; -1
  * with an exception. */
