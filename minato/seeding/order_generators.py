@@ -258,11 +258,8 @@ def _told_of_epochs(loader: Any) -> Any:
     """The sampler, or batch sampler, that ``set_epoch`` tells the epoch and that keeps it as its
     attribute ``epoch``, as torch's DistributedSampler does; None without one."""
     for part in (loader.batch_sampler, sampler_of(loader)):
-        try:
-            if callable(getattr(part, "set_epoch", None)) and type(part.epoch) is int:
-                return part
-        except Exception:  # no such attribute, or a property that raises
-            continue
+        if callable(attribute(part, "set_epoch")) and type(attribute(part, "epoch")) is int:
+            return part
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..dataset_calls import attribute
 from ..option_values import option
 
 #: how samplers spell (number of ranks, own rank): torch and what derives from it, MMEngine
@@ -103,9 +104,9 @@ def _parts(loader: Any) -> Iterator[tuple[Any, bool]]:
         if part is None:
             return
         yield part, gives_batches
-        inner = _attribute(part, "batch_sampler") if gives_batches else None
+        inner = attribute(part, "batch_sampler") if gives_batches else None
         if inner is None:
-            inner, gives_batches = _attribute(part, "sampler"), False
+            inner, gives_batches = attribute(part, "sampler"), False
         part = inner
 
 
@@ -118,22 +119,15 @@ def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
         block = None
         if gives_batches or world_name == _OF_SHARDS[0]:
             block = _number(part, "batch_size")
-            if block is not None and _attribute(part, "split_batches"):
+            if block is not None and attribute(part, "split_batches"):
                 block //= world  # each batch is cut into one piece a rank
         # Without a size the positions are no real ones, but no two ranks have the same.
         return Ranks(rank, world, block if block is not None and block > 0 else 1)
     return None
 
 
-def _attribute(part: Any, name: str) -> Any:
-    try:
-        return getattr(part, name, None)
-    except Exception:  # a property of the program's that torch would not ask for
-        return None
-
-
 def _number(part: Any, name: str) -> int | None:
-    value = _attribute(part, name)
+    value = attribute(part, name)
     if value is None or isinstance(value, bool):
         return None
     try:
