@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,9 +14,10 @@ _T = TypeVar("_T")
 def attribute(part: Any, name: str) -> Any:
     """An attribute of an object of the program's that torch would not look for; None where it
     has none, or where its property raises."""
-    with contextlib.suppress(Exception):
+    try:
         return getattr(part, name, None)
-    return None
+    except Exception:
+        return None
 
 
 def own_attributes(part: Any) -> Any:

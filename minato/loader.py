@@ -403,7 +403,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options.check(self.num_workers, self.persistent_workers)
         options.check_effect(self)
         if self.num_workers == 0:
-            return InlineIterator(self)
+            return InlineIterator(self, options)
         reason = self._why_torch()
         if reason is not None:
             if options.device is not None and target(options.device).type != "cpu":

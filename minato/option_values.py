@@ -17,10 +17,13 @@ import torch
 #: attribute of a loader: its options by name, as the constructor was given them
 RECORD = "_minato_options"
 
+#: of minato's class
+_MODULE = f"{__package__}.loader"
+
 
 def _is_loaders_own(kind: type) -> bool:
     """Whether it is torch's class or minato's, and not one derived from them."""
-    return kind is torch.utils.data.DataLoader or kind.__module__ == f"{__package__}.loader"
+    return kind is torch.utils.data.DataLoader or kind.__module__ == _MODULE
 
 
 def has_default(kind: type, name: str) -> bool:
@@ -38,13 +41,21 @@ def option_values(loader: Any, names: Iterable[str]) -> dict[str, Any]:
     was given them, else the defaults."""
     own, kind = getattr(loader, "__dict__", {}), type(loader)
     known = own.get(RECORD, {})
-    if _is_loaders_own(kind):
-        known = {**known, **own}
-    return {n: known[n] if n in known else _else_of(loader, kind, n) for n in names}
+    first = own if _is_loaders_own(kind) else known
+    found = {}
+    for name in names:
+        if name in first:
+            found[name] = first[name]
+        else:
+            found[name] = known[name] if name in known else _else_of(loader, kind, name)
+    return found
 
 
 def option(loader: Any, name: str) -> Any:
     """One of minato's options of a loader."""
+    own = getattr(loader, "__dict__", {})
+    if name in own and _is_loaders_own(type(loader)):
+        return own[name]
     return option_values(loader, (name,))[name]
 
 

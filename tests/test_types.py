@@ -155,7 +155,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
     package = where / "src" / "minato"
     shutil.copytree(ROOT / "minato", package, ignore=shutil.ignore_patterns("*.so"))
     text = (package / "iterators" / "inline.py").read_text()
-    (package / "iterators" / "_mistaken.py").write_text(text + "\nInlineIterator(None)._number.upper()\n")
+    (package / "iterators" / "_mistaken.py").write_text(text + "\nInlineIterator(None, Options.of(None))._number.upper()\n")
     done = check(
         "mypy", "use.py", "src/minato", "--config-file", "mypy.ini",
         cwd=where, path=where / "src", torch="silent",

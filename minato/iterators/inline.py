@@ -5,6 +5,7 @@ With ``seed_per_sample=True`` it makes what workers would make."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from typing import Any
@@ -43,6 +44,14 @@ if CORE:
     from .max_errors import ErrorsAllowed
 
 
+def _begins_with_next(loader: Any) -> bool:
+    """Whether making the iterator draws nothing but a base seed: the sampler's ``__iter__`` is a
+    generator function, whose code runs at the first ``next()``."""
+    begin = getattr(type(loader._index_sampler), "__iter__", None)
+    code = getattr(begin, "__code__", None)
+    return code is not None and bool(code.co_flags & inspect.CO_GENERATOR)
+
+
 class InlineIterator(_SingleProcessDataLoaderIter):
     """torch's iterator for ``num_workers=0``; samples draw from the program's generators,
     unless ``seed_per_sample=True`` asks for those of workers.
@@ -55,15 +64,16 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     _base_seed: int = BASE_SEED
 
-    def __init__(self, loader: Any) -> None:
-        options = Options.of(loader)
+    def __init__(self, loader: Any, options: Options) -> None:
         memo, provider = memo_of(loader), provider_for(options.device)
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
             if start.get("begun") and position.starts is None:  # else it says itself where it is
                 position.sources.set_dataset(start["generators"])
-            found = position.sources.capture()
+            iterable = loader._dataset_kind == _DatasetKind.Iterable
+            at_once = iterable or not _begins_with_next(loader)
+            found = position.sources.capture() if at_once else {}
             again, snapshot = sum(start.get("delivered_by_worker") or []), Snapshot()
             if position.starts is not None:
                 pickled, again = position.starts[0]
@@ -133,7 +143,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.epoch = start["epoch"]
         if start.get("begun"):
             progress.generators = start["generators"]
-        elif self._dataset_kind == _DatasetKind.Iterable or position.sources.drew(found):
+        elif at_once and (iterable or position.sources.drew(found)):
             progress.generators = found  # and not as they are at the first next()
         self._found = progress.generators
         position.memo.progress = progress

@@ -36,6 +36,9 @@ TORCH_SAMPLERS = (
     torch.utils.data.DistributedSampler,
 )
 
+#: those of torch's samplers that are told of no epoch, and that deal to no ranks
+PLAIN_SAMPLERS = (torch.utils.data.BatchSampler, *TORCH_SAMPLERS[:-1])
+
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -258,7 +261,7 @@ def _told_of_epochs(loader: Any) -> Any:
     """The sampler, or batch sampler, that ``set_epoch`` tells the epoch and that keeps it as its
     attribute ``epoch``, as torch's DistributedSampler does; None without one."""
     for part in (loader.batch_sampler, sampler_of(loader)):
-        if callable(attribute(part, "set_epoch")) and type(attribute(part, "epoch")) is int:
+        if type(part) not in PLAIN_SAMPLERS and callable(attribute(part, "set_epoch")) and type(attribute(part, "epoch")) is int:
             return part
     return None
 

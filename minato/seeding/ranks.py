@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..dataset_calls import attribute
 from ..option_values import option
+from .order_generators import PLAIN_SAMPLERS
 
 #: how samplers spell (number of ranks, own rank): torch and what derives from it, MMEngine
 _OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"))
@@ -88,6 +89,8 @@ def _of_sampler(loader: Any) -> Ranks | None:
     if loader._dataset_kind == _DatasetKind.Iterable:
         return _of_part(loader.dataset, False)
     for part, gives_batches in _parts(loader):
+        if type(part) in PLAIN_SAMPLERS:
+            continue
         ranks = _of_part(part, gives_batches)
         if ranks is not None:
             return ranks
@@ -142,9 +145,11 @@ def _of_process(environ: Mapping[str, str] = os.environ) -> Ranks:
         rank, world = distributed.get_rank(), distributed.get_world_size()
         return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
     for world_name, rank_name in _OF_LAUNCHERS:
-        world_text = environ.get(world_name, "").strip()
-        rank_text = environ.get(rank_name, "").strip() if world_text.isdecimal() else ""
-        if rank_text.isdecimal():
+        try:  # faster than get() where there is none, as in most programs
+            world_text, rank_text = environ[world_name].strip(), environ[rank_name].strip()
+        except KeyError:
+            continue
+        if world_text.isdecimal() and rank_text.isdecimal():
             rank, world = int(rank_text), int(world_text)
             if world > 1 and rank < world:
                 return Ranks(rank, world, None)
