@@ -1,5 +1,6 @@
 """What workers write for the program to read: why one has ended, and where one is.
 
+Also what samples build with the dataset's generators (``seeding/held.py``).
 A file in memory that all processes of a loader have open. A worker that an exception ends (one
 that no sample catches: ``sys.exit()``, an exception below BaseException) appends what it was; and
 at a signal a worker appends the stack of its main thread, also where C code holds the GIL.
@@ -17,9 +18,11 @@ import signal
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any
+
+from .seeding.held import Held
 
 #: of the program to a worker, which writes its stack then. Real-time signals have no other use
 #: that is known, and the last of them least.
@@ -66,8 +69,21 @@ class Notes:
             frames = traceback.extract_tb(error.__traceback__)
             where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
             text = f"{what[:MOST_OF_ONE]}{where}"
-            if os.fstat(self.fd).st_size < MOST:
-                os.write(self.fd, json.dumps({"pid": os.getpid(), "text": text}).encode() + b"\n")
+            self._append({"pid": os.getpid(), "text": text})
+
+    def makes_trials(self) -> bool:
+        """Whether this process is the first of the workers to ask (``seeding/held.py``)."""
+        self._append({"tries": os.getpid()})
+        first: int = [said["tries"] for said in self._said() if "tries" in said][-1]
+        return first == os.getpid()
+
+    def found_held(self, held: Held) -> None:
+        """What samples have built with the dataset's generators."""
+        self._append({"held": held})
+
+    def _append(self, said: dict[str, Any]) -> None:
+        if os.fstat(self.fd).st_size < MOST:
+            os.write(self.fd, json.dumps(said).encode() + b"\n")
 
     def show_stack_at_signal(self) -> None:
         """From now on, unless the program has another use for the signal."""
@@ -78,15 +94,23 @@ class Notes:
 
     def said_by(self, pid: int) -> str:
         """With what exception a process has ended, or nothing."""
-        if self.fd < 0:
-            return ""
-        for line in reversed(os.pread(self.fd, MOST, 0).splitlines()):
+        return next((str(said["text"]) for said in self._said() if said.get("pid") == pid), "")
+
+    def held(self) -> Held | None:
+        """What a worker has told of the dataset's generators, last."""
+        for said in self._said():
+            if "held" in said:
+                kinds, builds = said["held"]
+                return Held(tuple(kinds), {int(place): built for place, built in builds.items()})
+        return None
+
+    def _said(self) -> Iterator[dict[str, Any]]:
+        """What workers have appended, the latest first."""
+        lines = os.pread(self.fd, MOST, 0).splitlines() if self.fd >= 0 else []
+        for line in reversed(lines):
             if line.startswith(b"{"):
                 with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    if said["pid"] == pid:
-                        return str(said["text"])
-        return ""
+                    yield json.loads(line)
 
     def stack_of(self, pid: int, send: Callable[[int], object]) -> str:
         """Where the main thread of a worker is, the latest call first; empty where it does not

@@ -21,6 +21,7 @@ from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
     from ..device.copies import Copies
+    from ..seeding.held import Held
     from .sampler_states import Said
 
 if CORE:
@@ -61,6 +62,7 @@ class Memo:
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
+        self.held: Held | None = None  # what samples build with the dataset's generators
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def packed_costs(self) -> list[str]:
@@ -79,6 +81,14 @@ class Memo:
         """Of a state."""
         self.costs.load(index, wall)
         self._packed = []
+
+    def makes_trials(self) -> bool:
+        """Whether samples are made in this process, where it is asked."""
+        return True
+
+    def found_held(self, held: Held) -> None:
+        """What was found out about the dataset's generators, for the next iterators."""
+        self.held = held
 
     def asks_for_samples(self) -> bool:
         """Whether workers are to say what their first samples are like, see transport/sendable.py."""

@@ -133,7 +133,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._allowed = position.allowed = ErrorsAllowed(loader, options, position)
         if options.seed_per_sample and CORE:
             self._seeded = SeededFetcher(
-                self._dataset_fetcher, position.ranks.for_seeds(), self._tolerant
+                self._dataset_fetcher,
+                position.ranks.for_seeds(),
+                self._tolerant,
+                memo.held,
+                memo,
             )
             self._dataset_fetcher = self._seeded
         elif self._tolerant is not None:

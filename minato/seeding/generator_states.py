@@ -412,6 +412,19 @@ def state_of(generator: Any) -> bytes:
     return pickle.dumps((bitgen_of(generator) if kind == "numpy" else generator).state)
 
 
+def put_back(generator: Any) -> Callable[[], Any]:
+    """What puts a generator back into the state in which it is now."""
+    kind = generator_kind(mro_of(type(generator)))
+    if kind == "torch":
+        return functools.partial(generator.set_state, generator.get_state())
+    if kind == "random":
+        return functools.partial(generator.setstate, generator.getstate())
+    if kind == "legacy":
+        return functools.partial(generator.set_state, generator.get_state(legacy=False))
+    bits = bitgen_of(generator) if kind == "numpy" else generator
+    return functools.partial(setattr, bits, "state", bits.state)
+
+
 # ---- plans ----------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from .generator_states import (
     plan_private,
     state_of,
 )
+from .held import Finder, Held, Trial
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
@@ -332,11 +333,17 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     return _Walk(limit).run(list(roots))
 
 
-def make_seeder(dataset: Any, *others: Any) -> Seeder:
+def make_seeder(
+    dataset: Any,
+    *others: Any,
+    known: Held | None = None,
+    finder: Finder | None = None,
+) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
     other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
-    *in addition* with 63 bits of its own, so that what it sets is what counts."""
-    return Growing(dataset, *others).seeder
+    *in addition* with 63 bits of its own, so that what it sets is what counts. known, finder:
+    as ``Growing`` takes them."""
+    return Growing(dataset, *others, known=known, finder=finder).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -369,10 +376,20 @@ class Growing:
     Generators that the dataset holds are left as the program left them until a sample draws from
     them. That sample is made again, with its seeds. So a value that is built once, when it is first
     needed, is built from the same state in each worker. A dataset with ``seed_sample(seed)`` says
-    itself what its generators are to give."""
+    itself what its generators are to give.
 
-    def __init__(self, *roots: Any, hooks: bool = True) -> None:
+    known: of which generators samples build nothing, so that they are seeded from the first
+    sample on. finder: where it is wanted that the Seeder finds that out of others (``held.py``)."""
+
+    def __init__(
+        self,
+        *roots: Any,
+        hooks: bool = True,
+        known: Held | None = None,
+        finder: Finder | None = None,
+    ) -> None:
         self._roots, self._hooks = roots, hooks
+        self._known, self._finder = known, finder
         self.found = self._walk()
         self.seeder = self._seeder()
 
@@ -380,8 +397,20 @@ class Growing:
         seeder = Seeder(self.found.generators, hooks=self.found.hooks)
         self._watch(seeder, GLOBALS)
         if not self.found.hooks:
-            seeder.leave([functools.partial(state_of, g) for g in self.found.generators])
+            self._leave(seeder)
         return seeder
+
+    def _leave(self, seeder: Seeder) -> None:
+        generators = self.found.generators
+        builds = {} if self._known is None else self._known.of(generators)
+        states: States = [
+            None if builds.get(place) is False else functools.partial(state_of, one)
+            for place, one in enumerate(generators)
+        ]
+        trial = None
+        if self._finder is not None and len(builds) < len(generators):
+            trial = Trial(generators, builds, lambda: self.found.generators, self._finder)
+        seeder.leave(states, trial)
 
     def _watch(self, seeder: Seeder, nglobal: int) -> None:
         found = self.found

@@ -17,28 +17,25 @@ import torch
 
 from ..workers.fetching import OF_COLLATE, Unseeded, collated, fetched, tolerated
 from ..workers.on_error import Tolerant
+from .generator_states import put_back
 from .generators import Growing
-
-
-def _put_back(generator: Any) -> Callable[[], Any]:
-    """What puts a generator back into the state in which it is now."""
-    it: Any = generator  # for type checkers, which would take each for one of its kind
-    if isinstance(generator, random.Random):
-        return partial(it.setstate, it.getstate())
-    if isinstance(generator, torch.Generator):
-        return partial(it.set_state, it.get_state())
-    if isinstance(generator, np.random.RandomState):
-        return partial(it.set_state, it.get_state(legacy=False))
-    bits = getattr(it, "bit_generator", it)
-    return partial(setattr, bits, "state", bits.state)
+from .held import Finder, Held
 
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and puts it back; but for
-    what seed_sample() of these does, which nobody else can undo. hooks: whether to call that."""
+    what seed_sample() of these does, which nobody else can undo. hooks: whether to call that.
+    known, finder: as ``Growing`` takes them."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, hooks: bool) -> None:
-        self._growing = Growing(dataset, collate_fn, hooks=hooks)
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Any,
+        hooks: bool,
+        known: Held | None,
+        finder: Finder,
+    ) -> None:
+        self._growing = Growing(dataset, collate_fn, hooks=hooks, known=known, finder=finder)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
         self.seeder = self._growing.seeder
@@ -47,7 +44,7 @@ class SeededHere:
     def undisturbed(self) -> Iterator[None]:
         """The program's generators are after it what they are before it."""
         generators = (*self._everybodys, *self._growing.found.generators)
-        before = [_put_back(generator) for generator in generators]
+        before = [put_back(generator) for generator in generators]
         try:
             yield
         finally:
@@ -59,12 +56,17 @@ class SeededFetcher:
     """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
 
     def __init__(
-        self, fetcher: Any, ranks: tuple[int, int, int], tolerant: Tolerant | None = None
+        self,
+        fetcher: Any,
+        ranks: tuple[int, int, int],
+        tolerant: Tolerant | None,
+        known: Held | None,
+        finder: Finder,
     ) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
         self.spares: list[Any] = []  # for the batch fetched next
-        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, hooks=True)
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, True, known, finder)
         self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
+    from ..seeding.held import Held
     from .process_pool import WorkerHandle
 
 
@@ -46,6 +47,9 @@ class Executor(Protocol):
     def stack_of(self, number: int) -> str:
         """Where a worker is in its Python code, the latest call first; empty where that is not
         known."""
+
+    def held(self) -> Held | None:
+        """What a worker has found out about the generators of its dataset."""
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""

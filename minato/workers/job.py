@@ -12,6 +12,7 @@ from typing import Any, Callable
 from .. import _core
 from .._notes import Notes
 from ..errors import add_note
+from ..seeding.held import Held
 from .open_files import OpenFile
 from .start_payload import Pickled, inheriting, main_module
 
@@ -58,6 +59,8 @@ class Job:
     worker_init_fn: Callable[[int], object] | None = None
     pickled: Pickled | None = None  # these three, where processes do not inherit them,
     main: dict[str, Any] = field(default_factory=dict)  # and the main module; see main_module()
+    held: Held | None = None  # what is known of the dataset's generators
+    finds_held: bool = False  # whether workers find out about the others
     splits: bool = False  # batches that one worker makes may be split
     collates_by_default: bool = False  # such batches, as the trainer's default_collate does
     probing: bool = False  # workers find out what sending a sample takes

@@ -31,6 +31,7 @@ from .zygote import main as run_zygote
 
 if TYPE_CHECKING:
     from .._core import _WorkerEntry
+    from ..seeding.held import Held
 
 log = logging.getLogger("minato")
 
@@ -291,6 +292,10 @@ class Pool:
                 entry["pid"], lambda number_of_signal: self._lives(number, number_of_signal)
             )
         return ""
+
+    def held(self) -> Held | None:
+        """What a worker has found out about the generators of its dataset."""
+        return self.notes.held()
 
     def stop(self) -> None:
         """Ends workers and zygote within the times of grace.py and frees the memory. Each step is

@@ -123,7 +123,8 @@ class Runner:
         if job.seed_per_sample:
             from ..seeding.generators import make_seeder
 
-            self.seeder = make_seeder(job.dataset, job.collate_fn)
+            finder = job.notes if job.finds_held else None
+            self.seeder = make_seeder(job.dataset, job.collate_fn, known=job.held, finder=finder)
 
     def _init(self, number: int) -> None:
         """worker_init_fn. Samples of several workers are collated as the trainer knows it, so it

@@ -23,6 +23,7 @@ from .process_pool import WorkerHandle
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
+    from ..seeding.held import Held
 
 
 class ThreadHandle(WorkerHandle):
@@ -118,6 +119,10 @@ class ThreadPool:
             return ""
         lines = traceback.format_stack(frame)[::-1]
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
+
+    def held(self) -> Held | None:
+        """Nothing: threads leave no generator as the program left it."""
+        return None
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """What the engine knows of a worker, and knew last; None in a fork."""

@@ -456,7 +456,8 @@ def test_a_table_built_later_is_the_same_in_every_worker(held, when):
         assert torch.equal(got[:, 2:], theirs[:, 2:])
         first = got if workers == 0 else first
         assert torch.equal(got, first)
-        assert int(data.asked.sum()) - 40 <= max(workers, 1)  # the first that draws, in each
+        # the first that draws, in each, and in one of them once more
+        assert int(data.asked.sum()) - 40 <= max(workers, 1) + 1
 
 
 def test_a_generator_nothing_draws_from_makes_no_sample_twice():

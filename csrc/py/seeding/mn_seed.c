@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "py/seeding/mn_seed_left.h"
 #include "py/seeding/mn_seed_target.h"
 #include "py/seeding/mn_seed_watch.h"
 
@@ -19,8 +20,8 @@ struct mn_seeder {
     PyObject *plan_bitgen;      /* minato.seeding.generator_states', for exchanged ones */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
-    Py_ssize_t nleft;           /* those that are as the program left them */
     struct mn_seed_target *targets;
+    struct mn_seed_left left;   /* which of them are as the program left them */
     struct mn_seed_watch watch;
 };
 
@@ -129,6 +130,7 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     struct mn_seeder *self = (struct mn_seeder *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->plan_bitgen);
+    Py_VISIT(self->left.trial);
     Py_VISIT(self->watch.dicts);
     Py_VISIT(self->watch.counted);
     Py_VISIT(self->watch.find);
@@ -150,6 +152,7 @@ seeder_clear(PyObject *op)
         mn_seed_target_close(&self->targets[--self->ntargets]);
     }
     Py_CLEAR(self->plan_bitgen);
+    Py_CLEAR(self->left.trial);
     Py_CLEAR(self->watch.dicts);
     Py_CLEAR(self->watch.counted);
     Py_CLEAR(self->watch.find);
@@ -184,47 +187,19 @@ seed_all(struct mn_seeder *self, struct mn_seed_key key)
     return 0;
 }
 
-/* Leaves generators as they are until something is drawn from them. states: for each target that
- * is not global a callable, or None for one that is seeded; may be shorter. 0 or -1. */
 static int
 leave(struct mn_seeder *self, PyObject *states)
 {
-    PyObject *list = PySequence_Fast(states, "the states must be a sequence");
-    if (list == NULL) {
-        return -1;
-    }
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
-    self->nleft = 0;
-    for (Py_ssize_t i = 0; i < n && self->nglobal + i < self->ntargets; i++) {
-        struct mn_seed_target *t = &self->targets[self->nglobal + i];
-        PyObject *state = PySequence_Fast_GET_ITEM(list, i);
-        if (state != Py_None) {
-            mn_seed_target_leave(t, state);
-            self->nleft += t->left;
-        }
-    }
-    Py_DECREF(list);
-    return 0;
+    return mn_seed_left_set(&self->left, self->targets + self->nglobal,
+                            self->ntargets - self->nglobal, states);
 }
 
 int
 mn_seeder_drawn(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
-    int any = 0;
-    for (Py_ssize_t i = self->nglobal; self->nleft > 0 && i < self->ntargets; i++) {
-        struct mn_seed_target *t = &self->targets[i];
-        int rc = t->left ? mn_seed_target_drawn(t) : 0;
-        if (rc < 0) {
-            return -1;
-        }
-        if (rc == 1) {
-            t->left = false;
-            self->nleft--;
-            any = 1;
-        }
-    }
-    return any;
+    return mn_seed_left_drawn(&self->left, self->targets + self->nglobal,
+                              self->ntargets - self->nglobal);
 }
 
 int
@@ -287,7 +262,7 @@ mn_seeder_renew(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
-    int drawn = self->nleft > 0 ? mn_seeder_drawn(seeder) : 0;
+    int drawn = self->left.count > 0 ? mn_seeder_drawn(seeder) : 0;
     if (drawn != 0) {
         return drawn;
     }
@@ -326,11 +301,14 @@ seeder_drawn(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-seeder_leave(PyObject *op, PyObject *states)
+seeder_leave(PyObject *op, PyObject *args)
 {
-    if (leave((struct mn_seeder *)op, states) < 0) {
+    struct mn_seeder *self = (struct mn_seeder *)op;
+    PyObject *states, *trial = Py_None;
+    if (!PyArg_ParseTuple(args, "O|O", &states, &trial) || leave(self, states) < 0) {
         return NULL;
     }
+    Py_XSETREF(self->left.trial, trial != Py_None ? Py_NewRef(trial) : NULL);
     Py_RETURN_NONE;
 }
 
@@ -522,14 +500,16 @@ PyDoc_STRVAR(watch_doc,
 "states) where there is another generator: plans of all targets but the first `globals`, what to\n"
 "watch then, and what leave() is to be given.");
 PyDoc_STRVAR(leave_doc,
-"leave(states)\n\n"
+"leave(states, trial=None)\n\n"
 "Leaves private generators as they are, until a sample draws from them. states: for each a\n"
-"function that returns its state, or None for one that is seeded.");
+"function that returns its state, or None for one that is seeded. trial(numbers) -> bool is\n"
+"called once a sample has drawn from these. True: it has put them back, the sample is made from\n"
+"the same states again, and then trial(None) is called.");
 PyDoc_STRVAR(left_doc, "For each private generator, whether it is left as it is.");
 PyDoc_STRVAR(drawn_doc,
 "drawn() -> bool\n\n"
 "After a sample was made, or failed: whether it has drawn from a generator that was left as it\n"
-"is. That is seeded from now on, and the sample is to be seeded and made again.");
+"is. The sample is then to be seeded and made again, and this to be asked again.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: as drawn(), or whether it has made a generator, which is seeded from\n"
@@ -560,7 +540,7 @@ static PyMethodDef seeder_methods[] = {
     {"watch", seeder_watch, METH_VARARGS, watch_doc},
     {"renew", seeder_renew, METH_NOARGS, renew_doc},
     {"drawn", seeder_drawn, METH_NOARGS, drawn_doc},
-    {"leave", seeder_leave, METH_O, leave_doc},
+    {"leave", seeder_leave, METH_VARARGS, leave_doc},
     {"left", seeder_left, METH_NOARGS, left_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},

@@ -80,6 +80,7 @@ struct mn_seed_target {
     struct mn_seed_fixed_list owner_fixed;
     /* Nothing was drawn from it in a sample yet: it is not seeded, but as the program left it. */
     bool left;
+    bool drawn;                 /* the present sample has drawn from it, which was left */
     PyObject *state;            /* () -> its state, where its memory is not known; or NULL */
     PyObject *noted_state;      /* what that returned before the sample */
     unsigned char noted[MN_SEED_NOTE_BYTES]; /* else: of its memory, before the sample */
