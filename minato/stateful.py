@@ -57,7 +57,7 @@ def is_stateful(part: Any) -> bool:
         method = offered(part, name)
         return method is not None and _takes(method, *arguments)
 
-    if isinstance(part, torch.nn.Module):
+    if type(part) is types.GeneratorType or isinstance(part, torch.nn.Module):
         return False
     return offers("state_dict") and offers("load_state_dict", None)
 

@@ -261,7 +261,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         memo = memo_of(loader)
         with memo.until_begun(loader):
             if self._owner == os.getpid() and not self._shutdown:
-                if memo is self._position.memo and ranks_of(loader) == self._position.ranks:
+                position = self._position
+                same = memo is position.memo
+                if same and ranks_of(loader, position.launched) == position.ranks:
                     self._begin(loader, first_iter)
                     return
                 # These workers belong to the loader that this one is a copy of, or seed the

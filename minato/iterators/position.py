@@ -19,7 +19,7 @@ from ..seeding.order_generators import (
     put_global,
     sampler_epoch,
 )
-from ..seeding.ranks import ranks_of
+from ..seeding.ranks import by_launcher, ranks_of
 from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
@@ -44,7 +44,8 @@ class Position:
         #: what load_state_dict() said, until the epoch that it is for has begun
         self.start: State | None = memo.take(loader)
         self._length = length_of(loader)
-        self.ranks = ranks_of(loader)  # that share the epoch
+        self.launched = by_launcher()
+        self.ranks = ranks_of(loader, self.launched)  # that share the epoch
         self.epoch = 0  # of the seeds
         self.base_seed = 0
         self.errors = 0  # batches that raised

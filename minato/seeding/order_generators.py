@@ -290,7 +290,9 @@ def batch_size_of(loader: Any) -> int | None:
 def _generator_of(sampler: Any) -> torch.Generator | None:
     """What it says is its own."""
     generator = attribute(sampler, "generator")
-    return generator if isinstance(generator, torch.Generator) else None
+    if generator is None or not isinstance(generator, torch.Generator):
+        return None
+    return generator
 
 
 def sampler_of_torch(loader: Any) -> bool:
@@ -433,6 +435,9 @@ def put_global(states: dict[str, bytes]) -> None:
 @contextlib.contextmanager
 def global_generators(states: dict[str, bytes]) -> Iterator[None]:
     """The global generators in these states; the program finds its own again after."""
+    if not states:
+        yield
+        return
     found = {role: get() for role, (get, _set) in _GLOBALS.items() if role in states}
     before = {role: data for role, data in found.items() if data is not None}
     try:

@@ -63,15 +63,15 @@ class Ranks(NamedTuple):
 ALONE = Ranks(0, 1, 1)
 
 
-def ranks_of(loader: Any) -> Ranks:
+def ranks_of(loader: Any, launched: Ranks | None = None) -> Ranks:
     """Which share of an epoch this process makes, by the loader's sampler, or else by
-    ``torch.distributed`` or the launcher's environment variables. ``loader.seed_rank`` takes the
-    place of the rank.
+    ``torch.distributed`` or the launcher. ``loader.seed_rank`` takes the place of the rank.
+    launched: what ``by_launcher()`` has said, if that is to count.
 
     Raises:
         ValueError: seed_rank is not among the ranks that the sampler deals to.
     """
-    ranks = _of_sampler(loader) or _of_process()
+    ranks = _of_sampler(loader) or _of_group() or launched or by_launcher()
     chosen = option(loader, "seed_rank")
     if chosen is None:
         return ranks
@@ -139,11 +139,18 @@ def _number(part: Any, name: str) -> int | None:
         return None
 
 
-def _of_process(environ: Mapping[str, str] = os.environ) -> Ranks:
+def _of_group() -> Ranks | None:
+    """Of the default process group, if there is one."""
     distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        rank, world = distributed.get_rank(), distributed.get_world_size()
-        return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
+
+
+def by_launcher(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """What the launcher's environment variables say now. Persistent workers keep what they said
+    when these started."""
     for world_name, rank_name in _OF_LAUNCHERS:
         try:  # faster than get() where there is none, as in most programs
             world_text, rank_text = environ[world_name].strip(), environ[rank_name].strip()
