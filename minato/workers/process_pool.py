@@ -212,17 +212,17 @@ class Pool:
             **job,
         )
         if method != "fork":
+            # Not in start(): they outlive the signals that are blocked there and would pass that
+            # on. And a fork server that is new starts while this process pickles.
+            resource_tracker.ensure_running()
+            if method == "forkserver":
+                forkserver.ensure_running()
             with _warned(), explained():
                 self._job.pickle()
 
     def start(self) -> None:
         """Starts the zygote, and it the workers. What an exception leaves behind is for
         ``stop()``; Ctrl-C comes before or after."""
-        if self._method != "fork":
-            # Now, because they outlive the signals blocked below and would pass that on.
-            resource_tracker.ensure_running()
-        if self._method == "forkserver":
-            forkserver.ensure_running()
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]

@@ -12,6 +12,7 @@ and the memory of arrays and tensors, which each worker maps.
 
 from __future__ import annotations
 
+import marshal
 import mmap
 import os
 import pickle
@@ -124,8 +125,13 @@ class Pickled:
         """Loads what the pickle leaves out, for this process and its forks. No code of the
         program's runs."""
         with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data:
-            with memoryview(data) as whole, whole[self._begins :] as rest:
-                self._apart = pickle.loads(rest)
+            data.seek(self._begins)
+            mutable, arrays, storages = pickle.load(data)
+            with memoryview(data) as whole, whole[data.tell() :] as rest:
+                plain = marshal.loads(rest)
+        for place in mutable:
+            plain[place] = bytearray(plain[place])
+        self._apart = plain, arrays, storages
 
     def load(self) -> Any:
         """The object anew."""
@@ -249,7 +255,8 @@ class _Apart:
         return name, len(objects) - 1
 
     def write(self, file: Any) -> int:
-        """Writes it behind what the file holds. Where its pickle begins, which is the last."""
+        """Writes it behind what the file holds: memory, what tells of it, plain values. Where the
+        second of these begins."""
         arrays, storages = [], []
         for array in self._arrays:
             fortran = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -260,7 +267,10 @@ class _Apart:
             flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             storages.append((storage.nbytes(), _write(file, flat)))
         begins: int = file.tell()
-        pickle.dump((self._plain, arrays, storages), file)
+        mutable = [place for place, one in enumerate(self._plain) if type(one) is bytearray]
+        pickle.dump((mutable, arrays, storages), file)
+        # Pickle would take four times as long for text. But this makes bytes of a bytearray.
+        marshal.dump(self._plain, file)
         return begins
 
 

@@ -310,6 +310,28 @@ def test_large_plain_data_comes_back_the_same():
     pickled.close()
 
 
+def test_plain_values_of_each_type_come_back():
+    odd = ["\ud800", "é" * 70_000, b"\0", -(2**70), 1.5, float("inf"), 2j, True, None, (1, "a")]
+    given = {
+        "list": odd * 200,
+        "tuple": tuple(odd * 200),
+        "dict": {f"{i}": odd[i % len(odd)] for i in range(2_000)} | {3: None},
+        "text": "é" * 70_000,
+        "bytes": b"a" * 70_000,
+        "changes": bytearray(b"b" * 70_000),
+    }
+    pickled = Pickled(given)
+    for _ in range(2):
+        got = pickled.load()
+        assert got == given and list(got["dict"]) == list(given["dict"])
+        for name, one in got.items():
+            assert type(one) is type(given[name])
+        assert [type(one) for one in got["list"]] == [type(one) for one in given["list"]]
+        assert len({id(one) for one in got["list"] if type(one) is str}) == 2  # as in the program
+        got["changes"][0] = 0  # of this loading alone
+    pickled.close()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_write_to_large_data_of_their_own(method):
     """Lists, dicts and arrays are each worker's; what a tensor holds, workers share."""
