@@ -374,8 +374,9 @@ class Runner:
     def _fetch(self, task: Task) -> Any:
         job, seeder = self.job, self.seeder if task.seeded else None
         if seeder is None:
-            if not job.splits and self.tolerant is None:
-                return self.fetcher.fetch(task.indices)
+            alone = job.dataset_kind == _DatasetKind.Map and not job.auto_collation
+            if not job.splits and not alone and self.tolerant is None:
+                return self.fetcher.fetch(task.indices)  # whose samples' costs are not asked for
             seeder = Unseeded
         samples = partial(self._samples, seeder, task)
         place = (task.base_seed, task.epoch, task.number, OF_COLLATE)

@@ -254,7 +254,8 @@ WAYS = pytest.mark.parametrize("options", [
     dict(worker_type="thread"),
     dict(collate_fn=torch.utils.data.default_convert),
     dict(on_error="replace"),
-], ids=["rows", "threads", "collate", "replace"])  # fmt: skip
+    dict(seed_per_sample=False),
+], ids=["rows", "threads", "collate", "replace", "unseeded"])  # fmt: skip
 
 
 @WAYS
