@@ -70,7 +70,7 @@ extensions = [
         define_macros=[("MN_TEST_BINDINGS", "1")] if tests_too else [],
         include_dirs=["csrc", "minato/include", numpy.get_include()],
         extra_compile_args=flags,
-        extra_link_args=[*links, "-pthread"],
+        extra_link_args=[*links, "-pthread", "-lm"],
         depends=headers,
     )
 ]

@@ -60,13 +60,14 @@ from .patch import patch_torch
 
 if _CORE:
     from .determinism import check_determinism
+    from .seeding.draws import draws
     from .transport import fork_hooks as _fork
     from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()
     _fork.watch()
 else:
-    from ._not_linux import check_determinism
+    from ._not_linux import check_determinism, draws
 
 
 def get_include() -> str:
@@ -99,6 +100,7 @@ __all__ = [
     "WorkerLost",
     "__version__",
     "check_determinism",
+    "draws",
     "default_collate",
     "default_convert",
     "get_include",

@@ -45,6 +45,11 @@ def unavailable(name: str) -> NoReturn:
     raise RuntimeError(f"{name} cannot be used: {NEEDS_LINUX}")
 
 
+def draws(*_args: Any, **_options: Any) -> NoReturn:
+    """Not to be had here."""
+    unavailable("minato.draws")
+
+
 def check_determinism(*_args: Any, **_options: Any) -> NoReturn:
     """Of minato.determinism, whose workers are the engine's."""
     unavailable("minato.check_determinism")

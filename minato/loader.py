@@ -83,7 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``False`` leaves each worker its own stream, as torch does; ``True`` with
             ``num_workers=0`` gives the samples of any other number of workers. A dataset may offer
             ``seed_sample(seed: int)`` for generators that minato cannot find (and
-            ``cost_hint(index) -> seconds``, a first guess of what a sample costs, and
+            ``cost_hint(index, *, seed=None, epoch=None) -> float | None``, what a sample will
+            cost, in seconds or any other unit; see ``minato.draws``; and
             ``locality_key(index)``, any hashable: samples of the same key that follow each
             other share what is opened for them, and are made by one worker).
         seed_rank: whose random numbers this process draws when several ranks load. ``None``: those

@@ -42,7 +42,7 @@ PRIVATE = {"engine/mn_engine_state.h", "schedule/mn_plan_state.h"}
 #: Headers of the C standard library without a system behind them: all that base and schedule
 #: may use.
 ISO_C = {
-    "errno.h", "inttypes.h", "limits.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h",
+    "errno.h", "inttypes.h", "limits.h", "math.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h",
     "stdio.h", "stdlib.h", "string.h",
 }  # fmt: skip
 

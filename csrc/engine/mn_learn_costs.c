@@ -4,7 +4,7 @@
 #include "engine/mn_learn_costs.h"
 
 #include "engine/mn_checked_results.h"
-#include "schedule/mn_plan.h"
+#include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 
 /* What the batch took beside its samples: its collate task, or the rest of its only one. */
@@ -30,6 +30,8 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
            const int64_t *index)
 {
     uint64_t sum = 0;
+    const struct mn_planned *q = mn_plan_at(e->plan, batch->sequence);
+    const float *hint = q != NULL ? q->batch.hint : NULL;
     for (uint32_t i = 0; i < b->ntasks; i++) {
         uint32_t task = mn_block_tasks(b)[i];
         const struct mn_result *t = &e->tasks.results[task];
@@ -43,6 +45,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
                                      .newcomer = how == MN_MADE_FIRST,
                                      .edge = t->row0 == 0};
         sum += mn_costs_observe_rows(&e->cfg.costs->costs, index != NULL ? index + t->row0 : NULL,
+                                     hint != NULL ? hint + t->row0 : NULL,
                                      &batch->reports[t->row0].wall_ns,
                                      MN_REPORT_STEP, t->nrows,
                                      &made);

@@ -56,6 +56,20 @@ void
 mn_costs_fini(struct mn_costs *c)
 {
     free(c->cells);
+    free(c->hint.ratio);
+}
+
+int
+mn_costs_hinted(struct mn_costs *c)
+{
+    if (c->hint.ratio == NULL && c->model.n > 0) {
+        float *ratio = calloc((size_t)c->model.n, sizeof(*ratio));
+        if (ratio == NULL) {
+            return -ENOMEM;
+        }
+        mn_hint_init(&c->hint, ratio, c->model.n);
+    }
+    return 0;
 }
 
 void
@@ -91,9 +105,9 @@ marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
     return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
 }
 
-/* What a sample will cost where it is best made. */
+/* What a sample will cost where it is best made, by what its index has cost before. */
 static int64_t
-predict(const struct mn_costs *c, int64_t index, bool usual)
+predict_by_history(const struct mn_costs *c, int64_t index, bool usual)
 {
     int64_t wall = mn_cost_wall(&c->model, index);
     const struct mn_contrast *home = &c->locality.home;
@@ -109,11 +123,28 @@ predict(const struct mn_costs *c, int64_t index, bool usual)
     return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
 }
 
+void
+mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns)
+{
+    if (hint != NULL) { /* before history has seen this cost */
+        mn_hint_observe(&c->hint, index, *hint, predict_by_history(c, index, false), wall_ns);
+    }
+    mn_costs_observe(c, index, wall_ns);
+}
+
+/* The same, by its hint where it has one. */
+static int64_t
+predict(const struct mn_costs *c, int64_t index, const float *hint, bool usual)
+{
+    int64_t wall = predict_by_history(c, index, usual);
+    return hint != NULL ? mn_hint_predict(&c->hint, index, *hint, wall) : wall;
+}
+
 /* Learns how a sample's cost depends on where it was made. Returns what it would cost among
  * its neighbours and at home: what it pays for being away is no property of it. */
 static int64_t
-observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_costs_made *made,
-              bool follows, bool edge)
+observe_place(struct mn_costs *c, int64_t index, const float *hint, int64_t cost,
+              const struct mn_costs_made *made, bool follows, bool edge)
 {
     struct mn_locality *l = &c->locality;
     bool known = index >= 0 && index < c->model.n;
@@ -128,7 +159,7 @@ observe_place(struct mn_costs *c, int64_t index, int64_t cost, const struct mn_c
     bool lived = cell->home != 0 && cell->term == c->term;
     /* Slow ones start alone, wherever there is room: how they were made would say that samples are
      * dearer without their neighbours, and away from home. */
-    bool slow = mn_slow_starts_alone(predict(c, index, true), c->median_ns);
+    bool slow = mn_slow_starts_alone(predict(c, index, hint, true), c->median_ns);
     bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
     bool alone = slow && l->near.answer != MN_CONTRAST_YES;
     uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
@@ -205,8 +236,9 @@ looks_at_place(struct mn_costs *c)
 }
 
 uint64_t
-mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
-                      size_t step, uint32_t n, const struct mn_costs_made *made)
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hint,
+                      const uint64_t *wall_ns, size_t step, uint32_t n,
+                      const struct mn_costs_made *made)
 {
     uint64_t sum = 0;
     bool looks = made->keeps && looks_at_place(c);
@@ -217,15 +249,16 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *
         if (wall != 0) {
             sum += wall;
             int64_t at = index != NULL ? index[i] : -1, cost = (int64_t)wall;
+            const float *own = hint != NULL ? hint + i : NULL;
             if (looks && (i > 0 || !made->newcomer)) {
-                cost = observe_place(c, at, cost, made, i > 0 || made->follows,
+                cost = observe_place(c, at, own, cost, made, i > 0 || made->follows,
                                      i == 0 && made->edge);
             }
             else if (looks && at >= 0 && at < c->model.n) {
                 /* A worker's first sample of all pays for what the worker begins with. */
                 c->model.cells[at].marks |= MN_COST_APART;
             }
-            mn_costs_observe(c, at, cost);
+            mn_costs_observe_hinted(c, at, own, cost);
         }
     }
     return sum;
@@ -254,13 +287,14 @@ mn_costs_collated(struct mn_costs *c, int64_t ns)
 }
 
 void
-mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
-                 int64_t *out_ns)
+mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, uint32_t n,
+                 bool usual, int64_t *out_ns)
 {
     fetch_first(c, index, n);
     for (uint32_t i = 0; i < n; i++) {
         fetch_ahead(c, index, n, i);
-        out_ns[i] = predict(c, index != NULL ? index[i] : -1, usual);
+        out_ns[i] = predict(c, index != NULL ? index[i] : -1, hint != NULL ? hint + i : NULL,
+                            usual);
     }
 }
 

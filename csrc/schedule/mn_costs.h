@@ -9,11 +9,13 @@
 #define MN_COSTS_H
 
 #include "schedule/policy_cost.h"
+#include "schedule/policy_hint.h"
 #include "schedule/policy_locality.h"
 #include "schedule/policy_slow.h"
 #include "schedule/policy_split_collate.h"
 struct mn_costs {
     struct mn_cost model;
+    struct mn_hint hint;  /* of the dataset's own hints, if it gives any */
     struct mn_slow slow;
     void *cells;
     uint64_t since; /* observations since the quantiles below were taken */
@@ -39,6 +41,10 @@ mn_costs_fini(struct mn_costs *c);
 void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
 
+/* The same for a sample with a hint of the dataset's own; hint may be NULL. */
+void
+mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns);
+
 /* How the rows of a task were made. */
 struct mn_costs_made {
     uint32_t worker;
@@ -49,10 +55,11 @@ struct mn_costs_made {
 };
 
 /* The rows of a task: wall_ns[i * step] is what row i took, 0 where it did not run. index: of each
- * row, or NULL. Returns the sum of wall_ns. */
+ * row, or NULL. hint: the dataset's own of each row, or NULL. Returns the sum of wall_ns. */
 uint64_t
-mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const uint64_t *wall_ns,
-                      size_t step, uint32_t n, const struct mn_costs_made *made);
+mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hint,
+                      const uint64_t *wall_ns, size_t step, uint32_t n,
+                      const struct mn_costs_made *made);
 
 /* What the sampler draws: n indices, one after the other. */
 void
@@ -73,10 +80,15 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
                 uint8_t *marks);
 
 /* Predicted wall time of each index, 0 where nothing is known of any. One of which nothing is
- * known takes the mean; or, usual, no more than most do, so that it does not count as slow. */
+ * known takes the mean; or, usual, no more than most do, so that it does not count as slow.
+ * hint: the dataset's own of each sample (policy_hint.h), or NULL. */
 void
-mn_costs_predict(struct mn_costs *c, const int64_t *index, uint32_t n, bool usual,
-                 int64_t *out_ns);
+mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, uint32_t n,
+                 bool usual, int64_t *out_ns);
+
+/* Memory for what is learned from hints, once there are some. 0 or -ENOMEM. */
+int
+mn_costs_hinted(struct mn_costs *c);
 
 struct mn_costs_view {
     int64_t mean_ns;

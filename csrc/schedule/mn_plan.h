@@ -87,6 +87,7 @@ struct mn_plan_batch {
     const void *index;
     uint64_t index_bytes;
     const uint8_t *begins; /* [nrows] the dataset's word on where groups begin, or NULL */
+    const float *hint;     /* [nrows] the dataset's hints of what rows cost, or NULL */
 };
 
 /* What a worker does now. */

@@ -56,7 +56,8 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
     if (p->cfg.costs == NULL) {
         return 0;
     }
-    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->nrows, p->together.by_piece, cost);
+    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->hint, b->nrows, p->together.by_piece,
+                     cost);
     return b->whole ? mn_costs_look(p->cfg.costs).collate_ns : 0;
 }
 

@@ -55,7 +55,7 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
     for (uint32_t i = 0; i < rows; i++) {
         int64_t guess, ns = (int64_t)wall_ns[i * step];
         if (ns > slow) {
-            mn_costs_predict(p->cfg.costs, &index[i], 1, false, &guess);
+            mn_costs_predict(p->cfg.costs, &index[i], NULL, 1, false, &guess);
             any = (guess < ns / 2 && mark_stale(p, epoch, index[i])) || any;
         }
     }

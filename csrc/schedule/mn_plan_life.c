@@ -163,6 +163,9 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         mn_plan_look(p);
         mn_plan_settle(p);
     }
+    if (b->hint != NULL && (p->cfg.costs == NULL || mn_costs_hinted(p->cfg.costs) < 0)) {
+        return -ENOMEM;
+    }
     p->stall.full = *mn_plan_place(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
     if (p->stall.full) {
         return MN_FULL;

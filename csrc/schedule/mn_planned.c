@@ -15,7 +15,8 @@ mn_planned_make(const struct mn_plan_batch *b)
     size_t rows = ((size_t)b->nrows + 1 + 7) & ~(size_t)7;
     size_t flags = rows * (sizeof(*q->sent) + sizeof(*q->border));
     size_t index_bytes = (b->index_bytes + 7) & ~(size_t)7; /* of a pickle it is any number */
-    size_t bytes = sizeof(struct mn_planned) + starts + index_bytes + flags;
+    size_t hint_bytes = b->hint != NULL ? rows * sizeof(*b->hint) : 0;
+    size_t bytes = sizeof(struct mn_planned) + starts + index_bytes + hint_bytes + flags;
     q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
     if (q == NULL) {
         return NULL;
@@ -29,6 +30,9 @@ mn_planned_make(const struct mn_plan_batch *b)
         memcpy(index, b->index, b->index_bytes);
     }
     q->batch.index = index;
+    if (b->hint != NULL) {
+        q->batch.hint = memcpy(index + index_bytes, b->hint, b->nrows * sizeof(*b->hint));
+    }
     if (b->begins != NULL) {
         q->batch.begins = memcpy((char *)q + bytes, b->begins, b->nrows);
     }

@@ -83,24 +83,11 @@ mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns)
     }
 }
 
-int
-mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns)
-{
-    struct mn_cost_cell *c = cell_at(m, index);
-    if (c == NULL || wall_ns < 0) {
-        return -EINVAL;
-    }
-    if (c->seen == 0) {
-        c->wall_ns = (float)(wall_ns < MN_COST_MOST_NS ? wall_ns : MN_COST_MOST_NS);
-    }
-    return 0;
-}
-
 bool
 mn_cost_knows(const struct mn_cost *m, int64_t index)
 {
     const struct mn_cost_cell *c = cell_at(m, index);
-    return c != NULL && (c->seen > 0 || c->wall_ns > 0.0f);
+    return c != NULL && c->seen > 0;
 }
 
 int64_t

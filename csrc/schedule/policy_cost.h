@@ -8,9 +8,9 @@
  *
  * Model
  *   One cell of 12 bytes an index, in memory given by the caller (or none: then there is
- *   only the mean). A prediction is the cell's cost; failing that its hint, if the user
- *   gave one; failing that the running mean over everything, which has a memory of
- *   MN_COST_MEMORY samples, so that it follows a machine that slows down.
+ *   only the mean). A prediction is the cell's cost; failing that the running mean over
+ *   everything, which has a memory of MN_COST_MEMORY samples, so that it follows a machine
+ *   that slows down.
  *
  * One cell's update with an observation x
  *   The first one replaces whatever is there. Then c += (x - c) / k, with k the number
@@ -39,8 +39,8 @@
 #define MN_COST_MEMORY 4096
 #define MN_COST_MAX_AGE 4
 #define MN_COST_SURPRISE 2.0
-/* More counts as so much, eleven days: sums of as many as are planned cannot overflow. Hints in a
- * wrong unit come here. */
+/* Anything above counts as this, eleven days, so that sums over a plan cannot overflow. Hints in
+ * a wrong unit may come here. */
 #define MN_COST_MOST_NS INT64_C(1000000000000000)
 
 enum mn_cost_mark {
@@ -56,7 +56,7 @@ struct mn_cost_cell {
     uint16_t home; /* 1 + the worker that made it last; 0: not known */
     uint8_t term;  /* of the workers that `home` counts among */
     uint8_t marks; /* enum mn_cost_mark */
-    uint16_t seen; /* observations, saturating; 0 with wall_ns > 0 is a hint */
+    uint16_t seen; /* observations, saturating */
     int8_t surprise; /* side of the last surprise: -1, 0, +1 */
     uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE; 0: the next replaces */
 };
@@ -85,10 +85,6 @@ mn_cost_init(struct mn_cost *m, void *cells, int64_t n);
 void
 mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns);
 
-/* The user's guess, until an observation replaces it. 0, or -EINVAL outside the array. */
-int
-mn_cost_hint(struct mn_cost *m, int64_t index, int64_t wall_ns);
-
 /* Asks for an index's cell to be in cache soon. Compilers take what only does that for a function
  * without any effect, and leave out calls of it: the empty statement says that it has one. */
 static inline void
@@ -104,7 +100,7 @@ mn_cost_fetch(const struct mn_cost *m, int64_t index)
 int64_t
 mn_cost_wall(const struct mn_cost *m, int64_t index);
 
-/* True once this index was observed or hinted. */
+/* True once this index was observed. */
 bool
 mn_cost_knows(const struct mn_cost *m, int64_t index);
 

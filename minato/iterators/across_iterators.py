@@ -57,6 +57,7 @@ class Memo:
         self.looked_for_shared = False  # files and connections in its dataset, before a fork
         self.told_of_generators = False  # that threads share them
         self.told_of_epoch = False  # that persistent workers do not see its dataset's
+        self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.copies: Copies | None = None  # to a device, of the latest iterator

@@ -23,9 +23,10 @@ from ..workers.process_pool import Pool
 from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
+from .cost_hints import CostHints
 from .failures import Amended
 from .locality_key import groups_of
-from .planner import Hints, Making, Planner
+from .planner import Making, Planner
 from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
@@ -76,9 +77,15 @@ class BalancedIterator(MinatoIterator):
         batch_size: int,
     ) -> AnyPlanner:
         position, options = self._position, self._options
-        hints = Hints(loader, position.memo)
-        known = hints.given is not None
-        window = Window(loader, options, position.memo.costs, hinted=known, batch_size=batch_size)
+        hints = CostHints(
+            loader.dataset,
+            loader.collate_fn,
+            position.memo,
+            ranks=position.ranks.for_seeds(),
+            seeds=options.seeds,
+        )
+        costs, known = position.memo.costs, hints.given
+        window = Window(loader, options, costs, hinted=known, batch_size=batch_size)
         making = Making(
             seeds=options.seeds,
             native=self._offer is not None,

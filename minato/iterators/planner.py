@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch.utils.data import Subset
-
 from .._core import Engine, Epoch, Loss
-from ..dataset_calls import fetches_batches, offered, through_subset
-from ..errors import stopped
+from ..dataset_calls import fetches_batches
 from ..progress import Progress
-from ..sampler_indices import as_given, each_index, numbered, numbered_alone, whole_number
+from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Gone, Spares
-from .across_iterators import Memo
+from .cost_hints import CostHints
 from .failures import lost_sample
 from .locality_key import Groups
 from .next_epoch import EpochAhead, NextEpoch
@@ -39,6 +36,7 @@ class Batch:
     position: int = 0  # of its first sample in the sampler's order
     sent: Any = None  # the indices as workers get them, and how many at the end are spares
     spares: int = 0
+    hints: bytes | None = None  # of what its samples cost, a float32 each
 
 
 class Making(NamedTuple):
@@ -66,6 +64,7 @@ class Draw:
         self._indices = indices
         self._sized = sized  # an index is a list of those of samples
         self.drawn: tuple[Any] | None = None  # the index, until it is passed over
+        self.hints: tuple[bytes | None] | None = None  # of its samples, once they were asked for
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
         self.within = 0  # so many of its samples need not be planned any more
@@ -99,7 +98,8 @@ class Draw:
         """The index was planned, or delivered before this process began."""
         end = self.behind()
         # At once, as far as an interrupt can see.
-        self.drawn, self.number, self.position, self.within = None, self.number + 1, end, 0
+        self.drawn, self.hints, self.number, self.position, self.within = (
+            None, None, self.number + 1, end, 0)  # fmt: skip
 
     def end(self) -> None:
         """Nothing more is drawn."""
@@ -123,7 +123,7 @@ class Planner:
         form: Form,
         window: Window,
         received: Sized,
-        hints: Hints,
+        hints: CostHints,
         groups: Groups | None = None,
         making: Making = Making(),
     ) -> None:
@@ -263,8 +263,9 @@ class Planner:
             if number not in epochs:
                 epochs[number] = self._epoch_of(batch.progress)
             sequence = engine.plan(
-                epochs[number], batch.sent, batch.number, batch.position, True, None, batch.spares
-            )
+                epochs[number], batch.sent, batch.number, batch.position, True, None, batch.spares,
+                batch.hints,
+            )  # fmt: skip
             assert sequence is not None  # fewer tasks than it had
             planned[sequence] = replace(batch, whole=True, sequence=sequence)
             end = sequence + 1
@@ -395,7 +396,8 @@ class Planner:
         # At once, as far as an interrupt can see: one between two of these would have the index
         # planned once more, and any call lets one in.
         self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
-        draw.drawn, draw.number, draw.position, draw.within = None, draw.number + 1, end, 0
+        draw.drawn, draw.hints, draw.number, draw.position, draw.within = (
+            None, None, draw.number + 1, end, 0)  # fmt: skip
         if self._spares is not None:
             self._spares.passed(index)
         return True
@@ -408,8 +410,6 @@ class Planner:
         """The batch, which is to be noted, if the engine has taken it; asked again, it says so again.
         first: place of its first sample in the order."""
         number = self.draw.number
-        if self._hints.given is not None and self.position.epoch == 0:
-            self._hints.take(index)
         sent, spares = integers(index) if self._making.native else index, 0
         if self._spares is not None:
             sent, spares = self._with_spares(self._spares, sent)
@@ -417,10 +417,22 @@ class Planner:
         begins = None if self.groups is None else self._groups_of(self.groups, index)
         if self._epoch is None:
             self._epoch = self._epoch_of(self._progress)
-        sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares)
+        if self.draw.hints is None:
+            self.draw.hints = (self._hints_of(index, first),)
+        (hints,) = self.draw.hints
+        sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares, hints)
         if sequence is None:
             return None
-        return Batch(number, index, whole, self._progress, sequence, first, sent, spares)
+        return Batch(number, index, whole, self._progress, sequence, first, sent, spares, hints)
+
+    def _hints_of(self, index: Any, first: int) -> bytes | None:
+        """What the dataset predicts that the samples of a batch cost."""
+        if not self._hints.given:
+            return None
+        progress = self._progress
+        told = progress.dataset_epoch  # 1 + the epoch, 0: nothing
+        user_epoch = told - 1 if told else None
+        return self._hints.of(index, self.position.seed, progress.epoch, first, user_epoch)
 
     def _pass_over(self, index: Any) -> None:
         self.draw.pass_over()
@@ -446,31 +458,3 @@ class Planner:
             self.draw.end()
             self.engine.plan_end()
             raise
-
-
-def _hints_of(dataset: Any) -> Callable[[Any], float] | None:
-    """The dataset's ``cost_hint``, through torch's ``Subset``."""
-    if type(dataset) is Subset:
-        return through_subset(dataset, _hints_of(dataset.dataset))
-    return offered(dataset, "cost_hint")
-
-
-class Hints:
-    """The user's guess of what samples cost, until they were seen."""
-
-    def __init__(self, loader: Any, memo: Memo) -> None:
-        self.given = _hints_of(loader.dataset)
-        self._memo = memo
-
-    def take(self, index: Any) -> None:
-        """Asks for the costs of a batch, or of a sample."""
-        if self.given is None:
-            return
-        for i in each_index(index):
-            number = whole_number(i)
-            if 0 <= number < self._memo.size:
-                try:
-                    seconds = self.given(number)
-                except StopIteration as error:
-                    raise stopped(f"cost_hint({i!r})") from error
-                self._memo.costs.hint(number, max(0, int(seconds * 1e9)))

@@ -17,7 +17,12 @@ started                     tasks by reason: window (steady), early (known to be
                             (workers would have idled), finale (costliest first), order
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
                             samples seen, indices known; of a batch beside its samples where
-                            workers collate: collate; split: whether several fetch for one
+                            workers collate: collate; split: whether several fetch for one.
+                            hinted: samples that came with a cost_hint; predicted_by: "history"
+                            (what the index cost before), "hint" (times one scale) or
+                            "hint_by_index" (times the index's own ratio), whichever has
+                            predicted hinted samples best; off_by: the typical factor between
+                            cost and prediction of each of these, None: not known yet
 locality                    together (whether neighbours are kept in one worker, because they are
                             cheaper there, or to find that out), group (samples that share
                             what is opened for them, 1: none), opening (of a group), each (a
@@ -57,6 +62,7 @@ verdict                     one sentence: is the caller waiting, for what, what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,6 +88,8 @@ _STARTS = (
 )
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
+#: of enum mn_hint_by, csrc/schedule/policy_hint.h
+_PREDICTORS = ("history", "hint", "hint_by_index")
 
 NOTHING = "Nothing was loaded yet."
 #: what an iterator with workers adds
@@ -232,6 +240,9 @@ def _costs(s: _Costs) -> dict[str, Any]:
         "split": s["split"],
         "samples": s["samples"],
         "known": s["known"],
+        "hinted": s["hinted"],
+        "predicted_by": _PREDICTORS[s["by"]] if s["hinted"] else _PREDICTORS[0],
+        "off_by": dict(zip(_PREDICTORS, map(math.exp, s["errors"]))) if s["errors"] else None,
     }
 
 

@@ -171,7 +171,7 @@ def test_a_task_and_its_error_may_have_each_other() -> None:
         worker = _core.Worker(engine.segment, 0, Fails(), None, Layout, pickle.loads)
         worker.ready()
         engine.set_form(None)
-        engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0)
+        engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None)
         task = worker.next()
         assert task and task.extras and (task.row0, task.nrows) == (0, 1)
         error = task.extras[0][2]

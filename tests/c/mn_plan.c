@@ -568,7 +568,8 @@ work(struct world *w)
         bool news = mn_plan_is_news(w->p, q->batch.epoch, index, wall, 1, q->batch.nrows);
         struct mn_costs_made made = {.worker = next, .keeps = true};
         mn_plan_set_done(w->p, q);
-        (void)mn_costs_observe_rows(&w->costs, index, wall, 1, q->batch.nrows, &made);
+        (void)mn_costs_observe_rows(&w->costs, index, q->batch.hint, wall, 1, q->batch.nrows,
+                                    &made);
         mn_plan_learned(w->p, news);
     }
     return true;

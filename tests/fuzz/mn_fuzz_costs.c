@@ -38,7 +38,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         int64_t taken = mn_cost_load(&costs.model, 1, &index, &wall);
         MUST(taken == (index >= 0 && index < SAMPLES));
         mn_costs_observe(&costs, wall, index); /* the same numbers the other way round */
-        (void)mn_cost_hint(&costs.model, index % SAMPLES, wall);
+        MUST(mn_costs_hinted(&costs) == 0);
+        float hint = (float)(wall & INT64_MAX);
+        mn_costs_observe_hinted(&costs, index % SAMPLES, &hint, index);
     }
     must_make_sense(&costs);
     mn_costs_fini(&costs);

@@ -11,7 +11,8 @@ import torch
 import minato
 from minato._core import CostModel, Epoch
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.planner import Hints, Planner
+from minato.iterators.cost_hints import CostHints
+from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
     whole: bool
     begins: bytes | None
     spares: int
+    hints: bytes | None
 
 
 class Engine:
@@ -142,7 +144,9 @@ def planner_of(
     """A planner that has begun the first epoch of a loader."""
     position = position_of(loader)
     options = Options.of(loader)
-    hints = Hints(loader, position.memo)
+    hints = CostHints(
+        loader.dataset, None, position.memo, ranks=position.ranks.for_seeds(), seeds=options.seeds
+    )
     window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
     planner = kind(loader, position, Form(Shape()), window, received, hints)
     planner.engine = engine  # type: ignore[assignment]

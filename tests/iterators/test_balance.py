@@ -761,7 +761,7 @@ class TestMoreWorkers:
             worker = _core.Worker(engine.segment, 0, Watched(), None, None, pickle.loads)
             worker.ready()
             engine.set_form(None)
-            assert engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0) == 0
+            assert engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None) == 0
             assert worker.next().kind == 1
         finally:
             engine.stop()

@@ -153,33 +153,6 @@ def test_an_end_that_draws_is_not_met_ahead() -> None:
     assert planner.draw.exhausted and not torch.equal(state, generator.get_state())
 
 
-def test_a_dataset_that_guesses_costs_is_asked_in_the_first_epoch() -> None:
-    loader = Loader(20)
-    asked: list[int] = []
-    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: asked.append(i) or 0.5})
-    loader.inner.__dict__["dataset"] = data(loader.dataset)
-    planner_of(loader, Engine())
-    assert asked[:4] == [0, 1, 2, 3]
-
-
-def test_a_subset_guesses_as_its_dataset_does() -> None:
-    loader = Loader(20)
-    asked: list[int] = []
-    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: asked.append(i) or 0.5})
-    twice = torch.utils.data.Subset(data(range(100)), range(50, 100))
-    loader.inner.__dict__["dataset"] = torch.utils.data.Subset(twice, range(10, 30))
-    planner_of(loader, Engine())
-    assert asked[:4] == [60, 61, 62, 63]
-
-
-def test_a_guess_that_raises_stop_iteration_is_no_end() -> None:
-    loader = Loader(20)
-    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: next(iter(()))})
-    loader.inner.__dict__["dataset"] = data(loader.dataset)
-    with pytest.raises(RuntimeError, match=r"cost_hint\(0\) of the dataset raised StopIteration"):
-        planner_of(loader, Engine())
-
-
 # ---- planning anew ------------------------------------------------------------------------
 
 

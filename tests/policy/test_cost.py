@@ -1,4 +1,4 @@
-"""Cost model and slow timeout: quantiles, drift, outliers, hints, silence on constants."""
+"""Cost model and slow timeout: quantiles, drift, outliers, silence on constants."""
 
 from __future__ import annotations
 
@@ -86,20 +86,15 @@ class Cell:
         self.cost += (x - self.cost) / self.age
 
 
-reports = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 10**12), st.booleans()), max_size=80)
+reports = st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 10**12)), max_size=80)
 
 
 @given(reports)
 def test_the_model_is_its_definition(events):
-    """Observations and hints in any order; floats of 24 bits aside."""
-    model, cells, hints = _policy.PolicyCost(3), [Cell() for _ in range(3)], {}
+    """Observations in any order; floats of 24 bits aside."""
+    model, cells = _policy.PolicyCost(3), [Cell() for _ in range(3)]
     walls: list[int] = []
-    for index, wall, is_hint in events:
-        if is_hint:
-            if 0 <= index < 3:
-                model.hint(index, wall)
-                hints[index] = wall
-            continue
+    for index, wall in events:
         model.observe(index, wall)
         walls.append(wall)
         if 0 <= index < 3:
@@ -109,9 +104,8 @@ def test_the_model_is_its_definition(events):
     assert model.mean == pytest.approx(mean, rel=1e-6)
     for index in range(-1, 4):
         cell = cells[index] if 0 <= index < 3 else Cell()
-        hint = hints.get(index, 0)
-        want = cell.cost if cell.seen else hint or mean
-        assert model.knows(index) == (cell.seen > 0 or hint > 0)
+        want = cell.cost if cell.seen else mean
+        assert model.knows(index) == (cell.seen > 0)
         assert model.wall(index) == pytest.approx(want, rel=1e-5, abs=1.01)
 
 
@@ -155,23 +149,15 @@ def test_slow_drift_is_followed():
     assert model.wall(0) == pytest.approx(cost, rel=0.2)
 
 
-def test_unknown_falls_back_to_hint_then_mean():
+def test_unknown_index_falls_back_to_the_mean():
     model = _policy.PolicyCost(4)
     assert model.wall(0) == 0 and not model.knows(0)
     model.observe(1, 100)
     model.observe(2, 300)
     assert model.wall(0) == 200
     assert model.wall(99) == 200 and model.wall(-1) == 200
-    model.hint(0, 7000)
-    assert model.knows(0) and model.wall(0) == 7000
-    assert model.known == 2  # a hint is not an observation
     model.observe(0, 50)
-    assert model.wall(0) == 50
-    model.hint(0, 7000)  # too late
-    assert model.wall(0) == 50
-    for index, value in ((4, 1), (-1, 1), (3, -1)):
-        with pytest.raises(ValueError):
-            model.hint(index, value)
+    assert model.wall(0) == 50 and model.known == 3
 
 
 @given(st.dictionaries(st.integers(0, 999), st.integers(1, 2**40)))
@@ -305,9 +291,8 @@ def test_the_timeout_is_the_rules(stretches, every):
 
 
 def test_what_is_too_long_or_too_many_is_bounded():
-    """Hints in a wrong unit, and datasets that only pretend to have so many samples."""
+    """Times without end, and datasets that only pretend to have so many samples."""
     model = _core.CostModel(2)
-    model.hint(0, 2**63 - 1)
     model.observe(1, 2**63 - 1)
     assert model.slowest(2) == [(1, pytest.approx(10**15))]
     with pytest.raises(MemoryError):

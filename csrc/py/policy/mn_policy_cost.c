@@ -64,20 +64,6 @@ cost_observe(PyObject *self, PyObject *args)
 }
 
 static PyObject *
-cost_hint(PyObject *self, PyObject *args)
-{
-    long long index, wall;
-    if (!PyArg_ParseTuple(args, "LL:hint", &index, &wall)) {
-        return NULL;
-    }
-    if (mn_cost_hint(&cost_of(self)->model, index, wall) < 0) {
-        PyErr_SetString(PyExc_ValueError, "no such index, or a negative time");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 cost_wall(PyObject *self, PyObject *arg)
 {
     long long index = PyLong_AsLongLong(arg);
@@ -277,7 +263,6 @@ get_samples(PyObject *self, void *unused)
 
 static PyMethodDef cost_methods[] = {
     {"observe", cost_observe, METH_VARARGS, "observe(index, wall_ns, /)"},
-    {"hint", cost_hint, METH_VARARGS, "hint(index, wall_ns, /): the user's guess"},
     {"wall", cost_wall, METH_O, "wall(index, /) -> predicted wall time in ns"},
     {"knows", cost_knows, METH_O, "knows(index, /) -> was it observed or hinted?"},
     {"quantile", cost_quantile, METH_O, "quantile(permille, /) -> wall time in ns"},

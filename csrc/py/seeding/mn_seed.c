@@ -9,9 +9,15 @@
 #include "py/seeding/mn_seed_left.h"
 #include "py/seeding/mn_seed_target.h"
 #include "py/seeding/mn_seed_watch.h"
+#include "py/seeding/mn_seed_words.h"
 
 /* A dataset that makes generators again and again is left to itself after so many. */
 #define RENEWALS_MOST 16
+
+/* The stream of the first seed_sample(), and what the next ones' are apart:
+ * minato/seeding/generator_states.py has the same numbers. */
+#define STREAM_HOOK 4
+#define STREAM_STEP (UINT64_C(1) << 32)
 
 struct mn_seeder {
     PyObject_HEAD
@@ -343,50 +349,43 @@ seeder_watch(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Converter for PyArg_Parse: the "K" code would wrap silently. */
-static int
-to_u64(PyObject *obj, void *out)
-{
-    PyObject *index = PyNumber_Index(obj);
-    if (index == NULL) {
-        return 0;
-    }
-    unsigned long long value = PyLong_AsUnsignedLongLong(index);
-    Py_DECREF(index);
-    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
-        return 0;
-    }
-    *(uint64_t *)out = value;
-    return 1;
-}
-
-static int
-to_domain(PyObject *obj, void *out)
-{
-    uint64_t value = 0;
-    if (!to_u64(obj, &value)) {
-        return 0;
-    }
-    if (value > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "domain must fit 32 bits");
-        return 0;
-    }
-    *(uint32_t *)out = (uint32_t)value;
-    return 1;
-}
-
 static PyObject *
 seeder_seed(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"base_seed", "epoch", "position", "domain", NULL};
     uint64_t base_seed, epoch, position;
     uint32_t domain = MN_SEED_SAMPLE;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&|O&", names, to_u64, &base_seed,
-                                     to_u64, &epoch, to_u64, &position, to_domain,
-                                     &domain)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&|O&", names, mn_seed_arg_u64,
+                                     &base_seed, mn_seed_arg_u64, &epoch, mn_seed_arg_u64,
+                                     &position, mn_seed_arg_domain, &domain)) {
         return NULL;
     }
     if (mn_seeder_seed(self, base_seed, epoch, position, domain) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+seeder_sample(PyObject *self, PyObject *args)
+{
+    unsigned long long base_seed, epoch, position, hook;
+    if (!PyArg_ParseTuple(args, "KKKK", &base_seed, &epoch, &position, &hook)) {
+        return NULL;
+    }
+    struct mn_seed_key key = mn_seed_key_of_share(&((struct mn_seeder *)self)->share, base_seed,
+                                                  epoch, position, MN_SEED_SAMPLE);
+    struct mn_seed_stream s = mn_seed_stream_make(key, STREAM_HOOK + hook * STREAM_STEP);
+    return Py_BuildValue("(KKK)", (unsigned long long)s.seed, (unsigned long long)key.lo,
+                         (unsigned long long)key.hi);
+}
+
+static PyObject *
+seeder_put(PyObject *self, PyObject *args)
+{
+    unsigned long long lo, hi;
+    if (!PyArg_ParseTuple(args, "KK", &lo, &hi)
+        || seed_all((struct mn_seeder *)self, (struct mn_seed_key){.lo = lo, .hi = hi}) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -444,42 +443,6 @@ seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
     return PyBytes_FromStringAndSize((const char *)obj, Py_TYPE(obj)->tp_basicsize);
 }
 
-static PyObject *
-seeder_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"base_seed", "epoch", "position", "domain", "stream",
-                            "n",         "vector", "wide",    NULL};
-    uint64_t base_seed, epoch, position, number;
-    uint32_t domain;
-    Py_ssize_t n;
-    int vector = 1, wide = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&O&n|pp", names, to_u64,
-                                     &base_seed, to_u64, &epoch, to_u64, &position,
-                                     to_domain, &domain, to_u64, &number, &n, &vector,
-                                     &wide)) {
-        return NULL;
-    }
-    if (n < 0 || n > 1 << 20) {
-        PyErr_SetString(PyExc_ValueError, "n out of range");
-        return NULL;
-    }
-    struct mn_seed_stream s =
-        mn_seed_stream_make(mn_seed_key_make(base_seed, epoch, position, domain), number);
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (wide ? 8 : 4));
-    if (bytes == NULL) {
-        return NULL;
-    }
-    void *data = PyBytes_AS_STRING(bytes);
-    const struct mn_seed_isa *isa = mn_seed_isa_pick(vector);
-    if (wide) {
-        isa->wide(&s, data, (size_t)n);
-    }
-    else {
-        isa->words(&s, data, (size_t)n);
-    }
-    return Py_BuildValue("(NK)", bytes, (unsigned long long)s.seed);
-}
-
 /* ---- the type ----------------------------------------------------------------------- */
 
 PyDoc_STRVAR(seed_doc,
@@ -487,6 +450,13 @@ PyDoc_STRVAR(seed_doc,
 "Put every generator into the state that belongs to one sample (domain 0), or to\n"
 "__getitems__ (1) or collate_fn (2) of one batch.  All four are unsigned, 64 bits\n"
 "(domain 32); OverflowError otherwise.  What a hook raises passes through.");
+PyDoc_STRVAR(sample_doc,
+"sample(base_seed, epoch, position, hook) -> (seed, lo, hi)\n\n"
+"seed: the 63-bit number that the seed_sample() of this number (0: the first) gets for the sample\n"
+"at this position. (lo, hi): the key that put() takes.");
+PyDoc_STRVAR(put_doc,
+"put(lo, hi)\n\n"
+"Put every generator into the state that belongs to this key of sample().");
 PyDoc_STRVAR(share_doc,
 "share($self, ranks, /)\n--\n\n"
 "Positions given to seed() are from now on those of one rank among several. ranks: (rank, world,\n"
@@ -520,8 +490,6 @@ PyDoc_STRVAR(describe_doc,
 "(the same state through its public API), \"called\" (a function is given a 63-bit\n"
 "seed) or \"absent\" (the library is not installed).");
 PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
-PyDoc_STRVAR(words_doc,
-"(words, seed) of one stream: n words of 4 bytes (wide: 8), and its 63-bit seed.");
 PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan).");
 PyDoc_STRVAR(type_doc,
 "Seeder(private=(), *, hooks=(), force=None)\n--\n\n"
@@ -544,8 +512,10 @@ static PyMethodDef seeder_methods[] = {
     {"left", seeder_left, METH_NOARGS, left_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
-    {"_words", (PyCFunction)(void (*)(void))seeder_words,
-     METH_VARARGS | METH_KEYWORDS | METH_STATIC, words_doc},
+    {"_words", (PyCFunction)(void (*)(void))mn_seed_py_words,
+     METH_VARARGS | METH_KEYWORDS | METH_STATIC, mn_seed_words_doc},
+    {"sample", seeder_sample, METH_VARARGS, sample_doc},
+    {"put", seeder_put, METH_VARARGS, put_doc},
     {"_from_plans", seeder_from_plans, METH_O | METH_CLASS, from_plans_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,7 @@
 /* mn_costs_type.c - minato._core.CostModel: what a loader's samples have cost.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <math.h>
 #include <string.h>
 
 #include "engine/mn_shared_costs.h"
@@ -94,25 +95,31 @@ static PyObject *
 costs_observe(PyObject *self, PyObject *args)
 {
     long long index, wall;
-    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
-        return NULL;
-    }
-    mn_costs_observe(lock(self), index, wall);
-    unlock(self);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-costs_hint(PyObject *self, PyObject *args)
-{
-    long long index, wall;
-    if (!PyArg_ParseTuple(args, "LL", &index, &wall)) {
+    float hint = -1.0f;
+    if (!PyArg_ParseTuple(args, "LL|f", &index, &wall, &hint)) {
         return NULL;
     }
     struct mn_costs *c = lock(self);
-    int rc = mn_cost_hint(&c->model, index, wall);
+    int rc = hint >= 0.0f ? mn_costs_hinted(c) : 0;
+    if (rc == 0) {
+        mn_costs_observe_hinted(c, index, hint >= 0.0f ? &hint : NULL, wall);
+    }
     unlock(self);
-    return mn_raise_errno(rc, "no such index") < 0 ? NULL : Py_NewRef(Py_None);
+    return rc < 0 ? PyErr_NoMemory() : Py_NewRef(Py_None);
+}
+
+static PyObject *
+costs_predict(PyObject *self, PyObject *args)
+{
+    long long index;
+    float hint = -1.0f;
+    if (!PyArg_ParseTuple(args, "L|f", &index, &hint)) {
+        return NULL;
+    }
+    int64_t at = index, ns = 0;
+    mn_costs_predict(lock(self), &at, hint >= 0.0f ? &hint : NULL, 1, false, &ns);
+    unlock(self);
+    return PyLong_FromLongLong(ns);
 }
 
 PyDoc_STRVAR(save_doc,
@@ -208,14 +215,17 @@ costs_sends(PyObject *self, PyObject *arg)
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
 "              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
-"              each_ns, group}\n\n"
+"              each_ns, group, hinted, by, errors, hint_scale_ns}\n\n"
 "slow_ns: from when on a sample in flight counts as slow, None when nothing does.\n"
 "collate_ns: of a batch that workers collate, beside its samples. send_ns: of sending a\n"
 "sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
 "that one worker could make are split. near, home: whether samples are cheaper beside their\n"
 "neighbours, and where they were made last; None: not known yet. opening_ns: what a sample\n"
 "away from its group costs more, away_ns: one away from its home. each_ns: a sample beside\n"
-"its neighbour. group: samples in one.");
+"its neighbour. group: samples in one. hinted: samples with a hint of the dataset that were\n"
+"observed. by: what predicts hinted samples now, 0 history, 1 hint x scale, 2 hint x ratio of\n"
+"the index. errors: of these three, root mean square logarithms of cost / prediction; None:\n"
+"not known yet. hint_scale_ns: for one unit of hint.");
 
 static PyObject *
 answer(enum mn_contrast_answer a)
@@ -237,12 +247,19 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     long long collate = c->collate_ns, send = c->send_ns;
     bool split = c->split;
     struct mn_locality place = c->locality;
+    struct mn_hint hint = c->hint;
     unsigned long long samples = c->model.samples;
     unlock(self);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
                                               : PyLong_FromLongLong(timeout);
     PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
-    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd}", "samples",
+    PyObject *errors = hint.compared == 0 ? Py_NewRef(Py_None)
+                                          : Py_BuildValue("(ddd)", sqrt(hint.error[0]),
+                                                          sqrt(hint.error[1]),
+                                                          sqrt(hint.error[2]));
+    unsigned long long hinted = hint.scaled + hint.zeros;
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd sK si sN sd}",
+                         "samples",
                          samples, "known", known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1],
                          "p90_ns", q[2], "p99_ns", q[3], "p995_ns", q[4], "slow_ns",
                          slow, "collate_ns", collate, "send_ns", sends, "split",
@@ -250,12 +267,15 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
                          "near", answer(place.near.answer), "home", answer(place.home.answer),
                          "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
                          (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",
-                         mn_locality_length(&place));
+                         mn_locality_length(&place), "hinted", hinted, "by",
+                         (int)mn_hint_best(&hint), "errors", errors, "hint_scale_ns",
+                         hint.scaled != 0 ? exp(hint.log_scale) : 0.0);
 }
 
 static PyMethodDef costs_methods[] = {
-    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns)")},
-    {"hint", costs_hint, METH_VARARGS, PyDoc_STR("hint(index, wall_ns): a first guess")},
+    {"observe", costs_observe, METH_VARARGS, PyDoc_STR("observe(index, wall_ns, hint=None)")},
+    {"predict", costs_predict, METH_VARARGS,
+     PyDoc_STR("predict(index, hint=None) -> wall_ns, 0 where nothing is known")},
     {"sends", costs_sends, METH_O,
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
     {"save", costs_save, METH_NOARGS, save_doc},

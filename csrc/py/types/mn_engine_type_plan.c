@@ -24,14 +24,16 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(epoch, indices, number, position, whole, begins, spares) -> int | None\n"
+    "plan(epoch, indices, number, position, whole, begins, spares, hints) -> int | None\n"
     "\n"
     "Takes the next batch in, indices are what the sampler gave: its sequence; None: later.\n"
     "number: in the epoch; position: of its first sample in the sampler's order. whole: one\n"
     "worker fetches and collates it. begins: None, or a byte a row, not 0 where by the dataset's\n"
     "word a group begins. spares: so many of the indices, at the end, are of other samples, to\n"
-    "take the place of one that fails. Of the batch that was planned last it gives the sequence\n"
-    "again and does nothing: an interrupt may have kept the caller from hearing of it.";
+    "take the place of one that fails. hints: None, or a float32 a row, finite and not negative,\n"
+    "from which costs are predicted (csrc/schedule/policy_hint.h). Of the batch that was planned\n"
+    "last it gives the sequence again and does nothing: an interrupt may have kept the caller\n"
+    "from hearing of it.";
 
 /* How many rows a batch has whose indices are no machine integers. False with an exception. */
 static bool
@@ -53,7 +55,7 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     if (epoch == NULL) {
         return NULL;
     }
-    PyObject *indices = args[1], *begins = args[5];
+    PyObject *indices = args[1], *begins = args[5], *hints = args[7];
     b->epoch = epoch->number;
     b->base_seed = epoch->base_seed;
     b->user_epoch = epoch->user_epoch;
@@ -64,6 +66,9 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     b->spares = mn_as_uint32(args[6]);
     if (begins != Py_None && !PyBytes_Check(begins) && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_TypeError, "begins must be bytes or None");
+    }
+    if (hints != Py_None && !PyBytes_Check(hints) && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "hints must be bytes or None");
     }
     if (PyErr_Occurred() || !count_rows(b, indices)) {
         return NULL;
@@ -82,6 +87,13 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
             PyErr_SetString(PyExc_ValueError, "begins must have a byte for each row");
         }
     }
+    if (sound && hints != Py_None && b->index_kind != MN_INDEX_PICKLE) {
+        b->hint = (const float *)(const void *)PyBytes_AS_STRING(hints);
+        sound = (size_t)PyBytes_GET_SIZE(hints) >= n * sizeof(float);
+        if (!sound) {
+            PyErr_SetString(PyExc_ValueError, "hints must have a float32 for each row");
+        }
+    }
     if (!sound) {
         Py_CLEAR(owned);
     }
@@ -91,8 +103,8 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
 PyObject *
 mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 7) {
-        PyErr_SetString(PyExc_TypeError, "plan() takes seven arguments");
+    if (nargs != 8) {
+        PyErr_SetString(PyExc_TypeError, "plan() takes eight arguments");
         return NULL;
     }
     struct mn_plan_batch b = {0};

@@ -1,0 +1,119 @@
+/* What a sample will cost by the dataset's own hint: see policy_hint.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule/policy_hint.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "schedule/policy_cost.h"
+
+#define NS_PER_SECOND 1e9
+/* No prediction is off by more than this in the errors: the square of log(1000). */
+#define ERROR_MOST 47.7
+
+void
+mn_hint_init(struct mn_hint *m, float *ratio, int64_t n)
+{
+    memset(m, 0, sizeof(*m));
+    m->ratio = ratio;
+    m->n = n;
+}
+
+static float *
+ratio_at(const struct mn_hint *m, int64_t index)
+{
+    return index >= 0 && index < m->n ? &m->ratio[index] : NULL;
+}
+
+static double
+scale_of(const struct mn_hint *m)
+{
+    return m->scaled != 0 ? exp(m->log_scale) : NS_PER_SECOND;
+}
+
+/* What a predictor says in ns; 0 where it knows nothing. */
+static double
+predict_by(const struct mn_hint *m, enum mn_hint_by by, int64_t index, double hint,
+           double history_ns)
+{
+    if (by == MN_HINT_HISTORY) {
+        return history_ns;
+    }
+    if (!(hint > 0.0)) {
+        return m->zeros != 0 ? m->zero_ns : history_ns;
+    }
+    const float *ratio = by == MN_HINT_RATIO ? ratio_at(m, index) : NULL;
+    return hint * (ratio != NULL && *ratio > 0.0f ? (double)*ratio : scale_of(m));
+}
+
+enum mn_hint_by
+mn_hint_best(const struct mn_hint *m)
+{
+    if (m->compared < MN_HINT_TRIAL) {
+        return MN_HINT_RATIO;
+    }
+    enum mn_hint_by best = MN_HINT_HISTORY;
+    for (int by = MN_HINT_SCALE; by < MN_HINT_PREDICTORS; by++) {
+        best = m->error[by] < m->error[best] ? (enum mn_hint_by)by : best;
+    }
+    return best;
+}
+
+int64_t
+mn_hint_predict(const struct mn_hint *m, int64_t index, float hint, int64_t history_ns)
+{
+    double ns = predict_by(m, mn_hint_best(m), index, (double)hint, (double)history_ns);
+    return ns < (double)MN_COST_MOST_NS ? (int64_t)ns : MN_COST_MOST_NS;
+}
+
+/* The weight of one more observation in a mean over the last MN_HINT_MEMORY. */
+static double
+weight(uint64_t n)
+{
+    return 1.0 / (double)(n < MN_HINT_MEMORY ? n : MN_HINT_MEMORY);
+}
+
+static void
+compare(struct mn_hint *m, int64_t index, double hint, double history_ns, double wall)
+{
+    double said[MN_HINT_PREDICTORS];
+    for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
+        said[by] = predict_by(m, (enum mn_hint_by)by, index, hint, history_ns);
+        if (!(said[by] > 0.0)) {
+            return; /* nothing to compare yet */
+        }
+    }
+    m->compared++;
+    for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
+        double off = log(wall / said[by]), square = off * off;
+        square = square < ERROR_MOST ? square : ERROR_MOST;
+        m->error[by] += (square - m->error[by]) * weight(m->compared);
+    }
+}
+
+void
+mn_hint_observe(struct mn_hint *m, int64_t index, float hint, int64_t history_ns,
+                int64_t wall_ns)
+{
+    if (wall_ns <= 0) {
+        return;
+    }
+    double unit = (double)hint, wall = (double)wall_ns;
+    if (unit > 0.0 ? m->scaled != 0 : m->zeros != 0) {
+        compare(m, index, unit, (double)history_ns, wall);
+    }
+    if (!(unit > 0.0)) {
+        m->zeros++;
+        m->zero_ns += (wall - m->zero_ns) * weight(m->zeros);
+        return;
+    }
+    double ratio = wall / unit;
+    m->scaled++;
+    m->log_scale += (log(ratio) - m->log_scale) * weight(m->scaled);
+    float *own = ratio_at(m, index);
+    if (own != NULL) { /* half of what was known, half of what is new, as factors */
+        *own = (float)(*own > 0.0f ? sqrt((double)*own * ratio) : ratio);
+    }
+}

@@ -1,0 +1,169 @@
+"""What a dataset predicts that its samples will cost: ``cost_hint(index, *, seed, epoch)``."""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+import math
+import time
+import warnings
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
+
+from .._core import Seeder
+from ..dataset_calls import attribute, offered
+from ..sampler_indices import each_index, whole_number
+from ..seeding.draws import sample_seed
+from ..seeding.generators import find_all
+from .across_iterators import Memo
+
+#: Hints take at most this share of the trainer's time, beyond what the first ones may take.
+SHARE, FIRST_NS = 0.01, 50_000_000
+
+#: (index, place of the sample, the epoch that set_epoch() named) -> hint
+Ask = Callable[[int, int, "int | None"], Any]
+
+
+def hint_method(dataset: Any) -> Callable[..., Any] | None:
+    """The ``cost_hint`` of a dataset, or of the one to which its ``__getattr__`` delegates."""
+    own = offered(dataset, "cost_hint")
+    if own is not None:
+        return own
+    method = attribute(dataset, "cost_hint")
+    inner = getattr(method, "__self__", None)
+    return None if inner is None else offered(inner, "cost_hint")
+
+
+def takes(method: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether it takes ``seed=`` and ``epoch=``."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return False, False
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return True, True
+    by_name = {n for n, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return "seed" in by_name, "epoch" in by_name
+
+
+class CostHints:
+    """Asks the dataset for hints, a batch at a time, while that takes little time.
+
+    A hint that fails, or is not a finite number of at least 0, is reported once. The loader's
+    iterators do not ask again then, and costs are predicted from history.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Any, memo: Memo, *, ranks: Any, seeds: bool
+    ) -> None:
+        self._memo = memo
+        self._seeder: Seeder | None = None
+        self._dataset, self._collate_fn, self._ranks, self._seeds = dataset, collate_fn, ranks, seeds
+        self._hooks: dict[int, int] | None = None
+        self._place = 0, 0  # base seed and epoch of the batch that is asked for
+        self._ask = None if memo.hints_refused else self._of(dataset)
+        self._began, self._spent = time.perf_counter_ns(), 0
+
+    @property
+    def given(self) -> bool:
+        """Whether the dataset gives hints."""
+        return self._ask is not None
+
+    def _of(self, dataset: Any) -> Ask | None:
+        """How to ask a dataset, through torch's Subset and ConcatDataset."""
+        if type(dataset) is Subset:
+            inner, indices = self._of(dataset.dataset), dataset.indices
+            return None if inner is None else (
+                lambda index, place, epoch: inner(whole_number(indices[index]), place, epoch))
+        if type(dataset) is ConcatDataset:
+            return self._of_concatenated(dataset)
+        method = hint_method(dataset)
+        if method is None:
+            return None
+        seeded, knows_epoch = takes(method)
+        seeded = seeded and self._seeds
+        hook = self._hook_of(getattr(method, "__self__", dataset)) if seeded else 0
+
+        def ask(index: int, place: int, epoch: int | None) -> Any:
+            more: dict[str, Any] = {}
+            if seeded:
+                more["seed"] = self._seed(place, hook)
+            if knows_epoch:
+                more["epoch"] = epoch
+            return method(index, **more)
+
+        return ask
+
+    def _of_concatenated(self, dataset: ConcatDataset[Any]) -> Ask | None:
+        parts = [self._of(part) for part in dataset.datasets]
+        ends = dataset.cumulative_sizes
+        if all(part is None for part in parts):
+            return None
+
+        def ask(index: int, place: int, epoch: int | None) -> Any:
+            at = bisect.bisect_right(ends, index)
+            part = parts[at]
+            return None if part is None else part(index - (ends[at - 1] if at else 0), place, epoch)
+
+        return ask
+
+    def _hook_of(self, dataset: Any) -> int:
+        """Which of the ``seed_sample`` methods that workers call is this dataset's."""
+        if self._hooks is None:
+            hooks = find_all([self._dataset, self._collate_fn]).hooks
+            self._hooks = {id(getattr(h, "__self__", None)): k for k, h in enumerate(hooks)}
+        return self._hooks.get(id(dataset), 0)
+
+    def _seed(self, place: int, hook: int) -> int:
+        if self._seeder is None:
+            self._seeder = Seeder._from_plans([])
+            self._seeder.share(self._ranks)
+        return sample_seed(*self._seeder.sample(*self._place, place, hook))
+
+    # ---- a batch -------------------------------------------------------------------------
+
+    def of(
+        self, index: Any, base_seed: int, epoch: int, first: int, user_epoch: int | None
+    ) -> bytes | None:
+        """The hints of a batch, or of one sample, as float32; None where none are to be had now.
+
+        epoch: as samples are seeded by. first: place of the batch's first sample in the epoch.
+        user_epoch: what set_epoch() has told the dataset; None: nothing.
+        """
+        ask, begins = self._ask, time.perf_counter_ns()
+        if ask is None or self._spent > FIRST_NS + SHARE * (begins - self._began):
+            return None
+        self._place = base_seed, epoch
+        hints = array("f")
+        for k, one in enumerate(each_index(index)):
+            number = whole_number(one)
+            if not 0 <= number < self._memo.size:
+                return None
+            try:
+                hint = ask(number, first + k, user_epoch)
+                if hint is None:  # of this sample, or part of the dataset, nothing is known
+                    return None
+                hints.append(self._checked(float(hint)))
+            except Exception as error:
+                self._refuse(one, error)
+                return None
+        self._spent += time.perf_counter_ns() - begins
+        return hints.tobytes()
+
+    @staticmethod
+    def _checked(hint: float) -> float:
+        if not (math.isfinite(hint) and hint >= 0):
+            raise ValueError(f"it returned {hint!r}, which is not a finite number of at least 0")
+        return min(hint, 3e38)
+
+    def _refuse(self, index: Any, error: Exception) -> None:
+        self._ask, self._memo.hints_refused = None, True
+        warnings.warn(
+            f"cost_hint({index!r}) of {type(self._dataset).__name__} failed: "
+            f"{type(error).__name__}: {error}. The loader does not ask it again; it predicts costs "
+            "from what samples have cost before.",
+            stacklevel=2,
+        )
