@@ -16,6 +16,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,15 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .dataset_calls import fetches_batches
 from .errors import add_note
+from .hint_draws import differing, drawn_by
+from .iterators.cost_hints import hint_method, takes
 from .loader import DataLoader
+from .seeding.draws import sample_seed
 from .seeding.generators import find_all, make_seeder
 from .workers.fetching import fetched
 
+#: samples whose hint is compared with what they draw
+HINTED = 8
 #: samples a call when the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8
 _BASE_SEED = 0x6D696E61746F
@@ -53,6 +59,8 @@ class DeterminismReport:
         repeatable: whether a second fresh worker made the same samples in the same order.
         suspects: generators that seeding does not reach and that moved meanwhile, by name.
         found: private generators of the dataset that are seeded, by type.
+        hints: libraries ("random", "numpy", "torch") from which ``cost_hint`` draws something else
+            than the sample draws first.
     """
 
     samples: int
@@ -61,13 +69,22 @@ class DeterminismReport:
     repeatable: bool
     suspects: tuple[str, ...]
     found: tuple[str, ...]
+    hints: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.fields
+        return not self.fields and not self.hints
 
     def __str__(self) -> str:
         if self:
             return f"{self.samples} samples are the same in either order."
+        if self.hints:
+            same = "" if self.fields else f"{self.samples} samples are the same in either order. "
+            told = (
+                f"cost_hint() draws from {' and '.join(self.hints)} what its sample does not draw "
+                "first, so it predicts another sample's cost. Draw in cost_hint() what "
+                "__getitem__ draws first, with the same calls in the same order."
+            )
+            return (same or f"{dataclasses.replace(self, hints=())} ") + told
         names = ", ".join(f"{name} ({count})" for name, count in self.fields.items())
         return (
             f"{len(self.indices)} of {self.samples} samples depend on more than seed, epoch "
@@ -128,7 +145,7 @@ def check_determinism(
     chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
-    def run(order: range) -> tuple[list[_Sample], list[str], list[str]]:
+    def run(order: range) -> tuple[list[_Sample], list[str], list[str], list[str]]:
         loader: DataLoader[Any] = DataLoader(
             _Probe(dataset, units, order),
             batch_size=None,
@@ -137,14 +154,15 @@ def check_determinism(
             worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
             multiprocessing_context=multiprocessing_context,
         )
-        made: tuple[list[_Sample], list[str], list[str]]
+        made: tuple[list[_Sample], list[str], list[str], list[str]]
         (made,) = list(loader)
         return made
 
-    forwards, moved, found = run(range(len(units)))
+    forwards, moved, found, hints = run(range(len(units)))
     again = run(range(len(units)))[0]
-    backwards, moved_too, _ = run(range(len(units) - 1, -1, -1))
-    return _compare(indices, forwards, again, backwards, [*moved, *moved_too], found)
+    backwards, moved_too, _, _ = run(range(len(units) - 1, -1, -1))
+    report = _compare(indices, forwards, again, backwards, [*moved, *moved_too], found)
+    return dataclasses.replace(report, hints=tuple(hints))
 
 
 _Sample = dict[str, bytes]
@@ -213,7 +231,7 @@ class _Probe(Dataset[Any]):
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str]]:
+    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str]]:
         _show(self.dataset)
         seeder = make_seeder(self.dataset)
         hidden = _hidden_generators(self.dataset)
@@ -234,7 +252,21 @@ class _Probe(Dataset[Any]):
             made[number] = [_digests(sample) for sample in samples]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
-        return [sample for unit in made for sample in unit], moved, found
+        hints = self._hints_differ(seeder, position)
+        return [sample for unit in made for sample in unit], moved, found, hints
+
+    def _hints_differ(self, seeder: Any, position: list[int]) -> list[str]:
+        """Libraries from which hints draw something else than their samples."""
+        hint = hint_method(self.dataset)
+        if hint is None or not takes(hint)[0] or fetches_batches(self.dataset):
+            return []
+        differ: dict[str, None] = {}
+        for number, (index,) in enumerate(self.units[:HINTED]):
+            place = _BASE_SEED, 0, position[number]
+            targets = drawn_by(hint, index, sample_seed(*seeder.sample(*place, 0)))
+            make = partial(fetched, seeder, self, [index], (*place[:2], number, place[2]))
+            differ.update(dict.fromkeys(differing(targets, make)))
+        return list(differ)
 
 
 def _fingerprint(generator: Any) -> bytes:

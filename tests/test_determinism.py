@@ -146,7 +146,7 @@ def test_samples_are_spread_and_bounded() -> None:
 
 def test_it_travels_to_workers_that_are_spawned() -> None:
     probe = pickle.loads(pickle.dumps(_Probe(Seeded(), [[0], [1]], range(2))))
-    samples, moved, _found = probe[0]
+    samples, moved, _found, _hints = probe[0]
     assert len(samples) == 2 and not moved
 
 
@@ -216,3 +216,41 @@ class Whole(Base):
 def test_batches_that_are_no_lists() -> None:
     report = minato.check_determinism(Whole())
     assert set(report.fields) == {"['drawn']"}
+
+
+class Hinted(torch.utils.data.Dataset):
+    """draw(draws): what the hint draws from minato.draws(seed)."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return random.random(), np.random.rand(), torch.rand(1).item(), random.getrandbits(7)
+
+    def cost_hint(self, index, *, seed=None, epoch=None):
+        return 1.0 if seed is None else abs(float(self.draw(minato.draws(seed))))
+
+
+@pytest.mark.parametrize("draw", [
+    lambda draws: draws.random.random(),
+    lambda draws: draws.numpy.rand(),
+    lambda draws: torch.rand(1, generator=draws.torch),
+    lambda draws: draws.random.random() + draws.random.getrandbits(7) + draws.numpy.rand(),
+], ids=["random", "numpy", "torch", "several"])  # fmt: skip
+def test_hint_that_draws_as_its_sample_is_found_right(draw):
+    report = minato.check_determinism(Hinted(draw), 4)
+    assert report and report.hints == ()
+
+
+@pytest.mark.parametrize(("draw", "library"), [
+    (lambda draws: draws.random.getrandbits(7), "random"),
+    (lambda draws: draws.numpy.rand(5).sum(), "numpy"),
+    (lambda draws: torch.rand(2, generator=draws.torch).sum(), "torch"),
+], ids=["random", "numpy", "torch"])  # fmt: skip
+def test_hint_that_draws_something_else_is_named(draw, library):
+    report = minato.check_determinism(Hinted(draw), 4)
+    assert not report and report.hints == (library,) and report.fields == {}
+    assert f"cost_hint() draws from {library} what its sample does not draw first" in str(report)
