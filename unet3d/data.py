@@ -134,11 +134,34 @@ class VolumeDataset(Dataset):
         """The case behind sample `index`."""
         return self.cases[index % len(self.cases)]
 
+    def _number(self, epoch: int, index: int) -> int:
+        """What a dataset with a seed seeds a sample by."""
+        assert self.seed is not None
+        return mix(self.seed, epoch, index)
+
+    def cost_hint(self, index: int, *, seed: int | None = None,
+                  epoch: int | None = None) -> float | None:
+        """What sample `index` will cost, in a unit of its own; None where that is not known.
+
+        Bytes read, times what the crop that the sample will draw makes of them: a crop around
+        foreground looks for the components of the label. minato asks for it.
+        """
+        if self.seed is not None:
+            first = random.Random(self._number(int(self._epoch[0]) if epoch is None else epoch,
+                                               index))
+        elif seed is None:
+            return None
+        else:
+            import minato  # only its loader gives a seed
+
+            first = minato.draws(seed).random
+        return self.case(index).nbytes * self.transform.cost_factor(first)
+
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
         if self.seed is not None:
-            number = mix(self.seed, int(self._epoch[0]), index)
+            number = self._number(int(self._epoch[0]), index)
             random.seed(number)
             np.random.seed(number & 0xFFFFFFFF)
         case = self.case(index)

@@ -54,6 +54,37 @@ class Unfinished(NamedTuple):
     volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
 
 
+class _Hinted:
+    """What cost_hint() knows of a dataset's pipeline and files."""
+
+    def __init__(self, dataset: VolumeDataset) -> None:
+        operators = dataset.pipeline.operators
+        self._crop = next((n for n, op in enumerate(operators)
+                           if isinstance(op, RandBalancedCrop)), None)
+        self._operator: Any = None if self._crop is None else operators[self._crop]
+        self._cases = dataset.cases
+        self._label_bytes: dict[int, int] = {}  # of those whose boxes are not known yet
+        dataset._get()
+        self.patch = float(sum(math.prod(shape) * dtype.itemsize
+                               for shape, dtype in dataset._outputs))
+
+    def _label(self, case: int) -> int:
+        """Bytes of the label that are read for its boxes; with keep_boxes that is once."""
+        label = self._cases[case][1]
+        size = self._label_bytes.get(case)
+        if size is None:
+            size = os.stat(label).st_size if label is not None else 0
+            self._label_bytes[case] = 0 if self._operator.keep_boxes else size
+        return size
+
+    def bytes(self, case: int, key_hi: int, key_lo: int) -> float:
+        """For a sample with this key."""
+        if self._crop is None:
+            return self.patch
+        drawn = _ops.uniform(key_hi, key_lo, self._crop, 0) < self._operator.foreground
+        return self.patch + (self._label(case) if drawn else 0)
+
+
 class VolumeDataset:
     """A map-style dataset of .npy volumes behind a pipeline, for any loader.
 
@@ -117,6 +148,7 @@ class VolumeDataset:
     _tail = 0  # operators at the end that are left out, see _unfinished
     _places = False  # samples have the place of their crop, and no voxels, see _windows
     _native: _ops.Cases | None = None  # made when it is first needed
+    _hinted: _Hinted | None = None  # likewise
     _resident: dict[str, Any]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -127,6 +159,7 @@ class VolumeDataset:
     def _forget(self) -> None:
         """What was made of the attributes is made anew when it is needed."""
         vars(self).pop("_native", None)
+        vars(self).pop("_hinted", None)
         vars(self)["_resident"] = {}  # by device: its cases there, or why they are not
 
     def _start(self) -> None:
@@ -136,7 +169,7 @@ class VolumeDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_sample_seed", "_native", "_outputs", "_resident"):
+        for name in ("_sample_seed", "_native", "_outputs", "_resident", "_hinted"):
             state.pop(name, None)
         if _mp_context.get_spawning_popen() is None:
             # Shared memory can be inherited only; a plain pickle carries the number.
@@ -183,6 +216,21 @@ class VolumeDataset:
             sample_seed = random_bits()
         return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK, self.epoch, index,
                                sample_seed or 0)
+
+    def cost_hint(self, index: int, *, seed: int | None = None,
+                  epoch: int | None = None) -> float:
+        """What sample `index` will cost, in bytes that it goes through: those of its patch, and
+        of its label where it draws a crop around foreground whose boxes are not known yet."""
+        case = index % len(self.cases)
+        if self._hinted is None:
+            self._hinted = _Hinted(self)
+        by_sample = self.keyed_by == "sample"
+        if by_sample and seed is None:
+            return self._hinted.patch
+        key = _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK,
+                              self.epoch if epoch is None else epoch & MASK, index,
+                              int(seed) & MASK if by_sample and seed is not None else 0)
+        return self._hinted.bytes(case, *key)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Make a sample. Raises IndexError, and what the pipeline raises (OSError,

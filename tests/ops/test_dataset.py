@@ -393,3 +393,47 @@ def test_attributes_may_be_changed(files, copied):
     dataset.pipeline, dataset.seed = strong(), 11
     for one, other in zip(dataset[1], before):
         assert torch.equal(one, other)
+
+
+@pytest.fixture
+def lesions(tmp_path):
+    """A case whose only foreground is one voxel in a corner, which random crops miss."""
+    label = np.zeros((1, 40, 40, 40), np.uint8)
+    label[0, 0, 0, 0] = 1
+    paths = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(paths[0], np.ones(label.shape, np.float32))
+    np.save(paths[1], label)
+    return [paths]
+
+
+@pytest.mark.parametrize("keyed_by", ["epoch", "sample"])
+def test_hint_knows_which_samples_crop_around_foreground(lesions, keyed_by):
+    seeder = minato._core.Seeder._from_plans([])
+    crop = ops.RandBalancedCrop(4, 0.5, keep_boxes=False)
+    dataset = ops.VolumeDataset(lesions, ops.Pipeline([ops.ReadNpy(), crop]), keyed_by=keyed_by,
+                                repeat=40)
+    dataset.set_epoch(3)
+    least, found = dataset.cost_hint(0, epoch=3), []
+    for index in range(40):
+        seed, *_key = seeder.sample(1, 2, index, 0)
+        dataset.seed_sample(seed)
+        _image, label = dataset[index]
+        hint = dataset.cost_hint(index, seed=seed, epoch=3)
+        least = min(least, hint)
+        found.append((bool(label.any()), hint))
+    assert {foreground for foreground, _ in found} == {True, False}
+    assert all((hint > least) == foreground for foreground, hint in found)
+
+
+def test_hint_counts_kept_boxes_once(lesions):
+    crop = ops.RandBalancedCrop(4, 1.0)
+    dataset = ops.VolumeDataset(lesions, ops.Pipeline([ops.ReadNpy(), crop]), repeat=3)
+    first, *later = [dataset.cost_hint(index) for index in range(3)]
+    assert first > later[0] == later[1] > 0
+    assert pickle.loads(pickle.dumps(dataset)).cost_hint(0) == first
+
+
+def test_hint_without_a_draw_is_the_size_of_the_patch(files):
+    alone = ops.Pipeline([ops.ReadNpy(), ops.RandCrop(4)])
+    dataset = ops.VolumeDataset([image for image, _ in files], alone, keyed_by="sample")
+    assert {dataset.cost_hint(index) for index in range(len(dataset))} == {4**3 * 4.0}

@@ -217,3 +217,35 @@ def test_evict_drops_a_file_from_the_page_cache(tmp_path):
     assert pagecache.evict([path]) < 0.5
     assert path.read_bytes() == b"x" * (1 << 20)
     assert pagecache.cached_share(path) == 1.0
+
+
+def factor_of(dataset, index, **known):
+    """The hint over what the case's bytes cost."""
+    return dataset.cost_hint(index, **known) / dataset.case(index).nbytes
+
+
+def test_hint_of_a_seeded_dataset_knows_the_first_draw(data_folder):
+    dataset = dataset_of(data_folder, repeat=8)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        for index in range(len(dataset)):
+            number = data.mix(7, epoch, index)
+            foreground = random.Random(number).random() < spec.FOREGROUND_PROBABILITY
+            wanted = transforms.FOREGROUND_COST if foreground else 1.0
+            assert factor_of(dataset, index) == factor_of(dataset, index, epoch=epoch) == wanted
+
+
+def test_hint_of_an_unseeded_dataset_knows_the_loaders_draw(data_folder):
+    minato = pytest.importorskip("minato")
+    dataset = dataset_of(data_folder, seed=None)
+    assert dataset.cost_hint(0) is None
+    assert minato.check_determinism(dataset, 8)
+    loader = minato.DataLoader(dataset, 5, num_workers=1)
+    list(loader)
+    assert loader.stats()["cost"]["hinted"] == len(dataset)
+
+
+def test_hint_of_other_transforms_is_the_size_alone(data_folder):
+    for steps in ([], [transforms.RandFlip(), transforms.RandBalancedCrop(PATCH)]):
+        dataset = data.VolumeDataset(data.list_cases(data_folder), transforms.Compose(steps), 7)
+        assert {factor_of(dataset, i) for i in range(5)} == {1.0}
