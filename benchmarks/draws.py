@@ -1,0 +1,234 @@
+"""Costs known from the draw: how well hints predict, and how much less a step waits.
+
+    python benchmarks/draws.py [--data FOLDER] [--labels FOLDER] [--held-out 512] [--repeats 5]
+        [--json FILE] [--quick]
+
+"Prediction": the reference transforms of the 3D U-Net (unet3d/transforms.py, patches of 128) run
+over volumes with real KiTS19 labels, in this process. The first 16 samples of each case teach the
+cost model of the loader; the others are held out. Each predictor says what a held-out sample will
+cost before it is made: what the same index has cost before ("history"), the bytes of its files,
+and the model with the dataset's hint. The table shows correlation and rank correlation with the
+CPU time that the sample took.
+
+"Waiting": four workers replay these costs in samples that sleep, drawn anew in each epoch as the
+transforms draw them. Steps keep the workers busy for 85 % of their time. The same dataset runs
+with and without its hint, in turns; both must deliver the same samples. "Waited" is the sum of
+the time in next(), without the first epoch. The rows "steady" and "useless" show costs that
+history predicts, without a hint and with one that says nothing.
+
+Volumes come from --data (made by unet3d.preprocess), else they are painted over --labels
+(MINATO_KITS19, else ../shared/data/kits19) and kept in --data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import minato  # noqa: E402
+from minato._core import CostModel, Seeder  # noqa: E402
+from minato.seeding.draws import sample_seed  # noqa: E402
+from minato.seeding.generators import make_seeder  # noqa: E402
+from unet3d import phantom, preprocess, transforms  # noqa: E402
+from unet3d.data import VolumeDataset, list_cases  # noqa: E402
+
+TAUGHT = 16  # samples of each case before those that are held out
+WORKERS, BATCH, SAMPLES, EPOCHS = 4, 2, 240, 4
+BUSY = 0.85  # share of their time that the workers need for the steps
+
+
+# ---- prediction ------------------------------------------------------------------------
+
+
+def prepare(folder: Path, labels: Path) -> Path:
+    """A folder of preprocessed cases."""
+    if not (folder / "checksums.json").exists():
+        painted = folder / "painted"
+        phantom.main(["--labels", str(labels), "--out", str(painted)])
+        preprocess.main(["--source", str(painted), "--out", str(folder)])
+    return folder
+
+
+def measure(folder: Path, held_out: int) -> list[dict[str, Any]]:
+    """Makes samples and predicts each beforehand: rows of what was said and what it took."""
+    cases = list_cases(folder)
+    dataset = VolumeDataset(cases, transforms.train_transforms((128,) * 3))
+    model, seeder = CostModel(len(cases)), make_seeder([])
+    keys = Seeder._from_plans([])
+    rows = []
+    total = TAUGHT * len(cases) + held_out
+    for place in range(total):
+        index = place % len(cases)
+        hint = dataset.cost_hint(index, seed=sample_seed(*keys.sample(1, 0, place, 0)))
+        assert hint is not None
+        row = {"index": index, "bytes": cases[index].nbytes, "hint": hint,
+               "foreground": hint > cases[index].nbytes,
+               "history": model.predict(index) / 1e9, "model": model.predict(index, hint) / 1e9}
+        seeder.seed(1, 0, place)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        dataset[index]
+        row["cpu"], row["wall"] = time.thread_time() - cpu, time.perf_counter() - wall
+        model.observe(index, int(row["cpu"] * 1e9), hint)
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\r{place + 1} of {total} samples", end="", file=sys.stderr)
+    return rows
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Places in order, equal values at their mean place."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[inverse]
+
+
+def correlation(a: Any, b: Any) -> float:
+    return float(np.corrcoef(np.asarray(a, float), np.asarray(b, float))[0, 1])
+
+
+def predictions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    held = [row for row in rows[TAUGHT * len({r["index"] for r in rows}):]]
+    actual = np.array([row["cpu"] for row in held])
+    found = []
+    for name, said in (("history", "history"), ("bytes of its files", "bytes"),
+                       ("hint of the draw", "model")):
+        values = np.array([row[said] for row in held], float)
+        found.append({"predictor": name, "correlation": correlation(values, actual),
+                      "rank": correlation(ranks(values), ranks(actual)), "samples": len(held)})
+    return found
+
+
+# ---- waiting ---------------------------------------------------------------------------
+
+
+class Replay(Dataset[Any]):
+    """Sleeps for what a sample of the same case and draw has cost. costs[case][foreground]."""
+
+    def __init__(self, costs: list[tuple[list[float], list[float]]], sizes: list[int],
+                 scale: float, steady: bool) -> None:
+        self.costs, self.sizes, self.scale, self.steady = costs, sizes, scale, steady
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        case = index % len(self.costs)
+        drawn = random.random()
+        foreground = index % 3 == 0 if self.steady else drawn < 0.4
+        known = self.costs[case][foreground]
+        cost = statistics.median(known) if self.steady else random.choice(known)
+        time.sleep(cost * self.scale)
+        return index, drawn
+
+
+class Hinted(Replay):
+    def cost_hint(self, index: int, *, seed: int | None = None, epoch: int | None = None) -> float:
+        foreground = minato.draws(seed).random.random() < 0.4
+        return self.sizes[index % len(self.sizes)] * (
+            transforms.FOREGROUND_COST if foreground else 1.0)
+
+
+class Useless(Replay):
+    def cost_hint(self, index: int) -> float:
+        return 1.0
+
+
+def epochs_of(dataset: Dataset[Any], step: float) -> dict[str, Any]:
+    """Trains for some epochs with steps that sleep."""
+    torch.manual_seed(3)
+    loader: Any = minato.DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS,
+                                    persistent_workers=True)
+    digest, waited, took = hashlib.sha256(), 0.0, 0.0
+    for epoch in range(EPOCHS):
+        begins = time.perf_counter()
+        batches = iter(loader)
+        while True:
+            asks = time.perf_counter()
+            batch = next(batches, None)
+            if epoch:
+                waited += time.perf_counter() - asks
+            if batch is None:
+                break
+            digest.update(repr([part.tolist() for part in batch]).encode())
+            time.sleep(step)
+        took += (time.perf_counter() - begins) if epoch else 0.0
+    cost = loader.stats()["cost"]
+    return {"waited": waited, "took": took, "digest": digest.hexdigest(),
+            "by": cost["predicted_by"]}
+
+
+def waiting(rows: list[dict[str, Any]], repeats: int, mean_s: float) -> list[dict[str, Any]]:
+    cases = sorted({row["index"] for row in rows})
+    costs = [tuple([row["cpu"] for row in rows if row["index"] == c and row["foreground"] == f]
+                   for f in (False, True)) for c in cases]
+    sizes = [next(row["bytes"] for row in rows if row["index"] == c) for c in cases]
+    mean = statistics.mean(row["cpu"] for row in rows)
+    scale = mean_s / mean
+    step = mean_s * BATCH / WORKERS / BUSY
+    contenders = {
+        "drawn anew, without hint": Replay(costs, sizes, scale, False),
+        "drawn anew, with hint": Hinted(costs, sizes, scale, False),
+        "steady, without hint": Replay(costs, sizes, scale, True),
+        "steady, useless hint": Useless(costs, sizes, scale, True),
+    }
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
+    for repeat in range(repeats):
+        names = list(contenders)
+        for name in names[repeat % 2:] + names[:repeat % 2]:
+            found[name].append(epochs_of(contenders[name], step))
+    for one, other in (list(contenders)[:2], list(contenders)[2:]):
+        if {r["digest"] for r in found[one]} != {r["digest"] for r in found[other]}:
+            raise SystemExit(f"{one!r} and {other!r} delivered other samples")
+    steps = step * (EPOCHS - 1) * SAMPLES / BATCH
+    return [{"name": name, "waited": [r["waited"] for r in runs], "took": [r["took"] for r in runs],
+             "steps": steps, "by": runs[-1]["by"]} for name, runs in found.items()]
+
+
+# ---- the table -------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=ROOT / "data/draws")
+    parser.add_argument("--labels", type=Path, default=Path(
+        os.environ.get("MINATO_KITS19") or ROOT / "../shared/data/kits19"))
+    parser.add_argument("--held-out", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.held_out, options.repeats = 16, 1
+    print(common.describe(common.machine()))
+    rows = measure(prepare(options.data, options.labels), options.held_out)
+    said = predictions(rows)
+    print(f"\nPrediction, {said[0]['samples']} held-out samples:")
+    print(common.table(["predictor", "correlation", "rank correlation"], [
+        [s["predictor"], f"{s['correlation']:.2f}", f"{s['rank']:.2f}"] for s in said]))
+    waits = waiting(rows, options.repeats, 0.005 if options.quick else 0.02)
+    print(f"\nWaiting, {options.repeats} repeats in turns, {WORKERS} workers; bound: the steps "
+          f"alone take {waits[0]['steps']:.2f} s:")
+    print(common.table(["costs", "waited, s", "(least to greatest)", "epochs, s", "predicted by"], [
+        [w["name"], f"{common.median(w['waited']):.2f}", common.between(w["waited"], 1.0, ".2f"),
+         f"{common.median(w['took']):.2f}", w["by"]] for w in waits]))
+    common.save(options.json, {"machine": common.machine(), "samples": rows,
+                               "predictions": said, "waiting": waits})
+
+
+if __name__ == "__main__":
+    main()
