@@ -116,7 +116,7 @@ wheels:
 AGAIN := dist/again
 reproduced: wheels
 	mkdir -p $(AGAIN)
-	tar -xzf dist/minato-*.tar.gz --strip-components 1 -C $(AGAIN) --exclude '*/setup.cfg'
+	tar -xzf dist/minato_loader-*.tar.gz --strip-components 1 -C $(AGAIN) --exclude '*/setup.cfg'
 	$(call pack,$(AGAIN),$(AGAIN)/dist)
 	cd dist && sha256sum *.whl *.tar.gz >again/dist/sums
 	cd $(AGAIN)/dist && sha256sum --check sums
@@ -138,7 +138,7 @@ installed: wheels
 try-wheel:
 	"$(PYTHON)" -m venv --clear $(INSTALLED_VENV)
 	$(INSTALLED_VENV)/bin/python -m pip install -q --disable-pip-version-check $(TORCH) "numpy>=1.23" \
-	  pytest pytest-xdist hypothesis psutil dist/minato-*-manylinux*.whl
+	  pytest pytest-xdist hypothesis psutil dist/minato_loader-*-manylinux*.whl
 	cd dist && "$(abspath $(INSTALLED_VENV))/bin/python" -m pytest -q $(BY_FILE) ../tests/contract
 
 # The same of minato's loaders with each Python that is here and the torches that install there:
@@ -271,4 +271,4 @@ docs:
 
 clean:
 	rm -rf build dist site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) \
-	  $(MOST_USED_VENV) minato/*.so minato/device/*.fatbin minato.egg-info data runs
+	  $(MOST_USED_VENV) minato/*.so minato/device/*.fatbin minato_loader.egg-info data runs

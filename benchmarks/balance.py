@@ -1,7 +1,7 @@
 """Epochs of samples that sleep, against the work bound: who waits for the slow ones?
 
-    python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--json FILE] [--quick]
-        [--quiet SHARE]
+    python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--brief] [--json FILE]
+        [--quick] [--quiet SHARE]
 
 A sample costs what a seeded generator fixed for its index, in the rows "anew" for its index and
 epoch: there what a sample has cost says nothing of what it will cost.  Every loader gets the same
@@ -393,6 +393,23 @@ def report(result: dict[str, Any]) -> None:
         print(common.table(["", "step_ms", *STEPPED], wait_rows(result)))
 
 
+def brief(result: dict[str, Any]) -> None:
+    """A line for each loader: its later epochs beside the bound."""
+    print(f"# {common.describe(result['machine'])}")
+    print(f"# {common.describe(result['quiet'])}")
+    for workload, cells in result["epochs"].items():
+        _, count, batch, workers = WORKLOADS[workload]
+        print(f"{workload}: {count} samples, batches of {batch}, {workers} workers")
+        bound = over(cells[TORCH_FIRST], "bound")
+        rows = [["no loader can be faster", f"{bound:.2f} s", "", "1.00"]]
+        for name in LOADERS:
+            walls = [wall for run in cells[name] for wall in run["walls"][1:]]
+            ratio = over(cells[name], "later")
+            rows.append([name, f"{common.median(walls):.2f} s", common.between(walls, form=".2f"),
+                         f"{ratio:.2f}"])  # fmt: skip
+        print(common.table(["", "epoch", "range", "over bound"], rows))
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -401,6 +418,7 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-waits", dest="waits", action="store_false")
+    parser.add_argument("--brief", action="store_true", help="only epochs after the first")
     common.add_options(parser)
     args = parser.parse_args()
     if args.quick:
@@ -412,8 +430,10 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     args = arguments()
+    if args.brief:
+        args.waits = False
     result = measure(args)
-    report(result)
+    (brief if args.brief else report)(result)
     common.save(args.json, result)
     return 0
 

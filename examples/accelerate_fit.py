@@ -12,7 +12,7 @@ from minato import DataLoader, TensorDataset
 from minato.integrations import accelerate as integration
 
 if __name__ == "__main__":
-    integration.install()  # before prepare(); transformers' Trainer needs the same line
+    integration.install()  # before prepare(); this also serves the Trainer of transformers
     torch.manual_seed(0)
     points = torch.rand(64, 2)
     dataset = TensorDataset(points, (points[:, 1] > points[:, 0]).float())

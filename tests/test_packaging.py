@@ -166,7 +166,7 @@ def test_build_needs_numpy_and_setuptools_only(built: Built) -> None:
     if not built.isolated:
         pytest.skip("the package index cannot be reached")
     assert {"setuptools", "numpy"} <= built.environment
-    assert built.environment - {"minato"} <= {"setuptools", "numpy", "wheel"}
+    assert built.environment - {"minato-loader"} <= {"setuptools", "numpy", "wheel"}
 
 
 def test_torch_of_the_target_is_found_from_an_isolated_build(built: Built) -> None:
@@ -394,7 +394,7 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
         sys.executable, "-c",
         "from setuptools.build_meta import build_sdist as b; b('out')", cwd=where,
     )  # fmt: skip
-    (archive,) = (where / "out").glob("minato-*.tar.gz")
+    (archive,) = (where / "out").glob("minato_loader-*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}

@@ -1,4 +1,5 @@
-"""What the README says can be tried: its program runs, and it has all options."""
+"""The README fits its reader: short, its program runs, its links lead somewhere, and the page on options
+has all of them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import minato
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
+OPTIONS = (ROOT / "docs" / "options.md").read_text()
 
 
 def program() -> str:
@@ -43,10 +45,34 @@ def test_the_program_runs_from_a_file_and_at_the_prompt(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_option_with_its_default() -> None:
-    """Of minato's own; in the rows of the section on options."""
-    section = TEXT[TEXT.index("## Options") : TEXT.index("## Measured")]
-    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, re.M))
+    """Of minato's own, in docs/options.md."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", OPTIONS, re.M))
     own, torchs = (inspect.signature(cls.__init__).parameters for cls in (
         minato.DataLoader, torch.utils.data.DataLoader))
     assert {name: ast.literal_eval(text) for name, text in rows.items()} == {
         name: found.default for name, found in own.items() if name not in torchs}
+
+
+def test_readme_is_short_and_starts_with_the_essentials() -> None:
+    lines = TEXT.splitlines()
+    assert len(lines) <= 150
+    screen = "\n".join(lines[:40])
+    for essential in ("+from minato import DataLoader", "pip install", ".svg", "over bound",
+                      "does not help", "What changes", "Status"):  # fmt: skip
+        assert essential in screen, essential
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", TEXT)
+    assert len(targets) > 15
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_commands_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z-]+)`", TEXT):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for command in re.findall(r"`minato (\w+)[^`]*`", TEXT):
+        assert f'"{command}"' in (ROOT / "minato" / "__main__.py").read_text(), command
+    for program in re.findall(r"python (\S+\.py)", TEXT):
+        assert (ROOT / program).exists(), program

@@ -24,7 +24,7 @@ from unet3d.nifti import DataError
 from unet3d.options import LoaderUnavailable, Options
 from unet3d.transforms import TrainTransforms
 
-INSTALL = "pip install 'minato[dali]'"
+INSTALL = "pip install 'minato-loader[dali]'"
 # Samples in one list of files. A list's end costs a new pipeline (a fifth of a second, and
 # boxes are forgotten), its length memory: 20000 are 119 epochs of KiTS19 and a few MB.
 HORIZON = 20000

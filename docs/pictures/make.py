@@ -1,4 +1,4 @@
-"""The pictures of these pages: `minato top` in a terminal, and a trace, of one real run.
+"""The pictures of these pages: the README's timelines, `minato top` in a terminal, and a trace.
 
     python docs/pictures/make.py [FOLDER]
 """
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import timelines
 
 HERE = Path(__file__).resolve().parent
 #: times that the workers are looked at; the one with most of them at work is drawn
@@ -128,6 +130,7 @@ def timeline(events: list[dict]) -> str:
 
 
 def main(to: Path) -> None:
+    timelines.draw(to)
     with tempfile.TemporaryDirectory() as folder:
         top, events = run(folder)
     (to / "top.svg").write_text(terminal(top))

@@ -74,7 +74,7 @@ def module(name: str) -> Any:
         return importlib.import_module(f"unet3d.bench.workloads.{name}")
     except ImportError as error:
         raise DataError(f"the {name} workload needs {error.name}: pip install "
-                        "'minato[unet3d,detection]'") from error
+                        "'minato-loader[unet3d,detection]'") from error
 
 
 def write_index(folder: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> None:
