@@ -263,11 +263,12 @@ libraries:
 
 # In an environment of their own; nothing is built or imported. A warning is an error.
 DOCS_VENV ?= .venv-docs
-DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27"
+DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27" "ruff"
 docs:
 	"$(PYTHON)" -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install -q --disable-pip-version-check $(DOCS_NEED)
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	SOURCE_URL="$$(sed -n 's/^Source = "\(.*\)"/\1/p' pyproject.toml)" NO_MKDOCS_2_WARNING=1 \
+	  $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf build dist site $(VENV) $(LIBRARIES_VENV) $(DOCS_VENV) $(WHEELS_VENV) $(INSTALLED_VENV) \

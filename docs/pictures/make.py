@@ -1,4 +1,4 @@
-"""The pictures of these pages: the README's timelines, `minato top` in a terminal, and a trace.
+"""All pictures of these pages: the README's timelines, diagrams, `minato top` and a trace.
 
     python docs/pictures/make.py [FOLDER]
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import diagrams
 import timelines
 
 HERE = Path(__file__).resolve().parent
@@ -77,9 +78,13 @@ def run(folder: str) -> tuple[str, list[dict]]:
     return seen.rstrip("\n"), json.loads(Path(trace).read_text())
 
 
-def drawing(width: float, height: float, parts: list[str]) -> str:
+def drawing(
+    width: float, height: float, parts: list[str], font: str = "system-ui, sans-serif", size: int = 15
+) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
-    return "\n".join([f'{head} font-family="monospace" font-size="13">', *parts, "</svg>\n"])
+    return "\n".join([
+        f'{head} font-family="{font}" font-size="{size}">{timelines.INK}', *parts, "</svg>\n",
+    ])  # fmt: skip
 
 
 def text(x: float, y: float, words: str, colour: str = "#333", more: str = "") -> str:
@@ -92,7 +97,7 @@ def terminal(top: str) -> str:
     width, height = 8.0 * max(map(len, lines)) + 30, 18.0 * len(lines) + 24
     back = f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#1e1e2e"/>'
     rows = [text(15, 26 + 18 * n, line, "#ddd") for n, line in enumerate(lines)]
-    return drawing(width, height, [back, *rows])
+    return drawing(width, height, [back, *rows], "monospace", 13)
 
 
 def timeline(events: list[dict]) -> str:
@@ -100,36 +105,38 @@ def timeline(events: list[dict]) -> str:
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X" and e["cat"] in ("sample", "wait")]
     begin = min(e["ts"] for e in spans if e["args"].get("epoch") == EPOCH)
-    length, left, scale, row = 1.2e6, 205, 760 / 1.2e6, 30
+    ink, length, left, row = "currentColor", 1.2e6, 90, 26
+    scale = 620 / length
     tracks = [tid for tid in sorted(names) if names[tid] != "decisions"]
-    parts = [f'<rect width="1000" height="{len(tracks) * row + 60}" fill="#fff"/>']
+    bottom = len(tracks) * row + 30
+    parts = []
+    for ms in range(0, 1200, 200):
+        x = left + ms * 1000 * scale
+        parts.append(f'<path d="M{x:.1f} 8V{bottom - 12}" stroke="{ink}" stroke-width="0.5"/>')
+        parts.append(text(x, bottom + 4, f"{ms} ms", ink, ' text-anchor="middle" font-size="12"'))
     for place, tid in enumerate(tracks):
-        parts.append(text(10, 28 + place * row, names[tid]))
+        parts.append(text(0, 26 + place * row, names[tid].split(":")[0], ink))
         for e in (e for e in spans if e["tid"] == tid):
             first, last = (min(max(t - begin, 0), length) for t in (e["ts"], e["ts"] + e["dur"]))
             if (last - first) * scale < 0.3:
                 continue
             wait, slow = e["cat"] == "wait", e["dur"] > 1e5
-            colour = "#c0392b" if wait else "#e08e0b" if slow else "#2e86ab"
+            colour = timelines.WAIT if wait else timelines.SLOWER if slow else timelines.FAST
             parts.append(
                 f'<rect x="{left + first * scale:.1f}" y="{12 + place * row}" '
-                f'width="{max(0.8, (last - first) * scale - 0.6):.1f}" height="22" fill="{colour}">'
+                f'width="{max(0.8, (last - first) * scale - 0.6):.1f}" height="19" fill="{colour}">'
                 f"<title>{html.escape(e['name'])}, {e['dur'] / 1000:.1f} ms</title></rect>"
             )
             if slow and not wait and (last - first) * scale > 90:
                 at = left + first * scale + 5
-                parts.append(text(at, 28 + place * row, e["name"], "#fff", ' font-size="11"'))
-    bottom = len(tracks) * row + 30
-    for ms in range(0, 1201, 200):
-        x = left + ms * 1000 * scale
-        parts.append(f'<path d="M{x:.1f} 8V{bottom - 12}" stroke="#bbb" stroke-width="0.5"/>')
-        parts.append(text(x, bottom + 4, f"{ms} ms", "#555", ' text-anchor="middle"'))
-    parts.append(text(left, bottom + 22, "blue: samples of 12 ms   orange: of 400 ms   "
-                      "red: the trainer waits in next()", "#555"))  # fmt: skip
-    return drawing(1000, len(tracks) * row + 60, parts)
+                parts.append(text(at, 26 + place * row, e["name"], "#fff", ' font-size="12"'))
+    parts.append(text(left, bottom + 26, "blue: samples of 12 ms   orange: of 400 ms   "
+                      "red: the trainer waits", ink))  # fmt: skip
+    return drawing(720, len(tracks) * row + 64, parts)
 
 
 def main(to: Path) -> None:
+    diagrams.draw(to)
     timelines.draw(to)
     with tempfile.TemporaryDirectory() as folder:
         top, events = run(folder)

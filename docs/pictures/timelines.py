@@ -25,9 +25,11 @@ FAST_S, SLOW_S, STEP_S = 0.012, 0.16, 0.018
 SLOW = (21, 46, 51, 75)
 COUNT = 96
 
-WIDTH, LEFT, RIGHT, ROW = 720, 86, 12, 20
-#: GitHub and the documentation site show the picture on white and on near black
-TEXT, FAST, SLOWER, WAIT = "#768390", "#3b8fc4", "#e3920f", "#d1495b"
+WIDTH, LEFT, RIGHT, ROW = 580, 76, 4, 20
+FAST, SLOWER, WAIT, IDLE = "#3b8fc4", "#e3920f", "#d1495b", "#768390"
+#: text and lines, on a light and on a dark page; either can be read on the other, too
+INK = ("<style>svg { color: #656d76 } "
+       "@media (prefers-color-scheme: dark) { svg { color: #9198a1 } }</style>")
 
 
 class Uneven(torch.utils.data.Dataset[torch.Tensor]):
@@ -72,13 +74,13 @@ def words(x: float, y: float, text: str, more: str = "") -> str:
 
 def panel(top: float, name: str, wall: float, rows: list[list[Bar]], scale: float) -> list[str]:
     waited = sum(last - first for first, last, what in rows[-1] if what == "wait")
-    about = f"an epoch takes {wall:.2f} s; training waits {waited / wall:.0%} of it"
+    about = f"an epoch takes {wall:.2f} s, training waits {waited / wall:.0%}"
     parts = [words(0, top + 14, f'<tspan font-weight="bold">{name}</tspan>: {about}')]
     for number, bars in enumerate(rows):
         y = top + 24 + number * ROW
         parts.append(words(0, y + 12, f"worker {number}" if number < WORKERS else "waiting"))
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{wall * scale:.1f}" height="15" '
-                     f'fill="{TEXT}" fill-opacity="0.15"/>')  # fmt: skip
+                     f'fill="{IDLE}" fill-opacity="0.2"/>')  # fmt: skip
         for first, last, what in bars:
             colour = {"fast": FAST, "slow": SLOWER, "wait": WAIT}[what]
             width = (last - first) * scale
@@ -97,23 +99,22 @@ def picture(results: dict[str, tuple[float, list[list[Bar]]]]) -> str:
     for number, (name, (wall, rows)) in enumerate(results.items()):
         parts += panel(number * height, name, wall, rows, scale)
     y = len(results) * height + 4
-    for x, colour, text in ((LEFT, FAST, "sample of 12 ms"), (LEFT + 150, SLOWER, "of 160 ms"),
-                            (LEFT + 260, WAIT, "training waits"),
-                            (LEFT + 395, TEXT, "worker idle")):  # fmt: skip
-        faint = ' fill-opacity="0.35"' if colour is TEXT else ""
+    for x, colour, text in ((0, FAST, "sample of 12 ms"), (150, SLOWER, "of 160 ms"),
+                            (260, WAIT, "training waits"), (400, IDLE, "worker idle")):
+        faint = ' fill-opacity="0.35"' if colour is IDLE else ""
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"{faint}/>')
         parts.append(words(x + 18, y + 11, text))
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20:.0f}" '
-        f'font-family="system-ui, sans-serif" font-size="15" fill="{TEXT}">',
+        f'font-family="system-ui, sans-serif" font-size="15" fill="currentColor">{INK}',
         "<title>What four workers do during one epoch: torch's loader, then minato's</title>",
         *parts, "</svg>\n",
     ])  # fmt: skip
 
 
 def draw(to: Path) -> None:
-    kinds = {"torch.utils.data.DataLoader": torch.utils.data.DataLoader,
-             "minato.DataLoader": minato.DataLoader}  # fmt: skip
+    kinds = {"torch's DataLoader": torch.utils.data.DataLoader,
+             "minato's DataLoader": minato.DataLoader}  # fmt: skip
     (to / "timelines.svg").write_text(picture({name: epoch(k) for name, k in kinds.items()}))
 
 
