@@ -248,6 +248,7 @@ def time_epochs(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
         "later": (walls[1:] / bounds[1:]).tolist(),
         "later_slept": (walls[1:] / slepts[1:]).tolist(),
         "later_least": makespan(sorted(costs, reverse=True), job.workers) / bound,
+        "samples": job.count,
         "walls": walls.tolist(),
         "bound": float(bound),
         "bounds": bounds.tolist(),
@@ -398,7 +399,8 @@ def brief(result: dict[str, Any]) -> None:
     print(f"# {common.describe(result['machine'])}")
     print(f"# {common.describe(result['quiet'])}")
     for workload, cells in result["epochs"].items():
-        _, count, batch, workers = WORKLOADS[workload]
+        _, _, batch, workers = WORKLOADS[workload]
+        count = cells[TORCH_FIRST][0]["samples"]
         print(f"{workload}: {count} samples, batches of {batch}, {workers} workers")
         bound = over(cells[TORCH_FIRST], "bound")
         rows = [["no loader can be faster", f"{bound:.2f} s", "", "1.00"]]

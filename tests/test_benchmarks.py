@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,14 @@ def test_balance(tmp_path: Path) -> None:
             assert all(w >= b for w, b in zip(run["walls"], run["bounds"], strict=True))
     assert [bool(result["waits"][name]["minato, next epoch early"]) for name in names] == [1, 0]
     assert "ready first" in text and text.count("..") > 10
+
+
+def test_brief_balance_prints_a_line_a_loader(tmp_path: Path) -> None:
+    result, text = quick("balance.py", tmp_path, "--only", "constant", "--brief")
+    assert result["waits"] == {} and "constant: 200 samples, batches of 8, 8 workers" in text
+    lines = [line for line in text.splitlines() if re.search(r"\d\.\d\d s +.*\d\.\d\d$", line)]
+    names = [re.split("  +", line)[0] for line in lines]
+    assert names == ["no loader can be faster", *result["epochs"]["constant"]]
 
 
 def test_costs_stay_or_are_drawn_anew(benchmark: Any) -> None:
